@@ -300,6 +300,11 @@ def test_what_was_prepared_while_a_sweeper_stood_still_is_not_swept(make: Make, 
     make("recoverer").commit(kept[0])
 
 
-def test_a_process_has_its_own_transactional_ids_by_default() -> None:
-    resource = KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"})
-    assert all(str(os.getpid() % module.IDENTITIES) in each for each in resource._branches.slots)
+def test_no_two_processes_have_the_same_transactional_ids_by_default() -> None:
+    """With one process id, as in containers, they fenced each other without end."""
+    one, other = (KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"}) for _ in range(2))
+    before = set(one._branches.slots)
+    assert all(str(os.getpid()) in each for each in before)
+    assert before.isdisjoint(other._branches.slots)
+    one.after_fork()
+    assert before.isdisjoint(one._branches.slots)

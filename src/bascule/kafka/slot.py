@@ -21,8 +21,10 @@ from bascule.kafka.log import patient
 from bascule.writer.incarnation import Attempt
 from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
 
-#: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
+#: The coordinator aborts a dead one's transaction after this time, which readers wait for. Most transactions last milliseconds.
 TRANSACTION_TIMEOUT_MS: Final = 15_000
+#: The next try of a transaction that has failed has so long: 256 MiB over a slow line may have been too much for the first one.
+LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
 #: Delivery failures that lie in the record, or in what is allowed: trying again cannot help. The client has looked for an unknown topic
 #: for half a minute before it says so.
 _REFUSED: Final = codes_of(Verdict.RECORD, Verdict.DENIED) - {KafkaError._INVALID_DIFFERENT_RECORD} | {
@@ -103,12 +105,15 @@ class _SlotClients(TransactionalClients):
             "socket.nagle.disable": True,
             **kafka,
             "transactional.id": transactional_id,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "enable.idempotence": True,
             "acks": "all",
         }
         super().__init__(kafka, settings, topic, _log, "bascule-slot")
         self._reads = reads
+
+    def settings(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the settings of a client."""
+        return {**self._settings, "transaction.timeout.ms": LONG_TRANSACTION_TIMEOUT_MS if attempt.long else TRANSACTION_TIMEOUT_MS}
 
     async def init(self, attempt: Attempt) -> KafkaProducer:
         """Make a client and initialise its transactions."""

@@ -61,6 +61,7 @@ class TableTransactions(Generic[P, R, T]):
         self._ahead = ahead
         self._deadline_s = deadline_s
         self._violations = violations
+        self._long = False  # the last transaction has failed: it may have been too much for the time that Kafka gives it
         self._works = False  # the last incarnation that was waited for has come
         self._incarnations: Incarnations[Incarnation[P]] = Incarnations(effects, self._incarnate, turn)
 
@@ -87,6 +88,7 @@ class TableTransactions(Generic[P, R, T]):
             except TransactionFault as fault:
                 incarnation.move(IncarnationEvent.FAIL)
                 self._drop()
+                self._long = True
                 if fault.refused:
                     raise RecordRefused(f"a record was refused: {next(iter(fault.refused.values())).str()}") from fault
                 if effects.now_s() + pause_s > deadline_s:
@@ -96,6 +98,7 @@ class TableTransactions(Generic[P, R, T]):
             else:
                 incarnation.move(IncarnationEvent.COMMIT)
                 self._drop()
+                self._long = False
                 if self._ahead:
                     self.prepare()
                 return
@@ -131,7 +134,7 @@ class TableTransactions(Generic[P, R, T]):
         return incarnation
 
     async def _incarnate(self) -> Incarnation[P]:
-        incarnation = Incarnation(await self._effects.init(Attempt()))
+        incarnation = Incarnation(await self._effects.init(Attempt(long=self._long)))
         incarnation.move(IncarnationEvent.INIT)
         return incarnation
 

@@ -20,6 +20,7 @@ from bascule.xa.errors import (
     UnknownXid,
     XaError,
 )
+from bascule.xa.forks import abandon
 from bascule.xa.log import Outcome
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 from bascule.xa.xid import Xid
@@ -202,6 +203,11 @@ class DatabaseResource(Generic[HandleT]):
         """See Resource. A database remembers nothing of the kind."""
         raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
 
+    def after_fork(self) -> None:
+        """See Forks."""
+        abandon(self._work, self._lock)
+        self._work, self._branches, self._lock = {}, BranchStates(), threading.Lock()
+
     # What databases and drivers do differently.
 
     def opened(self, xid: Xid) -> Work[HandleT]:
@@ -381,6 +387,12 @@ class DbapiResource(DatabaseResource[HandleT]):
             idle, self._idle = self._idle, []
         for each in idle:
             _close(each)
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        super().after_fork()
+        abandon(self._idle)
+        self._idle = []
 
     def lent(self, connection: HandleT) -> HandleT:
         """Return the object by which the application uses a connection for one branch."""

@@ -24,6 +24,7 @@ from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.xa.blocking import now_ms
+from bascule.xa.forks import abandon
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogIdentity, LogState, decode, encode
 from bascule.xa.xid import Xid, new_log_id
 
@@ -94,6 +95,13 @@ class FileLog:
                     self._write([])
             self._close()
 
+    def after_fork(self) -> None:
+        """See Forks. The parent's file has one position for both processes: the child opens its own."""
+        abandon(self._mutex, self._turn)
+        self._mutex, self._turn = threading.Lock(), threading.Lock()
+        self._waiting, self._forgotten = [], set()
+        self._close()
+
     def _append(self, line: bytes) -> LogState:
         """What the log says once the line is in it."""
         mine = _Line(line)
@@ -159,10 +167,13 @@ class FileLog:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_name(self.path.name + ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._open()
-                self._catch_up()
-                self._identify()
-                yield
+                try:
+                    self._open()
+                    self._catch_up()
+                    self._identify()
+                    yield
+                finally:  # the child of a fork may have the file open, too
+                    fcntl.flock(lock, fcntl.LOCK_UN)
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be used: {error}") from error
 

@@ -21,6 +21,7 @@ from bascule.xa import broker_protocol
 from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
+from bascule.xa.forks import abandon
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 
 #: Workplaces kept between branches: as many as threads usually work at once.
@@ -139,6 +140,12 @@ class JmsResource:
             each.close()
         if connection is not None:
             _close(connection)
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        abandon(self._connection, self._idle, self._work, self._lock, self._connecting)
+        self._connection, self._idle, self._work, self._branches = None, [], {}, BranchStates()
+        self._lock, self._connecting = threading.Lock(), threading.Lock()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import ResourceFailed, UnknownXid
+from bascule.xa.forks import abandon
 from bascule.xa.kafka_clients import Clients
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits, KafkaBranches
 from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
@@ -32,8 +34,6 @@ from bascule.xa.xid import Xid
 
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
 SLOTS = 2
-#: A process has one of so many identities on its host, so that Kafka has few transactional ids to remember. To share one only costs time.
-IDENTITIES = 64
 
 
 class KafkaBranch:
@@ -78,17 +78,24 @@ class KafkaResource:
         limits: BranchLimits = LIMITS,
         priority: int = CommitPriority.KAFKA,
     ) -> None:
-        """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own.
+        """``kafka`` is for librdkafka (``bootstrap.servers``, security). For ``priority`` see CommitPriority.
 
-        For ``priority`` see CommitPriority.
+        ``instance``, in the transactional ids, is the process's own: two processes with the same one would fence each other. By default
+        each process makes a new one; Kafka forgets ids that nobody uses after ``transactional.id.expiration.ms``, 7 days by default.
         """
         self.name = name
         self.priority = priority
-        instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
-        slots = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]
-        topics = BranchTopics(f"{prefix}.side", f"{prefix}.log", BRANCH_PARTITIONS)
-        self._calls = KafkaCalls(name, {**CLIENT_SETTINGS, **kafka}, topics, frozenset(slots))
-        self._branches = KafkaBranches(name, topics, slots, self._calls, instance=instance, limits=limits, lock=threading.Lock())
+        self._kafka = {**CLIENT_SETTINGS, **kafka}
+        self._topics = BranchTopics(f"{prefix}.side", f"{prefix}.log", BRANCH_PARTITIONS)
+        self._prefix, self._limits = prefix, limits
+        self._begin(instance or _own_instance())
+
+    def _begin(self, instance: str) -> None:
+        slots = [f"{self._prefix}.{instance}.{number}" for number in range(SLOTS)]
+        self._calls = KafkaCalls(self.name, self._kafka, self._topics, frozenset(slots))
+        self._branches = KafkaBranches(
+            self.name, self._topics, slots, self._calls, instance=instance, limits=self._limits, lock=threading.Lock()
+        )
 
     def start(self, xid: Xid, *, timeout_s: float) -> KafkaBranch:  # noqa: ARG002 - its time is BranchLimits.prepare_within_s
         """See Resource. The handle sends."""
@@ -123,9 +130,18 @@ class KafkaResource:
         """See Resource."""
         raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
 
+    def after_fork(self) -> None:
+        """See Forks. The transactional ids are the parent's: the child has its own."""
+        abandon(self._calls, self._branches)
+        self._begin(_own_instance())
+
     def close(self) -> None:
         """Frees the clients. Prepared branches stay as they are."""
         self._calls.close()
+
+
+def _own_instance() -> str:
+    return f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 class KafkaCalls:

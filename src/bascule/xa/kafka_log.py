@@ -18,6 +18,7 @@ from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender,
 from bascule.kafka.guards import guard
 from bascule.xa import log_topic
 from bascule.xa.blocking import now_ms
+from bascule.xa.forks import abandon
 from bascule.xa.log import Decision, Heuristic, LogDamaged, LogState
 from bascule.xa.log_topic import LogRecord
 from bascule.xa.xid import Xid, new_log_id
@@ -86,6 +87,11 @@ class KafkaLog:
         if opened is not None:
             opened.appender.close()
             opened.reader.close()
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        abandon(self._open, self._lock)
+        self._open, self._lock = None, threading.Lock()
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -68,8 +68,8 @@ class KafkaBranchViolation(enum.StrEnum):
 class BranchLimits(NamedTuple):
     """What a branch may send, and how long what is left of one is kept."""
 
-    #: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s (``slot``): as much takes some 3 s with a Kafka on
-    #: one machine. Branches that end together share that.
+    #: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s, and 5 min for the next try (``slot``): as much
+    #: takes some 3 s with a Kafka on one machine. Branches that end together share that.
     records_max: int = 500_000
     bytes_max: int = 256 << 20
     #: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.

@@ -12,26 +12,33 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import os
 import random
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
+from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
+from bascule.xa.forks import Forks, abandon
 from bascule.xa.log import DecisionLog, LogDamaged
+from bascule.xa.propagation import PLACES, Place, Propagation
+from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.resource import Checks, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
+from bascule.xa.two_phase import ENDED
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, named
 
 #: Long for a person's patience, short for a database that keeps locks.
@@ -48,8 +55,17 @@ CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
 RETRY_PAUSE_S = 0.05
 
 _log = get_log("bascule.xa")
+#: Managers that this process has opened: the child of a fork closes them for itself.
+_opened: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class _Entered(NamedTuple):
+    """The current transaction, and the thread or task that has entered it."""
+
+    transaction: Transaction
+    here: object
 
 
 class TransactionManager:
@@ -85,12 +101,13 @@ class TransactionManager:
         self._log_id = ""
         self._timeout_s = timeout_s
         self._interval_s = recovery_interval_s
-        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.{name}", default=None)
+        self._current: ContextVar[_Entered | None] = ContextVar(f"bascule.xa.{name}", default=None)
         self._live: dict[bytes, Transaction] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._reaper = Reaper()
         self._failure = ""
 
     def open(self) -> Pass:
@@ -112,6 +129,9 @@ class TransactionManager:
         recover = functools.partial(self._recover, self._closing)
         self._thread = lasting_thread(recover, f"bascule-xa-{self.name}", on_failure=self._recovery_failed)
         self._thread.start()
+        self._reaper = Reaper()
+        lasting_thread(self._reaper.run, f"bascule-xa-reaper-{self.name}", on_failure=self._reaper_failed).start()
+        _opened.add(self)
         return first
 
     def close(self) -> None:
@@ -120,6 +140,7 @@ class TransactionManager:
         Where resources or the log hang, the recovery is left behind after ``CLOSE_WITHIN_S``, to end by itself, and the log stays open.
         """
         if self._thread is not None:
+            self._reaper.close()
             self._closing.set()
             self._wake.set()
             self._thread.join(CLOSE_WITHIN_S)
@@ -148,14 +169,19 @@ class TransactionManager:
         transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction
+        expire = functools.partial(in_background, transaction.expire, "bascule-xa-expire")
+        self._reaper.watch(transaction.gtrid, transaction.deadline_s, expire)
         return transaction
 
     @property
     def current(self) -> Transaction:
-        """The transaction of this thread or task. Raises NoTransaction."""
-        if (transaction := self._current.get()) is None:
+        """The transaction of this thread or task. A task has that of the task that has started it, until it begins its own.
+
+        Raises NoTransaction.
+        """
+        if (entered := self._current.get()) is None or entered.transaction.status in ENDED:
             raise NoTransaction("there is no transaction in this thread or task")
-        return transaction
+        return entered.transaction
 
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
         """As ``enlist`` of the current transaction."""
@@ -165,46 +191,60 @@ class TransactionManager:
     def suspended(self) -> Iterator[Transaction]:
         """Within the block the current transaction is not the current one: another may begin."""
         transaction = self.current
-        token = self._current.set(None)
-        try:
+        with self._aside():
             yield transaction
-        finally:
-            self._current.reset(token)
 
     def transactional(
-        self, *, attempts: int = 1, timeout_s: float | None = None, retry_on: tuple[type[Exception], ...] = ()
+        self,
+        *,
+        attempts: int = 1,
+        timeout_s: float | None = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        propagation: Propagation = Propagation.REQUIRED,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-        """Makes each call of a function, or coroutine function, a transaction of its own.
+        """Makes each call of a function, or coroutine function, part of a transaction: of the caller's, or of a new one.
 
-        What was rolled back is tried again, up to ``attempts`` times in all, as is what failed with one of ``retry_on`` (a database's
-        serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
+        A new one that was rolled back is tried again, up to ``attempts`` times in all, as is one that failed with one of ``retry_on`` (a
+        database's serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
+        A function that fails in its caller's transaction makes sure that this one does not commit.
         """
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
             @functools.wraps(function)
             def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-                for attempt in range(1, attempts):
+                place = self._place(propagation)
+                if place is not Place.NEW:
+                    with self._placed(place):
+                        return function(*args, **kwargs)
+                for attempt in itertools.count(1):
                     try:
-                        with self.begin(timeout_s):
+                        with self._aside(), self.begin(timeout_s):
                             return function(*args, **kwargs)
                     except again as error:
+                        if attempt >= attempts:
+                            raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     time.sleep(_pause_s(attempt))
-                with self.begin(timeout_s):
-                    return function(*args, **kwargs)
+                raise AssertionError
 
             @functools.wraps(function)
             async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
-                for attempt in range(1, attempts):
+                place = self._place(propagation)
+                if place is not Place.NEW:
+                    with self._placed(place):
+                        return await function(*args, **kwargs)  # type: ignore[misc]
+                for attempt in itertools.count(1):
                     try:
-                        async with self.begin(timeout_s):
-                            return await function(*args, **kwargs)  # type: ignore[misc]
+                        with self._aside():
+                            async with self.begin(timeout_s):
+                                return await function(*args, **kwargs)  # type: ignore[misc]
                     except again as error:
+                        if attempt >= attempts:
+                            raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     await asyncio.sleep(_pause_s(attempt))
-                async with self.begin(timeout_s):
-                    return await function(*args, **kwargs)  # type: ignore[misc]
+                raise AssertionError
 
             return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
 
@@ -238,13 +278,48 @@ class TransactionManager:
     def _knows(self, resource: Resource[Any]) -> bool:
         return self.resources.get(resource.name) is resource
 
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        token = self._current.set(None)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+
+    def _place(self, propagation: Propagation) -> Place:
+        entered = self._current.get()
+        inside = entered is not None and entered.transaction.status not in ENDED
+        place = PLACES[propagation][0 if inside else 1]
+        if place is None and inside:
+            raise OutOfOrder("a transaction is at work here, and the function must not be called in one (NEVER)")
+        if place is None:
+            raise NoTransaction("there is no transaction in this thread or task, and the function needs that of its caller (MANDATORY)")
+        return place
+
+    @contextmanager
+    def _placed(self, place: Place) -> Iterator[None]:
+        """Around a function that begins no transaction."""
+        if place is Place.OUTSIDE:
+            with self._aside():
+                yield
+            return
+        transaction = self.current
+        try:
+            yield
+        except BaseException:
+            with suppress(OutOfOrder):  # it has ended
+                transaction.set_rollback_only()
+            raise
+
     def _enter(self, transaction: Transaction) -> Callable[[], None]:
-        if self._current.get() is not None:
+        entered, here = self._current.get(), _here()
+        if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
             raise OutOfOrder("a transaction is at work here already: transactions do not nest; `suspended()` sets one aside")
-        token = self._current.set(transaction)
+        token = self._current.set(_Entered(transaction, here))
         return lambda: self._current.reset(token)
 
     def _leave(self, transaction: Transaction, pending: bool) -> None:
+        self._reaper.drop(transaction.gtrid)
         with self._lock:
             self._live.pop(transaction.gtrid, None)
         if pending:
@@ -253,6 +328,20 @@ class TransactionManager:
     def _at_work(self) -> set[bytes]:
         with self._lock:
             return set(self._live)
+
+    def _reaper_failed(self, error: BaseException) -> None:
+        self._failure = f"its reaper failed: {error!r}"
+
+    def after_fork(self) -> None:
+        """See Forks. In the child the manager is closed, and nothing of the parent's is its own; ``open`` opens it."""
+        abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
+        self._by = f"{socket.gethostname()}/{os.getpid()}"
+        self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
+        self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
+        self._current.set(None)
+        for each in (self.log, *self.resources.values()):
+            if isinstance(each, Forks):
+                each.after_fork()
 
     def _recovery_failed(self, error: BaseException) -> None:
         self._failure = f"its recovery failed: {error!r}"
@@ -279,6 +368,22 @@ class TransactionManager:
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s
+
+
+def _here() -> object:
+    """The task that is running, or else the thread."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
+
+
+def _forget_the_parent() -> None:
+    for manager in list(_opened):
+        manager.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_the_parent)
 
 
 def _pause_s(attempt: int) -> float:

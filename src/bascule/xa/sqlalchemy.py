@@ -74,6 +74,11 @@ class SqlAlchemyResource(PostgresRules[Session]):
             raise
         return work
 
+    def after_fork(self) -> None:
+        """See Forks."""
+        super().after_fork()
+        self._engine.dispose(close=False)
+
     @contextmanager
     def connected(self) -> Iterator[Any]:
         """See DatabaseResource."""

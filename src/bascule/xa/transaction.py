@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
+import os
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
@@ -10,8 +13,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bascule.core.effects import run_blocking
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, TransactionRolledBack
+from bascule.core.log import get_log
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, now_ms
+from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
 from bascule.xa.two_phase import ENDED, TransactionStatus, TwoPhase
@@ -19,6 +24,9 @@ from bascule.xa.xid import new_gtrid
 
 HandleT = TypeVar("HandleT")
 T = TypeVar("T")
+_OPEN = (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK)
+
+_log = get_log("bascule.xa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,10 @@ class Transaction:
         self._resources: dict[str, Resource[Any]] = {}
         self._lock = threading.RLock()
         self._leave: Callable[[], None] | None = None
+        self._process = os.getpid()
+        self._expired = False
+        self._before: list[Callable[[], object]] = []
+        self._after: list[Callable[[TransactionStatus], object]] = []
 
     @property
     def status(self) -> TransactionStatus:
@@ -59,6 +71,11 @@ class Transaction:
         return self._protocol.unfinished
 
     @property
+    def deadline_s(self) -> float:
+        """When its time is over, on the monotonic clock."""
+        return self._protocol.deadline_s
+
+    @property
     def enlisted(self) -> Collection[str]:
         """The names of the resources whose branches are not finished, or were not read-only."""
         return self._protocol.enlisted
@@ -69,6 +86,7 @@ class Transaction:
         Raises TransactionTimedOut, OutOfOrder when the transaction is over, and what ``start`` of the resource raises.
         """
         with self._lock:
+            self._check()
             if (known := self._resources.get(resource.name, resource)) is not resource or not self._environment.known(known):
                 raise InvalidInput(f"resource {resource.name!r} is not one that the manager was made with: recovery could not reach it")
             handle: HandleT = run_blocking(self._protocol.enlist(BlockingParticipant(resource)))
@@ -80,43 +98,105 @@ class Transaction:
         with self._lock:
             self._protocol.mark()
 
+    def before_completion(self, hook: Callable[[], object]) -> None:
+        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back."""
+        self._before.append(hook)
+
+    def after_completion(self, hook: Callable[[TransactionStatus], object]) -> None:
+        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged."""
+        self._after.append(hook)
+
     def commit(self) -> None:
         """Both phases. Returns when all of it is decided, and done but for what ``unfinished`` names.
 
         Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder when it is over.
         """
-        self._end(self._protocol.commit)
+        with self._lock:
+            self._check()
+            try:
+                while self._before and self.status is TransactionStatus.ACTIVE:
+                    self._before.pop(0)()
+            except Exception as error:
+                self.rollback()
+                text = f"was rolled back: a hook before its completion has failed: {error}"
+                raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
+            self._end(self._protocol.commit)
 
     def rollback(self) -> None:
         """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""
-        self._end(self._protocol.rollback)
+        with self._lock:
+            if self._expired:
+                return
+            self._check()
+            self._end(self._protocol.rollback)
+
+    def expire(self) -> None:
+        """Roll back what is over its time, unless a call of the application is at work."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.status in _OPEN:
+                self._expired = True
+                _log.warning("transaction rolled back, its time is over", transaction=self.id, timeout_s=self.timeout_s)
+                self._end(self._protocol.rollback)
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
-        """It is the current transaction of this thread or task."""
-        self._leave = self._environment.entered(self)
+        """It is the current transaction of this thread or task. Whatever it raises, the transaction is over."""
+        try:
+            self._leave = self._environment.entered(self)
+        except BaseException:
+            self.rollback()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Commits, or rolls back when an exception passes. What was ended within the block is left as it is."""
-        if self._leave is not None:
-            self._leave()
-        if self.status not in (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK):
-            return
-        if kind is None:
-            self.commit()
-        else:
-            self.rollback()
+        try:
+            self._finish(failed=kind is not None)
+        finally:
+            if self._leave is not None:
+                self._leave()
 
     async def __aenter__(self) -> Self:
         """It is the current transaction of this task."""
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """As ``__exit__``, in a thread: the event loop goes on."""
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
-        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, trace))
+        """As ``__exit__``, in a thread: the event loop goes on.
+
+        A cancellation that comes meanwhile is passed on when the transaction has ended: ``status`` says how.
+        """
+        try:
+            # A future of the executor, and no task: what ends all tasks of an event loop does not leave it behind.
+            finish = functools.partial(contextvars.copy_context().run, self._finish, failed=kind is not None)
+            await _to_the_end(asyncio.get_running_loop().run_in_executor(None, finish))
+        finally:
+            if self._leave is not None:
+                self._leave()
+
+    def _finish(self, *, failed: bool) -> None:
+        """At the end of the block: commit or roll back, unless that was done within the block."""
+        if self._process != os.getpid():
+            if not failed:
+                self._check()
+            return
+        with self._lock:
+            if self._expired and not failed:
+                raise self._protocol.timed_out()
+            if self.status not in _OPEN:
+                return
+            if failed:
+                self.rollback()
+            else:
+                self.commit()
+
+    def _check(self) -> None:
+        if self._process != os.getpid():
+            raise OutOfOrder(f"transaction {self.id} is of process {self._process}, which has forked this one")
+        if self._expired:
+            raise self._protocol.timed_out()
 
     def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with self._lock:
@@ -126,3 +206,24 @@ class Transaction:
             finally:
                 if not over and self.status in ENDED:
                     self._environment.left(self, self._protocol.pending)
+                    self._call_hooks()
+
+    def _call_hooks(self) -> None:
+        for hook in self._after:
+            try:
+                hook(self.status)
+            except Exception as error:
+                _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
+
+
+async def _to_the_end(ending: asyncio.Future[None]) -> None:
+    """Wait for the end of a transaction; a cancellation of this task is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from ending.exception()
+    ending.result()

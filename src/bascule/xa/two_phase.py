@@ -158,6 +158,11 @@ class TwoPhase:
         self._asked = False  # a branch was asked to commit in one phase, and has not refused
 
     @property
+    def deadline_s(self) -> float:
+        """When the time of the transaction is over, on the monotonic clock."""
+        return self._deadline_s
+
+    @property
     def enlisted(self) -> Collection[str]:
         """The names of the resources whose branches this process has to finish."""
         return self._branches.keys()
@@ -174,7 +179,7 @@ class TwoPhase:
             return known.handle
         if (left_s := self._deadline_s - self._clock.monotonic_s()) <= 0:
             self._move(TransactionEvent.MARK)
-            raise self._timed_out()
+            raise self.timed_out()
         xid = branch(self.gtrid, participant.name)
         try:
             handle = await participant.start(xid, timeout_s=left_s)
@@ -251,14 +256,14 @@ class TwoPhase:
         prepared: list[_Enlisted] = []
         for place, each in enumerate(branches):
             if self._clock.monotonic_s() > self._deadline_s:
-                raise self._timed_out()
+                raise self.timed_out()
             last = place == len(branches) - 1
             if last and (not prepared or TwoPhaseViolation.LAST_BRANCH_IN_ONE_PHASE in self._violations):
                 await self._one_phase(each)
             elif await self._vote(each) is Vote.YES:
                 prepared.append(each)
         if prepared and self._clock.monotonic_s() > self._deadline_s:
-            raise self._timed_out()
+            raise self.timed_out()
         return prepared
 
     async def _vote(self, each: _Enlisted) -> Vote:
@@ -377,7 +382,8 @@ class TwoPhase:
     def _refusal(self) -> OutOfOrder:
         return OutOfOrder(f"transaction {self.id} is {self.status.value}")
 
-    def _timed_out(self) -> TransactionTimedOut:
+    def timed_out(self) -> TransactionTimedOut:
+        """Return what to raise when the time of the transaction is over."""
         return TransactionTimedOut(f"took longer than {self._timeout_s:g} s", transaction_id=self.id)
 
     def _in_doubt(self, text: str, error: BaseException) -> BaseException:

@@ -15,10 +15,10 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.compacted import Stored
 from bascule.kafka.incarnation import Background, IdentityLog, KafkaProducer, fault_of
-from bascule.kafka.slot import Slot
+from bascule.kafka.slot import LONG_TRANSACTION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Slot, _SlotClients
 from bascule.threads.background import in_background
 from bascule.writer.errors import RecordRefused, TransactionFault
-from bascule.writer.incarnation import Incarnation, IncarnationEvent
+from bascule.writer.incarnation import Attempt, Incarnation, IncarnationEvent
 
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -173,6 +173,25 @@ def test_a_transaction_that_kafka_does_not_commit_is_given_up_in_time(reader: Re
     with pytest.raises(Unavailable, match="Kafka did not commit") as given_up:
         writing.transact(lambda _: [Outgoing("topic", None, b"")])
     assert isinstance(given_up.value.__cause__, TransactionFault)
+
+
+def test_transaction_that_was_not_committed_in_time_has_more_time_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 MiB over a slow line no try would ever get through."""
+    clients = _SlotClients({}, "id", "table", Reader())  # type: ignore[arg-type]
+    first, second = (clients.settings(attempt)["transaction.timeout.ms"] for attempt in (Attempt(), Attempt(long=True)))
+    assert (first, second) == (TRANSACTION_TIMEOUT_MS, LONG_TRANSACTION_TIMEOUT_MS)
+    attempts: list[Attempt] = []
+
+    async def init(_clients: object, attempt: Attempt) -> object:
+        attempts.append(attempt)
+        return incarnation(Client(fails=len(attempts) == 1)).producer
+
+    monkeypatch.setattr("bascule.kafka.incarnation.TransactionalClients.init", init)
+    monkeypatch.setattr("bascule.kafka.slot.TableReader", lambda *_: Reader())
+    writing = Slot({}, "id", "table", 0, ahead=False)
+    for _ in range(2):
+        writing.transact(lambda _: [Outgoing("topic", None, b"")])
+    assert [attempt.long for attempt in attempts] == [False, True, False]
 
 
 def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

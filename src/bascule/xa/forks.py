@@ -1,0 +1,23 @@
+"""What a child process inherits of its parent by a fork: it must neither use it nor free it.
+
+Connections are shared with the parent, whose sessions would end; threads are not there any more, and locks may be held by them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Forks(Protocol):
+    """What starts anew in the child of a fork."""
+
+    def after_fork(self) -> None:
+        """Forget, in the child, all that belongs to the parent. No IO; no lock of the parent's is taken."""
+
+
+def abandon(*inherited: object) -> None:
+    """Never free these objects in this process: their destructors would speak to the parent's servers, or wait for its threads."""
+    for each in inherited:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

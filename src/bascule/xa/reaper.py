@@ -1,0 +1,53 @@
+"""Ends transactions whose time is over: nobody may come back to them, and what they hold is withheld from others."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+#: After its deadline an application has so long to hear of it by a call of its own.
+GRACE_S = 1.0
+
+
+class Reaper:
+    """Calls ``expire`` of each transaction that is watched beyond its deadline, again after ``GRACE_S`` until it is dropped."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due_s: dict[bytes, float] = {}
+        self._expire: dict[bytes, Callable[[], object]] = {}
+        self._wakes_s = math.inf
+        self._closed = False
+
+    def watch(self, gtrid: bytes, deadline_s: float, expire: Callable[[], object]) -> None:
+        """Call ``expire``, which does not wait, when the deadline on the monotonic clock is over."""
+        due_s = deadline_s + GRACE_S
+        with self._changed:
+            self._due_s[gtrid], self._expire[gtrid] = due_s, expire
+            if due_s < self._wakes_s:
+                self._changed.notify()
+
+    def drop(self, gtrid: bytes) -> None:
+        """The transaction is over."""
+        with self._changed:
+            self._due_s.pop(gtrid, None)
+            self._expire.pop(gtrid, None)
+
+    def close(self) -> None:
+        """End ``run``."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Work until it is closed."""
+        with self._changed:
+            while not self._closed:
+                now_s = time.monotonic()
+                for gtrid in [gtrid for gtrid, due_s in self._due_s.items() if due_s <= now_s]:
+                    self._due_s[gtrid] = now_s + GRACE_S
+                    self._expire[gtrid]()
+                self._wakes_s = min(self._due_s.values(), default=math.inf)
+                self._changed.wait(None if self._wakes_s == math.inf else self._wakes_s - now_s)

@@ -1,0 +1,391 @@
+"""What applications do with transactions: call one function from another, start tasks, cancel, fork, and go away without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa import reaper as reaping
+from bascule.xa.errors import NoTransaction, OutOfOrder, ResourceFailed
+from bascule.xa.two_phase import TransactionStatus
+
+#: A fork of a process with threads is what these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+WAIT_S = 20.0
+
+
+class Gate:
+    """Holds up who comes to a point, until it is opened."""
+
+    def __init__(self, point: str) -> None:
+        self.point = point
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, point: str) -> None:
+        if point == self.point:
+            self.reached.set()
+            assert self.opened.wait(WAIT_S)
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.fixture
+def one() -> ModelResource:
+    return ModelResource("one")
+
+
+@pytest.fixture
+def manager(one: ModelResource) -> Iterator[TransactionManager]:
+    with TransactionManager("shop", ModelLog(), [one]) as manager:
+        yield manager
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.01)
+
+
+# -- tasks
+
+
+def test_task_that_was_started_in_a_transaction_begins_its_own(manager: TransactionManager, one: ModelResource) -> None:
+    seen: list[bool] = []
+
+    async def child(over: asyncio.Event) -> None:
+        seen.append(manager.current.id == parent_id[0])  # until it begins its own, the parent's is its own
+        async with manager.begin() as transaction:
+            seen.append(manager.current is transaction)
+            transaction.enlist(one).append("while the parent is at work")
+        await over.wait()
+        with pytest.raises(NoTransaction):
+            manager.current  # noqa: B018 - it raises
+        async with manager.begin():
+            manager.enlist(one).append("when the parent is over")
+
+    parent_id: list[str] = []
+
+    async def main() -> None:
+        over = asyncio.Event()
+        async with manager.begin() as parent:
+            parent_id.append(parent.id)
+            task = asyncio.create_task(child(over))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with pytest.raises(OutOfOrder, match="do not nest"):
+                async with manager.begin():
+                    pass
+            manager.enlist(one).append("parent")
+        over.set()
+        await task
+
+    asyncio.run(main())
+    assert seen == [True, True]
+    assert sorted(one.durable.committed) == ["parent", "when the parent is over", "while the parent is at work"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cancellation_is_told_when_the_commit_has_ended(fails: bool) -> None:
+    gate = Gate("one.commit.before")
+    gate.error = ResourceFailed("gone") if fails else None
+    one = ModelResource("one", watch=gate)
+    transactions: list[Transaction] = []
+
+    async def work(manager: TransactionManager) -> None:
+        async with manager.begin() as transaction:
+            transactions.append(transaction)
+            transaction.enlist(one).append("work")
+
+    async def main() -> BaseException | None:
+        with TransactionManager("shop", ModelLog(), [one]) as manager:
+            task = asyncio.create_task(work(manager))
+            await asyncio.to_thread(gate.reached.wait, WAIT_S)
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0)
+                assert not task.done()
+            gate.opened.set()
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await task
+            return raised.value.__cause__
+
+    cause = asyncio.run(main())
+    assert transactions[0].status is (TransactionStatus.IN_DOUBT if fails else TransactionStatus.COMMITTED)
+    assert ("in one" in str(cause)) if fails else (cause is None)
+    assert one.durable.committed == ([] if fails else ["work"])
+
+
+# -- propagation
+
+
+@pytest.mark.parametrize(
+    ("propagation", "inside", "outside"),
+    [
+        (Propagation.REQUIRED, "caller's", "new"),
+        (Propagation.REQUIRES_NEW, "new", "new"),
+        (Propagation.MANDATORY, "caller's", NoTransaction),
+        (Propagation.SUPPORTS, "caller's", "none"),
+        (Propagation.NOT_SUPPORTED, "none", "none"),
+        (Propagation.NEVER, OutOfOrder, "none"),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_function_runs_in_the_transaction_that_its_propagation_says(
+    manager: TransactionManager, propagation: Propagation, inside: Any, outside: Any, asynchronous: bool
+) -> None:
+    def seen() -> Transaction | None:
+        try:
+            return manager.current
+        except NoTransaction:
+            return None
+
+    plain = manager.transactional(propagation=propagation)(seen)
+
+    @manager.transactional(propagation=propagation)
+    async def in_task() -> Transaction | None:
+        return seen()
+
+    def call(caller: Transaction | None) -> str:
+        found = asyncio.run(in_task()) if asynchronous else plain()
+        return "none" if found is None else "caller's" if found is caller else "new"
+
+    def check(wanted: Any, caller: Transaction | None) -> None:
+        if isinstance(wanted, str):
+            assert call(caller) == wanted
+        else:
+            with pytest.raises(wanted):
+                call(caller)
+        assert seen() is caller
+
+    check(outside, None)
+    with manager.begin() as caller:
+        check(inside, caller)
+    assert caller.status is TransactionStatus.COMMITTED
+
+
+def test_transactional_function_calls_another_one_in_the_same_transaction(manager: TransactionManager, one: ModelResource) -> None:
+    @manager.transactional()
+    def inner() -> None:
+        manager.enlist(one).append("inner")
+
+    @manager.transactional()
+    def outer() -> None:
+        inner()
+        manager.enlist(one).append("outer")
+        assert one.durable.committed == []
+
+    outer()
+    assert one.durable.committed == ["inner", "outer"]
+
+
+def test_caller_does_not_commit_what_a_function_in_its_transaction_has_failed_in(manager: TransactionManager, one: ModelResource) -> None:
+    @manager.transactional(attempts=5)
+    def inner() -> None:
+        attempts.append(1)
+        manager.enlist(one).append("half")
+        raise TransactionRolledBack("as if by a resource")
+
+    def outer() -> None:
+        with manager.begin(), suppress(TransactionRolledBack):
+            inner()
+
+    attempts: list[int] = []
+    with pytest.raises(TransactionRolledBack, match="marked to be rolled back"):
+        outer()
+    assert (attempts, one.durable.committed) == ([1], [])
+
+
+# -- hooks
+
+
+def test_hooks_are_called_before_and_after_completion(manager: TransactionManager, one: ModelResource) -> None:
+    seen: list[object] = []
+    with manager.begin() as transaction:
+        transaction.before_completion(lambda: transaction.enlist(one).append("late"))
+        transaction.before_completion(lambda: seen.append(manager.current is transaction))
+        transaction.after_completion(seen.append)
+        transaction.after_completion(lambda _: 1 / 0)  # is logged
+        transaction.after_completion(seen.append)
+    assert seen == [True, TransactionStatus.COMMITTED, TransactionStatus.COMMITTED]
+    assert one.durable.committed == ["late"]
+
+
+def test_hook_that_fails_before_completion_rolls_back(manager: TransactionManager, one: ModelResource) -> None:
+    def fail() -> None:
+        raise ValueError("mine")
+
+    seen: list[object] = []
+    transaction = manager.begin()
+    transaction.enlist(one).append("work")
+    transaction.before_completion(fail)
+    transaction.after_completion(seen.append)
+    with pytest.raises(TransactionRolledBack, match="a hook before its completion has failed: mine"):
+        transaction.commit()
+    assert (one.durable.committed, seen) == ([], [TransactionStatus.ROLLED_BACK])
+
+
+# -- what nobody comes back to
+
+
+def test_abandoned_transaction_is_rolled_back_when_its_time_is_over(
+    manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaping, "GRACE_S", 0.0)
+    abandoned = manager.begin(timeout_s=0.2)
+    abandoned.enlist(one).append("kept")
+    wait_until(lambda: abandoned.status is TransactionStatus.ROLLED_BACK)
+    assert one._active == {}
+    assert manager._live == {}
+
+
+def test_application_that_comes_back_too_late_is_told_that_its_time_was_over(
+    manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaping, "GRACE_S", 0.0)
+
+    def work(error: Exception | None) -> None:
+        with manager.begin(timeout_s=0.2) as transaction:
+            transaction.enlist(one).append("work")
+            wait_until(lambda: transaction.status is TransactionStatus.ROLLED_BACK)
+            with pytest.raises(TransactionTimedOut):
+                transaction.enlist(one)
+            with pytest.raises(TransactionTimedOut):
+                transaction.commit()
+            transaction.rollback()
+            if error is not None:
+                raise error
+
+    with pytest.raises(TransactionTimedOut):
+        work(None)
+    with pytest.raises(KeyError):
+        work(KeyError("mine"))
+    assert one.durable.committed == []
+
+
+def test_commit_at_work_beyond_its_time_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaping, "GRACE_S", 0.01)
+    gate = Gate("one.commit.before")
+    one = ModelResource("one", watch=gate)
+    with TransactionManager("shop", ModelLog(), [one]) as manager:
+        transaction = manager.begin(timeout_s=0.3)
+        transaction.enlist(one).append("work")
+        thread = threading.Thread(target=transaction.commit)
+        thread.start()
+        assert gate.reached.wait(WAIT_S)
+        wait_until(lambda: time.monotonic() > transaction.deadline_s + 0.1)
+        gate.opened.set()
+        thread.join(WAIT_S)
+    assert transaction.status is TransactionStatus.COMMITTED
+
+
+def test_refused_nested_begin_leaves_nothing(manager: TransactionManager) -> None:
+    with manager.begin() as transaction:
+        with pytest.raises(OutOfOrder, match="do not nest"), manager.begin():
+            pass
+        assert list(manager._live) == [transaction.gtrid]
+
+
+# -- fork
+
+
+class Forked:
+    """The child of a fork in which ``work`` runs. ``said`` is what it returns."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._answers = context.Queue()
+
+        def run() -> None:
+            try:
+                self._answers.put(work())
+            except BaseException as error:
+                self._answers.put(repr(error))
+
+        self.process = context.Process(target=run)
+        self.process.start()
+
+    def said(self) -> object:
+        answer = self._answers.get(timeout=WAIT_S)
+        self.process.join(WAIT_S)
+        assert self.process.exitcode == 0
+        return answer
+
+
+def test_child_of_a_fork_opens_the_manager_for_itself_and_the_parent_goes_on(tmp_path: Path) -> None:
+    one, two = ModelResource("one"), ModelResource("two")
+    manager = TransactionManager("shop", FileLog(tmp_path / "shop.xalog"), [one, two])
+
+    def pay() -> int:
+        with manager.begin(timeout_s=WAIT_S) as transaction:
+            for resource in (one, two):
+                transaction.enlist(resource).append("paid")
+        return len(two.durable.committed)
+
+    def child() -> object:
+        try:
+            manager.begin()
+        except OutOfOrder as error:
+            closed = str(error)
+        with manager:
+            return closed, pay(), manager._by.endswith(str(os.getpid()))
+
+    with manager:
+        assert pay() == 1
+        closed, paid, by = Forked(child).said()  # type: ignore[misc]
+        assert "is not open" in closed
+        assert (paid, by) == (2, True)
+        assert pay() == 2
+
+
+def test_child_of_a_fork_within_a_transaction_does_not_end_it(manager: TransactionManager, one: ModelResource) -> None:
+    with manager.begin() as transaction:
+        transaction.enlist(one).append("parent")
+
+        def child() -> object:
+            said = []
+            for call in (transaction.commit, transaction.rollback, lambda: transaction.enlist(one), lambda: manager.current):
+                try:
+                    call()
+                    said.append("done")
+                except (OutOfOrder, NoTransaction) as error:
+                    said.append(type(error).__name__)
+            try:
+                transaction.__exit__(None, None, None)
+            except OutOfOrder:
+                said.append("refused")
+            return said
+
+        assert Forked(child).said() == ["OutOfOrder"] * 3 + ["NoTransaction", "refused"]
+    assert one.durable.committed == ["parent"]
+
+
+def test_fork_while_another_thread_decides_leaves_the_lock_of_the_log_with_the_parent(tmp_path: Path) -> None:
+    """The child has the locked file open, too: it would stay locked for as long as the child lives."""
+    log, forked = FileLog(tmp_path / "shop.xalog"), []
+    log.read()
+    release = multiprocessing.get_context("fork").Event()
+    catch_up = log._catch_up
+
+    def fork_there() -> None:
+        catch_up()
+        if not forked:
+            forked.append(Forked(lambda: release.wait(WAIT_S)))
+
+    log._catch_up = fork_there  # type: ignore[method-assign]
+    log.read()
+    assert FileLog(tmp_path / "shop.xalog").read().log_id == log.read().log_id
+    release.set()
+    assert forked[0].said() is True
