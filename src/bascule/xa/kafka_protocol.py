@@ -488,6 +488,6 @@ class KafkaBranches:
 def _ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
     """In one phase nothing but the branch was to commit; in two phases the other outcome had been decided."""
     if one_phase:
-        return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back")
+        return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back", Code.XA_RBTRANSIENT)
     code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB
     return BranchHeuristic(f"another process has ended {xid} by {told}, against the decision", code)

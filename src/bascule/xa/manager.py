@@ -32,6 +32,7 @@ from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
 from bascule.xa.forks import Forks, abandon
 from bascule.xa.log import DecisionLog, LogDamaged
+from bascule.xa.plan import own_log
 from bascule.xa.propagation import PLACES, Place, Propagation
 from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
@@ -39,7 +40,7 @@ from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.resource import Checks, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED
-from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, named
+from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, manager_of_gtrid, named
 
 #: Long for a person's patience, short for a database that keeps locks.
 TIMEOUT_S = 60.0
@@ -249,6 +250,10 @@ class TransactionManager:
             return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
 
         return decorate
+
+    def owns(self, gtrid: bytes) -> bool:
+        """Return whether a transaction is one of this manager, by its name and its decision log. The manager must be open."""
+        return manager_of_gtrid(gtrid) == self.name and own_log(gtrid, self._log_id, self._lost_logs)
 
     def recover_soon(self) -> None:
         """Wakes the recovery in the background: there is something that it need not wait for."""

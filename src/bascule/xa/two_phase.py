@@ -18,6 +18,7 @@ from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
+    Code,
     HeuristicOutcome,
     OutOfOrder,
     ResourceError,
@@ -318,7 +319,9 @@ class TwoPhase:
         if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
             self._move(TransactionEvent.ROLLBACK_STANDS)
             await self._undo()
-            raise TransactionRolledBack(f"was rolled back by {decision.by}, before it could be committed", transaction_id=self.id)
+            text = f"was rolled back by {decision.by}, before it could be committed"
+            # Nothing is wrong with the work: it may be repeated.
+            raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
         try:
             for each in sorted(prepared, key=lambda each: each.participant.priority):

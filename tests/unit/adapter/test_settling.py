@@ -6,13 +6,18 @@ import asyncio
 
 import pytest
 
-from bascule.adapter.inbound.log_protocol import Superseded
+from bascule.adapter.inbound.log_protocol import Superseded, refusal
 from bascule.adapter.inbound.settling import Late, NotNow, TryVerdict, meaning_of, resolve, verdict_on
-from bascule.adapter.inbound.state import Flights, Place, Ref
+from bascule.adapter.inbound.state import Flight, Flights, Place, PlaceState, Ref
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.core.xid import Xid
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
 from bascule.xa.errors import BranchRolledBack, Code, HeuristicOutcome, ResourceFailed
+from bascule.xa.log import Decision, LogState, Outcome
+from bascule.xa.two_phase import TwoPhase
+from bascule.xa.xid import new_gtrid
 
 REF = Ref(Place("payments", 0), "own", 5)
 XID = Xid(7, b"shop/1", b"inbound")
@@ -65,6 +70,24 @@ def test_record_has_failed_unless_something_is_away_or_the_record_is_another_mem
     found = meaning_of(error, OWN)
     assert type(found) is meaning
     assert (found is error) == (meaning in (TransactionRolledBack, TransactionInDoubt))
+
+
+def test_rollback_by_a_recoverer_is_no_failure_of_the_record() -> None:
+    gtrid = new_gtrid("shop", 0)
+    log = ModelLog(LogState({gtrid: Decision(gtrid, Outcome.ROLLBACK, (), 0, "another process")}))
+    transaction = TwoPhase(gtrid, 60.0, BlockingLog(log), SystemClock(), "application")
+    for name in ("inbound", "db"):
+        run_blocking(transaction.enlist(BlockingParticipant(ModelResource(name))))
+    with pytest.raises(TransactionRolledBack, match="by another process") as raised:
+        run_blocking(transaction.commit())
+    assert type(meaning_of(raised.value, transaction.id)) is NotNow
+
+
+def test_claim_that_a_recoverer_has_withdrawn_is_no_failure_of_the_record() -> None:
+    state = PlaceState(owner="own", flights={5: Flight({b"key"}, {b"key"})})
+    refused = refusal(state, XID, REF)
+    assert isinstance(refused, BranchRolledBack)
+    assert type(meaning_of(rolled_back(refused), OWN)) is NotNow
 
 
 @pytest.mark.parametrize("error", [TransactionInDoubt("x", transaction_id=OWN), HeuristicOutcome("x", ["db"], transaction_id=OWN)])

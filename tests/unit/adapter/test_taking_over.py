@@ -15,6 +15,7 @@ from bascule.core.kafka_records import GroupOffset
 from bascule.core.xid import Xid
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
+from bascule.xa.log import LogState
 from bascule.xa.xid import branch, new_gtrid
 
 PLACE = Place("payments", 0)
@@ -68,9 +69,9 @@ def test_partition_that_the_group_has_given_to_others_is_not_taken() -> None:
 class Shop:
     """An endpoint with a transaction manager, and a partition with the claim of a transaction."""
 
-    def __init__(self, claimed_by: str, *, transacted: bool = True) -> None:
-        self.decisions = ModelLog()
-        self.xid = branch(new_gtrid(claimed_by, 0), "inbound")
+    def __init__(self, claimed_by: str, *, transacted: bool = True, log_id: str = "") -> None:
+        self.decisions = ModelLog(LogState(log_id="aaaaaaaa"))
+        self.xid = branch(new_gtrid(claimed_by, 0, log_id), "inbound")
         log, kafka = InboundLog("inbound", {}, group="shop"), cast("Any", ModelResource("kafka"))
         manager = TransactionManager("shop", self.decisions, [cast("Any", Prepared(self.xid)), kafka])
         xa = cast("Any", Claims(manager, log, kafka)) if transacted else None
@@ -123,3 +124,11 @@ def test_partition_is_blocked_by_a_transaction_of_a_manager_with_another_name_un
     shop.log.flights_now = Flights({}, {}, {})
     assert shop.take() is not None
     assert not shop.run.blocked
+
+
+def test_partition_is_blocked_by_a_transaction_of_the_same_manager_name_and_another_decision_log() -> None:
+    shop = Shop("shop", log_id="bbbbbbbb")
+    with pytest.raises(ClaimOfOthers, match="of manager 'shop' with decision log bbbbbbbb claim records of it"):
+        shop.take()
+    assert shop.run.blocked
+    assert not shop.decisions.read().decisions

@@ -15,7 +15,7 @@ from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, READ, Fl
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.xid import Xid
-from bascule.xa.errors import BranchRolledBack, ResourceFailed, XaError
+from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, XaError
 
 R = TypeVar("R")
 
@@ -242,7 +242,7 @@ def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
     if ref.offset not in state.flights:
         return Superseded(f"{where} is done")
     if first is None or first == xid:
-        return BranchRolledBack(f"{where}: {xid} was rolled back by another process")
+        return BranchRolledBack(f"{where}: {xid} was rolled back by another process", Code.XA_RBTRANSIENT)
     return ResourceFailed(f"{where} is claimed by {first}, whose outcome is open")
 
 

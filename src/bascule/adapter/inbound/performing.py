@@ -18,7 +18,7 @@ from bascule.core.log import get_log
 from bascule.core.xid import Xid
 from bascule.kafka.consumer import GroupConsumer
 from bascule.xa.log import Outcome
-from bascule.xa.xid import manager_of_gtrid
+from bascule.xa.xid import log_id_of_gtrid, manager_of_gtrid
 
 _log = get_log("bascule.adapter")
 
@@ -57,7 +57,7 @@ class BlockingTakeover:
         """
         xa = self._spec.transacted
         own = xa.manager.name if xa is not None else None
-        others = [xid for xid in claims if manager_of_gtrid(xid.gtrid) != own]
+        others = [xid for xid in claims if xa is None or not xa.manager.owns(xid.gtrid)]
         for xid in claims:
             if xa is None or xid in others:
                 continue
@@ -66,12 +66,18 @@ class BlockingTakeover:
             xa.manager.recover_soon()
             _log.info("transaction of an earlier member finished", group=self._spec.group, place=place, xid=xid, outcome=stands)
         if others:
-            managers = sorted({manager_of_gtrid(xid.gtrid) or "(unknown)" for xid in others})
+            managers = sorted({_manager(xid, own) for xid in others})
             who = f"manager {own!r}" if own is not None else "an endpoint without a transaction manager"
             raise ClaimOfOthers(
-                f"is blocked: transactions {', '.join(map(str, others))} of manager {', '.join(map(repr, managers))} claim records of it, "
+                f"is blocked: transactions {', '.join(map(str, others))} of manager {', '.join(managers)} claim records of it, "
                 f"and {who} cannot finish them; run `bascule xa recover` or `bascule xa rollback` with a manager of that name"
             )
+
+
+def _manager(xid: Xid, own: str | None) -> str:
+    """Name the manager of a transaction, for people; one of the same name by its decision log."""
+    name = manager_of_gtrid(xid.gtrid) or "(unknown)"
+    return f"{name!r} with decision log {log_id_of_gtrid(xid.gtrid)}" if name == own else repr(name)
 
 
 @dataclass(frozen=True, slots=True)
