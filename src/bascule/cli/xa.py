@@ -17,8 +17,10 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bascule.xa import TransactionManager
-    from bascule.xa.log import Outcome
+    from bascule.xa.log import Heuristic, Outcome
     from bascule.xa.plan import Step
     from bascule.xa.recovery_protocol import Pass
 
@@ -51,6 +53,40 @@ def list_branches(
     settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     _show(found, found.recoverer().look(patient=True), output)
+
+
+@commands.command(epilog="Example:  bascule xa show shop/0199... --manager shop.payments:manager")
+def show(
+    transaction: Annotated[str, typer.Argument(metavar="ID", help="A transaction, as an error names it, or one of its branches")],
+    manager: ManagerOption,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show what has become of a transaction: its decision, each branch, and what would be done. Changes nothing."""
+    settings_with_log(config, log_format, log_level)
+    found = loaded(manager)
+    report = found.outcome(transaction)
+    found.log.close()
+    decision = report.decision
+    branches = [{"resource": each.resource, "prepared": each.prepared, "action": each.action, "why": each.why} for each in report.branches]
+    heuristics = [_heuristic(each) for each in report.heuristics]
+    if output is Format.JSON:
+        decided = None if decision is None else {"outcome": decision.outcome, "by": decision.by, "at_ms": decision.at_ms}
+        content = {"id": report.id, "finding": report.finding, "decision": decided, "branches": branches, "heuristics": heuristics}
+        line(as_json(content, indent=2))
+        return
+    line(f"{report.id}: {report.finding}")
+    if decision is not None:
+        line(f"decided: {decision.outcome}, by {decision.by}, {_when(decision.at_ms)}")
+    if branches:
+        prepared = {True: "yes", False: "no", None: "not known"}
+        table(
+            ("resource", "prepared", "action", "why"),
+            ((each.resource, prepared[each.prepared], each.action or "", each.why) for each in report.branches),
+        )
+    _show_heuristics(heuristics)
 
 
 @commands.command(epilog="Example:  bascule xa recover --manager shop.payments:manager --explain")
@@ -162,7 +198,7 @@ def _row(step: Step, done: Pass) -> dict[str, Any]:
 
 def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     steps = [_row(step, done) for step in done.steps if step.resource]
-    heuristics = [{**asdict(each), "xid": str(each.xid), "code": each.code.name} for each in done.heuristics]
+    heuristics = [_heuristic(each) for each in done.heuristics]
     if output is Format.JSON:
         content = {
             "manager": manager.name,
@@ -175,17 +211,25 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
         return
     if steps:
         table(("xid", "resource", "action", "why", "failed"), (list(step.values()) for step in steps))
-    if heuristics:
-        table(
-            ("heuristic outcome of", "outcome", "decided was", "when", "what the resource said"),
-            ([each["xid"], each["code"], each["wanted"], _when(each["at_ms"]), each["text"]] for each in heuristics),
-        )
+    _show_heuristics(heuristics)
     for name, reason in done.unreachable.items():
         note(f"{name} does not answer: {reason}")
     for name, count in done.missing.items():
         note(f"{count} transactions wait for resource {name!r}, which the manager does not have: give it a resource of this name")
     if not (steps or heuristics or done.unreachable or done.missing):
         line(f"{manager.name}: nothing is left to finish")
+
+
+def _heuristic(heuristic: Heuristic) -> dict[str, Any]:
+    return {**asdict(heuristic), "xid": str(heuristic.xid), "code": heuristic.code.name}
+
+
+def _show_heuristics(heuristics: Sequence[dict[str, Any]]) -> None:
+    if heuristics:
+        table(
+            ("heuristic outcome of", "outcome", "decided was", "when", "what the resource said"),
+            ([each["xid"], each["code"], each["wanted"], _when(each["at_ms"]), each["text"]] for each in heuristics),
+        )
 
 
 def _when(at_ms: int) -> str:

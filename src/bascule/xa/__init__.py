@@ -10,6 +10,7 @@ from bascule.xa.errors import (
 from bascule.xa.file_log import FileLog
 from bascule.xa.manager import TransactionManager
 from bascule.xa.propagation import Propagation
+from bascule.xa.report import Finding, TransactionReport
 from bascule.xa.resource import CommitPriority, Resource, Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
@@ -17,6 +18,7 @@ from bascule.xa.xid import Xid
 __all__ = [
     "CommitPriority",
     "FileLog",
+    "Finding",
     "HeuristicOutcome",
     "Propagation",
     "Resource",
@@ -24,6 +26,7 @@ __all__ = [
     "TransactionError",
     "TransactionInDoubt",
     "TransactionManager",
+    "TransactionReport",
     "TransactionRolledBack",
     "TransactionTimedOut",
     "Vote",

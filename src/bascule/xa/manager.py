@@ -10,6 +10,7 @@ with manager, manager.begin(timeout_s=10) as transaction:
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -37,10 +38,11 @@ from bascule.xa.propagation import PLACES, Place, Propagation
 from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
+from bascule.xa.report import Finding, TransactionReport
 from bascule.xa.resource import Checks, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
-from bascule.xa.two_phase import ENDED
-from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, manager_of_gtrid, named
+from bascule.xa.two_phase import ENDED, TransactionStatus
+from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
 #: Long for a person's patience, short for a database that keeps locks.
 TIMEOUT_S = 60.0
@@ -52,6 +54,9 @@ FIRST_RETRY_S = 0.5
 ANSWER_WITHIN_S = 10.0
 #: Longer than one resource that hangs takes a pass of the recovery; whoever closes a manager shall not hang with what it works with.
 CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
+#: Transactions whose end a manager remembers for ``outcome``, beyond what the log has of them.
+ENDED_MAX = 10_000
+_FINDINGS = {TransactionStatus.COMMITTED: Finding.COMMITTED, TransactionStatus.ROLLED_BACK: Finding.ROLLED_BACK}
 #: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
 RETRY_PAUSE_S = 0.05
 
@@ -104,6 +109,7 @@ class TransactionManager:
         self._interval_s = recovery_interval_s
         self._current: ContextVar[_Entered | None] = ContextVar(f"bascule.xa.{name}", default=None)
         self._live: dict[bytes, Transaction] = {}
+        self._ended: dict[bytes, Finding] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -251,6 +257,19 @@ class TransactionManager:
 
         return decorate
 
+    def outcome(self, transaction_id: str) -> TransactionReport:
+        """Look what has become of a transaction: by ``Transaction.id``, ``TransactionError.transaction_id``, or the xid of a branch.
+
+        Nothing is changed. Raises Unavailable when the log does not answer, InvalidInput for an id of another manager.
+        """
+        gtrid = Xid.parse(transaction_id).gtrid if transaction_id.count(":") == 2 else transaction_id.encode()
+        if manager_of_gtrid(gtrid) != self.name:
+            raise InvalidInput(f"{transaction_id!r} is no transaction of manager {self.name!r}")
+        found = self.recoverer(ANSWER_WITHIN_S).report(gtrid, self._at_work)
+        with self._lock:
+            ended = self._ended.get(gtrid)
+        return found if ended is None or found.finding is not Finding.NOTHING_LEFT else dataclasses.replace(found, finding=ended)
+
     def owns(self, gtrid: bytes) -> bool:
         """Return whether a transaction is one of this manager, by its name and its decision log. The manager must be open."""
         return manager_of_gtrid(gtrid) == self.name and own_log(gtrid, self._log_id, self._lost_logs)
@@ -327,8 +346,15 @@ class TransactionManager:
         self._reaper.drop(transaction.gtrid)
         with self._lock:
             self._live.pop(transaction.gtrid, None)
+            if (ended := _FINDINGS.get(transaction.status)) is not None:
+                self._remember(transaction.gtrid, ended)
         if pending:
             self.recover_soon()
+
+    def _remember(self, gtrid: bytes, ended: Finding) -> None:
+        self._ended[gtrid] = ended
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
 
     def _at_work(self) -> set[bytes]:
         with self._lock:
@@ -362,8 +388,11 @@ class TransactionManager:
             if closing.is_set():
                 return
             try:
-                finished = recoverer.run(self._at_work).finished
-                self._failure = ""
+                done = recoverer.run(self._at_work)
+                finished, self._failure = done.finished, ""
+                with self._lock:
+                    for gtrid in done.committed:
+                        self._remember(gtrid, Finding.COMMITTED)
             except LogDamaged as error:
                 self._failure = f"its decision log has failed: {error}"
                 _log.error("recovery stopped by the decision log", error=said_of(error))

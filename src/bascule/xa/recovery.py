@@ -13,6 +13,7 @@ from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.log import DecisionLog, Outcome
 from bascule.xa.recovery_protocol import Pass, RecoveryProtocol
+from bascule.xa.report import TransactionReport
 from bascule.xa.resource import Resource
 from bascule.xa.xid import Xid
 
@@ -53,6 +54,10 @@ class Recoverer:
     def run(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
         """One pass. Raises Unavailable without the log; a resource that does not answer is in the result."""
         return run_blocking(self._protocol.run(live, patient=self._patient if patient is None else patient))
+
+    def report(self, gtrid: bytes, live: Callable[[], Collection[bytes]] = tuple) -> TransactionReport:
+        """What is known of a transaction. Raises Unavailable without the log."""
+        return run_blocking(self._protocol.report(gtrid, live))
 
     def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "") -> Outcome:
         """Somebody's word on a transaction's branches in all resources; what stands in the log already goes before it.

@@ -17,6 +17,7 @@ from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan
+from bascule.xa.report import TransactionReport, report
 from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid
 
 _log = get_log("bascule.xa")
@@ -47,6 +48,8 @@ class Pass:
     #: Steps that failed, to be tried again.
     failed: dict[Step, str] = field(default_factory=dict)
     heuristics: list[Heuristic] = field(default_factory=list)
+    #: Transactions whose COMMIT each resource has carried out, and that the log has no more.
+    committed: list[bytes] = field(default_factory=list)
     #: The id of the decision log, "" if it has none.
     log_id: str = ""
 
@@ -89,6 +92,9 @@ class RecoveryProtocol:
 
     async def look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Return what a pass would do now. ``live`` gives the transactions of this process. Raises Unavailable without the log."""
+        return (await self._look(live, patient=patient))[0]
+
+    async def _look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> tuple[Pass, RecoveryView]:
         found = Pass()
         at_work = dict.fromkeys(live())
         before = await self._log.read()
@@ -107,11 +113,16 @@ class RecoveryProtocol:
         found.steps = sorted(steps, key=lambda step: (step.action is Action.FORGET, self._priority(step.resource)))
         found.log_id = view.after.log_id
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
-        return found
+        return found, view
 
     def _priority(self, resource: str) -> int:
         participant = self._participants.get(resource)
         return 0 if participant is None else participant.priority
+
+    async def report(self, gtrid: bytes, live: Callable[[], Collection[bytes]]) -> TransactionReport:
+        """Return what is known of a transaction. Raises Unavailable without the log."""
+        found, view = await self._look(live, patient=True)
+        return report(gtrid, view, found.steps, found.unreachable)
 
     def _rollbacks_known_s(self, log: LogState) -> dict[bytes, float]:
         """Return how long this process has known each ROLLBACK of the log."""
@@ -122,7 +133,7 @@ class RecoveryProtocol:
 
     async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""
-        done = await self.look(live, patient=patient)
+        done, view = await self._look(live, patient=patient)
         if done.missing != self._missing:  # once, and not at each pass
             self._missing = done.missing
             for name, count in done.missing.items():
@@ -140,6 +151,8 @@ class RecoveryProtocol:
             try:
                 await self._take(step)
                 crash.point("xa.recover.step")
+                if step.action is Action.FORGET and view.before.decisions[step.xid.gtrid].outcome is Outcome.COMMIT:
+                    done.committed.append(step.xid.gtrid)
             except Exception as error:
                 done.failed[step] = said_of(error)
                 _log.warning("recovery step failed", action=step.action, xid=step.xid, error=said_of(error))

@@ -23,7 +23,7 @@ COMMANDS = [
     ["config", "show"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "purge"], ["queue", "move"],
     ["queue", "delete"], ["dead-letters", "list"], ["dead-letters", "return"], ["subscription", "list"], ["subscription", "delete"],
     ["connection", "list"], ["connection", "close"], ["user", "hash"], ["xa", "list"],
-    ["xa", "recover"], ["xa", "commit"], ["xa", "rollback"], ["xa", "forget"],
+    ["xa", "recover"], ["xa", "commit"], ["xa", "rollback"], ["xa", "forget"], ["xa", "show"],
 ]  # fmt: skip
 
 

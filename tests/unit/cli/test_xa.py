@@ -132,6 +132,24 @@ def test_the_operator_finishes_a_transaction_in_all_resources(bascule: Bascule, 
     assert shop.kafka.committed == (["message"] if command == "commit" else [])
 
 
+def test_transaction_is_shown_with_its_decision_branches_and_what_would_be_done(bascule: Bascule, shop: Shop) -> None:
+    xid = shop.leave()
+    shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
+    shop.log.add(Heuristic(branch(xid.gtrid, "kafka"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0))
+    shown = bascule("xa", "show", xid.gtrid.decode())
+    assert shown.returncode == 0
+    assert all(text in shown.stdout for text in (": committed", "decided: commit, by host/1", "kafka", "by hand"))
+    found = json.loads(bascule("xa", "show", str(xid), "--format", "json").stdout)
+    assert (found["id"], found["finding"], found["decision"]["by"]) == (xid.gtrid.decode(), "committed", "host/1")
+    assert [(each["resource"], each["prepared"], each["action"]) for each in found["branches"]] == [
+        ("db", True, "commit"),
+        ("kafka", True, "wait"),
+    ]
+    assert bascule("xa", "show", new_gtrid("shop", 0).decode()).stdout.endswith(": nothing is left of it\n")
+    assert bascule("xa", "show", "nonsense").returncode == 2
+    assert shop.database.prepared
+
+
 def test_the_log_goes_before_the_operator(bascule: Bascule, shop: Shop) -> None:
     xid = shop.leave()
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))

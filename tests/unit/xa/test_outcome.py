@@ -1,0 +1,127 @@
+"""What a manager says of a transaction when it is asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import Finding, TransactionInDoubt, TransactionManager, TransactionRolledBack
+from bascule.xa.blocking import now_ms
+from bascule.xa.errors import Code, ResourceFailed
+from bascule.xa.log import Decision, Heuristic, Outcome
+from bascule.xa.plan import Action
+from bascule.xa.xid import branch, new_gtrid
+
+WAIT_S = 20.0
+
+
+class Shop:
+    """A manager with two resources; calls at the points in ``down`` fail."""
+
+    def __init__(self) -> None:
+        self.down: dict[str, Exception] = {}
+        self.log = ModelLog(watch=self._watch)
+        self.one, self.two = ModelResource("one", watch=self._watch), ModelResource("two", watch=self._watch)
+        self.manager = TransactionManager("shop", self.log, [self.one, self.two])
+
+    def _watch(self, point: str) -> None:
+        if point in self.down:
+            raise self.down[point]
+
+    def pay(self) -> str:
+        with self.manager.begin() as transaction:
+            for resource in (self.one, self.two):
+                transaction.enlist(resource).append("work")
+        return transaction.id
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def test_transaction_at_work_is_told_as_such(shop: Shop) -> None:
+    with shop.manager, shop.manager.begin() as transaction:
+        transaction.enlist(shop.one)
+        assert shop.manager.outcome(transaction.id).finding is Finding.AT_WORK
+        transaction.rollback()
+        assert shop.manager.outcome(transaction.id).finding is Finding.ROLLED_BACK
+
+
+def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop) -> None:
+    with shop.manager:
+        shop.down = {"log.decide.after": Unavailable("no answer"), "two.commit.before": ResourceFailed("away")}
+        with pytest.raises(TransactionInDoubt) as raised:
+            shop.pay()
+        id = raised.value.transaction_id
+        wait_until(lambda: bool(shop.one.durable.committed))
+        report = shop.manager.outcome(id)
+        assert report.finding is Finding.COMMITTED
+        assert report.decision is not None
+        assert [(each.resource, each.prepared, each.action) for each in report.branches] == [
+            ("one", False, Action.CONFIRM),
+            ("two", True, Action.COMMIT),
+        ]
+        shop.down = {}
+        wait_until(lambda: not shop.log.durable.decisions)
+        assert shop.manager.outcome(id).finding is Finding.COMMITTED  # though the log has it no more
+        assert shop.manager.outcome(f"1111577411:{id}:one").finding is Finding.COMMITTED
+
+
+def test_what_was_told_is_told_again(shop: Shop) -> None:
+    with shop.manager:
+        assert shop.manager.outcome(shop.pay()).finding is Finding.COMMITTED
+        shop.two.vote = "no"
+        with pytest.raises(TransactionRolledBack) as raised:
+            shop.pay()
+        assert shop.manager.outcome(raised.value.transaction_id).finding is Finding.ROLLED_BACK
+
+
+def test_branch_without_a_decision_is_undecided_and_at_work_until_its_deadline(shop: Shop) -> None:
+    old, young = new_gtrid("shop", 0), new_gtrid("shop", now_ms() + 60_000)
+    for gtrid in (old, young):
+        shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
+    found = shop.manager.outcome(old.decode())
+    assert (found.finding, found.branches[0].action) == (Finding.UNDECIDED, Action.ROLLBACK)
+    assert shop.manager.outcome(young.decode()).finding is Finding.AT_WORK
+    assert len(shop.one.durable.prepared) == 2
+
+
+def test_resource_that_does_not_answer_or_is_missing_is_named(shop: Shop) -> None:
+    gtrid = new_gtrid("shop", 0)
+    shop.log.decide(Decision(gtrid, Outcome.COMMIT, ("one", "stock"), 0, "host/1"))
+    shop.down["one.recover.before"] = ResourceFailed("no route")
+    found = shop.manager.outcome(gtrid.decode())
+    assert {each.resource: (each.prepared, each.why) for each in found.branches} == {
+        "one": (None, "does not answer: XAER_RMFAIL: no route"),
+        "stock": (None, "the manager does not have this resource"),
+    }
+
+
+def test_heuristic_outcome_is_part_of_the_report(shop: Shop) -> None:
+    gtrid = new_gtrid("shop", 0)
+    heuristic = Heuristic(branch(gtrid, "one"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)
+    shop.log.record(heuristic)
+    assert shop.manager.outcome(gtrid.decode()).heuristics == (heuristic,)
+
+
+def test_transaction_that_nobody_knows_has_left_nothing(shop: Shop) -> None:
+    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is Finding.NOTHING_LEFT
+
+
+@pytest.mark.parametrize("id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""])
+def test_id_of_another_manager_is_refused(shop: Shop, id: str) -> None:
+    with pytest.raises(InvalidInput, match="is no transaction of manager 'shop'"):
+        shop.manager.outcome(id)
