@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 from bascule.client.blocking import Consumer, Context
@@ -11,7 +11,6 @@ from bascule.client.destination import Queue
 from bascule.client.errors import ConnectionLost, IllegalState, Refused
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Message
-from bascule.client.operation import Operation
 from bascule.client.session_links import Acknowledge
 from bascule.core.errors import BasculeError
 
@@ -92,17 +91,19 @@ class BranchContext(Context):
         self._workplace = workplace
         self._over = False
 
-    def end_branch(self) -> None:
-        """The branch is over for the application."""
+    def end_branch(self) -> bool:
+        """The branch is over for the application. Return whether no other thread is within a call of the context."""
         self._over = True
+        if not self._in_use.acquire(blocking=False):
+            return False
+        self._in_use.release()
+        return True
 
-    def _run(self, operation: Operation[T]) -> T:
-        self._check()
-        return super()._run(operation)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        self._check()
-        return super()._call(function)
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        with super()._one_thread():
+            self._check()  # who comes after the end of the branch finds it over
+            yield
 
     def _check(self) -> None:
         if self._over:

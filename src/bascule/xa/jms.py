@@ -115,7 +115,10 @@ class JmsResource:
             return
         with self._lock:
             workplace, handle = self._work[xid]
-        handle.end_branch()
+        if not handle.end_branch():
+            # A thread waits in it, for a message perhaps: it would get one of the next branch.
+            self._over(xid, reusable=False)
+            return
         try:
             workplace.rollback()
         except BasculeError:

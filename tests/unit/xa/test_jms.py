@@ -13,6 +13,7 @@ import pytest
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import SessionBegun
+from bascule.client.errors import IllegalState
 from bascule.core.errors import Unavailable
 from bascule.testing.xa import ModelLog
 from bascule.xa import TransactionManager
@@ -44,6 +45,32 @@ def test_a_session_that_is_refused_costs_the_others_nothing() -> None:
         assert handle.connected
         for each in (first, second):
             resource.rollback(each)
+
+
+def test_session_that_another_thread_is_within_a_call_of_is_not_used_again_after_a_rollback() -> None:
+    """As that of a transaction whose time is over while its application waits for a message."""
+    entered, leave = Event(), Event()
+
+    def call(handle: Any) -> None:
+        with handle._one_thread():
+            entered.set()
+            assert leave.wait(WAIT_S)
+
+    with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as resource:
+        first, second = (branch(new_gtrid("shop", 0), "broker") for _ in range(2))
+        handle = resource.start(first, timeout_s=5)
+        with ThreadPoolExecutor(1) as threads:
+            calling = threads.submit(call, handle)
+            assert entered.wait(WAIT_S)
+            resource.rollback(first)
+            assert resource._idle == []
+            leave.set()
+            calling.result(WAIT_S)
+        with pytest.raises(IllegalState, match="transaction is over"):
+            handle._call(lambda: None)
+        resource.start(second, timeout_s=5)
+        resource.rollback(second)
+        assert len(resource._idle) == 1
 
 
 class Away:
