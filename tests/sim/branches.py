@@ -67,6 +67,8 @@ class KafkaPart:
 
     name = KAFKA
     priority = 0
+    decider = None
+    decides = False
 
     def __init__(self, process: Worker) -> None:
         self._process = process

@@ -278,6 +278,8 @@ class DatabasePart:
 
     name = DATABASE
     priority = 0
+    decider = None
+    decides = False
 
     def __init__(self, process: Manager) -> None:
         self._process = process
@@ -328,6 +330,8 @@ class BrokerPart:
 
     name = BROKER
     priority = 0
+    decider = None
+    decides = False
 
     def __init__(self, process: Manager, connection: Connection | None = None, work: Work | None = None) -> None:
         self._process = process

@@ -164,6 +164,8 @@ class Database(Remote):
     """
 
     priority = 0
+    decider = None
+    decides = False
 
     def __init__(self, world: World, mishaps: FaultRates) -> None:
         super().__init__(world, mishaps, "database")

@@ -57,11 +57,12 @@ class EmbeddedPostgres:
     Every user of the machine may connect. ``fsync=False`` is faster and survives a killed process, not a power cut.
     """
 
-    def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = True) -> None:
-        """``port`` 0 is any free one, chosen at the first start."""
+    def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = True, prepared_max: int = PREPARED_MAX) -> None:
+        """``port`` 0 is any free one, chosen at the first start; ``prepared_max`` is ``max_prepared_transactions``."""
         self.data_dir = data_dir.absolute()
         self.port = port
         self.fsync = fsync
+        self.prepared_max = prepared_max
         self._child: Child | None = None
 
     @property
@@ -87,7 +88,7 @@ class EmbeddedPostgres:
             self._init(binaries, as_user)
         self.port = self.port or free_port(HOST)
         settings = SETTINGS.format(
-            host=HOST, port=self.port, prepared=PREPARED_MAX, connections=CONNECTIONS_MAX, fsync="on" if self.fsync else "off"
+            host=HOST, port=self.port, prepared=self.prepared_max, connections=CONNECTIONS_MAX, fsync="on" if self.fsync else "off"
         )
         (self.data_dir / "postgresql.auto.conf").write_text(settings)
         log_file = self.data_dir.with_name(self.data_dir.name + ".log")

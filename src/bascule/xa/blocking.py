@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
-from bascule.xa.resource import Resource, TellsOutcome, Vote, priority_of
+from bascule.xa.resource import Decides, Resource, TellsOutcome, Vote, priority_of
 from bascule.xa.xid import Xid
 
 T = TypeVar("T")
@@ -26,6 +26,17 @@ class BlockingParticipant:
         self.priority = priority_of(resource)
         self._resource = resource
         self._within = within
+
+    @property
+    def decider(self) -> BlockingDecider | None:
+        """See Participant."""
+        resource = self._resource
+        return BlockingDecider(self.name, resource, self._within) if isinstance(resource, Decides) else None
+
+    @property
+    def decides(self) -> bool:
+        """See Participant."""
+        return isinstance(self._resource, Decides) and bool(self._resource.decides)
 
     async def start(self, xid: Xid, *, timeout_s: float) -> Any:
         """See Participant."""
@@ -71,6 +82,31 @@ class BlockingParticipant:
             return None
         found: Outcome | None = self._within(self.name, lambda: resource.outcome(xid, token))
         return found
+
+
+class BlockingDecider:
+    """The table of decisions of a resource."""
+
+    def __init__(self, name: str, resource: Decides, within: Callable[[str, Callable[[], Any]], Any]) -> None:
+        self._name, self._resource, self._within = name, resource, within
+
+    async def commit_deciding(self, xid: Xid, decision: Decision) -> None:
+        """See Decider."""
+        self._within(self._name, lambda: self._resource.commit_deciding(xid, decision))
+
+    async def decide(self, decision: Decision) -> Decision:
+        """See Decider."""
+        stands: Decision = self._within(self._name, lambda: self._resource.decide(decision))
+        return stands
+
+    async def decisions(self, manager: str) -> Sequence[Decision]:
+        """See Decider."""
+        found: Sequence[Decision] = self._within(self._name, lambda: self._resource.decisions(manager))
+        return found
+
+    async def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
+        """See Decider."""
+        self._within(self._name, lambda: self._resource.forget_decisions(gtrids))
 
 
 class BlockingLog:

@@ -14,6 +14,22 @@ from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
 
 
+class Decider(Protocol):
+    """The calls on the table of decisions of a resource. See ``Decides``."""
+
+    async def commit_deciding(self, xid: Xid, decision: Decision) -> None:
+        """Commit a branch together with the decision."""
+
+    async def decide(self, decision: Decision) -> Decision:
+        """Store a decision and return the one that stands."""
+
+    async def decisions(self, manager: str) -> Sequence[Decision]:
+        """Return the decisions of a manager."""
+
+    async def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
+        """Delete decisions, at some time."""
+
+
 class Participant(Protocol):
     """The calls on one resource. See ``Resource`` for what each call promises and raises."""
 
@@ -24,6 +40,14 @@ class Participant(Protocol):
     @property
     def priority(self) -> int:
         """See CommitPriority."""
+
+    @property
+    def decider(self) -> Decider | None:
+        """The resource's table of decisions; None if it has none."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether its branches cannot be prepared, so that its commit is the decision. Known when a branch has started."""
 
     async def start(self, xid: Xid, *, timeout_s: float) -> Any:
         """Begin a branch and return the application's handle."""

@@ -39,7 +39,7 @@ from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import Finding, TransactionReport
-from bascule.xa.resource import Checks, Resource
+from bascule.xa.resource import Checks, Decides, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
@@ -101,6 +101,7 @@ class TransactionManager:
         self.resources = {named(RESOURCE_NAME, each.name, "resource"): each for each in resources}
         if len(self.resources) < len(resources):
             raise InvalidInput("two resources have the same name")
+        self._deciding = [each for each in resources if isinstance(each, Decides)]
         self._by = f"{socket.gethostname()}/{os.getpid()}"
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
@@ -172,7 +173,8 @@ class TransactionManager:
             raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
         if self._failure:
             raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
-        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave, self._log_id)
+        decides = any(each.decides is not False for each in self._deciding)
+        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave, self._log_id, decides)
         transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, LogState, Outcome
-from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid
+from bascule.xa.xid import NO_LOG, Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid
 
 
 class PlanViolation(enum.StrEnum):
@@ -78,7 +78,7 @@ class RecoveryView:
 def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
     """Return whether a log has the decision of a transaction of its manager. Earlier releases did not say in which log it is."""
     named = log_id_of_gtrid(gtrid)
-    return named in ("", log_id) or named in lost_logs
+    return named in ("", log_id or NO_LOG) or named in lost_logs
 
 
 def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:

@@ -1,4 +1,4 @@
-"""PostgreSQL as a resource, by PREPARE TRANSACTION. Needs ``max_prepared_transactions`` above 0 (its default)."""
+"""PostgreSQL as a resource: by PREPARE TRANSACTION, or by its commit as the decision where the server has no prepared transactions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from bascule.core.errors import Unavailable
-from bascule.xa.database import IDLE_MAX, DatabaseResource, DbapiResource, HandleT, translated
+from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT, translated
+from bascule.xa.deciding_database import DecidingDatabase
+from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority, Vote
@@ -24,7 +26,7 @@ _NOT_NOW = {
 }
 
 
-class PostgresRules(DatabaseResource[HandleT]):
+class PostgresRules(DecidingDatabase[HandleT]):
     """What PostgreSQL does differently, for every way to it. ``raw`` is a connection of psycopg.
 
     A branch that has written nothing votes read-only. PREPARE TRANSACTION of a failed transaction rolls it back and reports success, so
@@ -32,13 +34,22 @@ class PostgresRules(DatabaseResource[HandleT]):
     from one that was told before.
     """
 
-    def __init__(self, name: str, **rest: Any) -> None:
-        super().__init__(name, **rest)
+    def __init__(self, name: str, *, prepared: bool | None = None, **rest: Any) -> None:
+        """``prepared``: whether branches are prepared; None: if the server has ``max_prepared_transactions`` above 0.
+
+        Where branches are not prepared, the commit of the database is the decision of the transaction.
+        """
+        super().__init__(name, table=DecisionTable(cursor=_tuples), **rest)
         self._numbers: dict[Xid, str] = {}
+        self._prepares = prepared
 
     def begun(self, raw: Any, timeout_s: float) -> None:
         """An application that stands still loses its locks at the transaction's deadline."""
         raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}")
+        if self._prepares is None:
+            self._prepares = _prepares(raw)
+            if not self._prepares:
+                self.check()
 
     def vote(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource."""
@@ -58,13 +69,37 @@ class PostgresRules(DatabaseResource[HandleT]):
         raw.rollback()
         return [Xid(each.format_id, each.gtrid.encode(), each.bqual.encode()) for each in recovered]
 
+    @property
+    def decides(self) -> bool | None:
+        """See Decides. Known when the server was asked."""
+        return None if self._prepares is None else not self._prepares
+
     def check(self) -> None:
-        """See Checks."""
+        """See Checks. Creates the table of decisions, where branches are not prepared."""
+        failure: Exception | None = None
         with translated(), self.connected() as raw:
             self._refuse_standby(raw)
-            prepared = _one(raw, "SHOW max_prepared_transactions")
-        if prepared == "0":
-            raise Unavailable(f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once")
+            possible = _prepares(raw)
+            prepares = possible if self._prepares is None else self._prepares
+            if not prepares and not self.has_decisions(raw):
+                try:
+                    self._table.create(raw)
+                except psycopg.errors.InsufficientPrivilege as error:
+                    failure = error
+            raw.commit()
+        if failure is not None:
+            raise Unavailable(f"{self.name}: the table of decisions cannot be created: {failure}; run as its owner: {CREATE}") from failure
+        if prepares and not possible:
+            raise Unavailable(
+                f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once, or leave out "
+                "prepared=True"
+            )
+        self._prepares = prepares
+
+    def has_decisions(self, raw: Any) -> bool:
+        """See DecidingDatabase. Raises ResourceFailed for a standby."""
+        self._refuse_standby(raw)
+        return _one(raw, f"SELECT to_regclass('{TABLE}') IS NOT NULL") is True
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
         try:
@@ -111,9 +146,20 @@ class PostgresRules(DatabaseResource[HandleT]):
 class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psycopg.Connection[Any]]):
     """A PostgreSQL database through psycopg 3. The handle is a connection: execute, and leave commit and rollback alone."""
 
-    def __init__(self, name: str, conninfo: str, *, idle_max: int = IDLE_MAX, priority: int = CommitPriority.DATABASE) -> None:
-        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches. For ``priority`` see CommitPriority."""
-        super().__init__(name, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
+    def __init__(
+        self,
+        name: str,
+        conninfo: str,
+        *,
+        idle_max: int = IDLE_MAX,
+        priority: int = CommitPriority.DATABASE,
+        prepared: bool | None = None,
+    ) -> None:
+        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches.
+
+        For ``priority`` see CommitPriority, for ``prepared`` PostgresRules.
+        """
+        super().__init__(name, prepared=prepared, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
 
     def lent(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
         """A copy of the object on the same session: what the application keeps of it ends with its branch, and the session goes on."""
@@ -137,6 +183,14 @@ class _Finished:
         raise psycopg.OperationalError("the transaction of this connection is over: enlist the resource in the next one")
 
 
+def _prepares(raw: Any) -> bool:
+    return bool(_one(raw, "SHOW max_prepared_transactions") != "0")
+
+
+def _tuples(raw: Any) -> Any:
+    return raw.cursor(row_factory=tuple_row)
+
+
 def _one(raw: Any, query: str, *parameters: str) -> Any:
     """The one value of a query, whatever kind of rows the application has asked the connection for."""
-    return raw.cursor(row_factory=tuple_row).execute(query, parameters).fetchone()[0]
+    return _tuples(raw).execute(query, parameters).fetchone()[0]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from bascule.core import crash
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
-from bascule.xa.effects import Clock, Decisions, Participant
+from bascule.xa.effects import Clock, Decider, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan
 from bascule.xa.report import TransactionReport, report
-from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid
+from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
 
 _log = get_log("bascule.xa")
 
@@ -97,7 +97,7 @@ class RecoveryProtocol:
     async def _look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> tuple[Pass, RecoveryView]:
         found = Pass()
         at_work = dict.fromkeys(live())
-        before = await self._log.read()
+        before = await self._read(found)
         branches: dict[str, Sequence[Xid]] = {}
         for name, participant in self._participants.items():
             try:
@@ -105,7 +105,7 @@ class RecoveryProtocol:
             except Exception as error:  # of one resource: it does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
-        after = await self._log.read()
+        after = await self._read(found)
         known_s = self._rollbacks_known_s(before)
         view = RecoveryView(branches, before, after, at_work.keys(), self._clock.now_ms(), known_s, self._lost_logs)
         found.missing = missing_resources(self._manager, view, self._participants.keys())
@@ -114,6 +114,34 @@ class RecoveryProtocol:
         found.log_id = view.after.log_id
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found, view
+
+    async def _read(self, found: Pass) -> LogState:
+        """Return the decisions of the log, and of the databases that answer; one that does not is asked again by ``_decide``."""
+        state = await self._log.read()
+        await self._read_databases(state, found)
+        return state
+
+    async def _read_databases(self, state: LogState, found: Pass) -> None:
+        for name, decider in self._deciders():
+            try:
+                for decision in await decider.decisions(self._manager):
+                    state.add(decision)
+            except Exception as error:
+                found.unreachable[name] = said_of(error)
+
+    def _deciders(self) -> list[tuple[str, Decider]]:
+        found = ((name, participant.decider) for name, participant in self._participants.items())
+        return [(name, decider) for name, decider in found if decider is not None]
+
+    async def _decide(self, decision: Decision) -> Decision:
+        """Ask the databases that may have the decision, and the log, for an outcome; return what stands. Raises XaError, Unavailable."""
+        if may_be_in_database(decision.gtrid):
+            if not (deciders := self._deciders()):
+                raise InvalidInput("its decision may be in a database that the manager does not have; give it a resource of that name")
+            for _, decider in deciders:
+                if (stands := await decider.decide(decision)).outcome is not decision.outcome:
+                    return stands
+        return await self._log.decide(decision)
 
     def _priority(self, resource: str) -> int:
         participant = self._participants.get(resource)
@@ -156,6 +184,8 @@ class RecoveryProtocol:
             except Exception as error:
                 done.failed[step] = said_of(error)
                 _log.warning("recovery step failed", action=step.action, xid=step.xid, error=said_of(error))
+        if any(step.action is Action.FORGET for step in done.steps):
+            await self._read_databases(LogState(), done)  # which deletes what was forgotten: this process may look no more
         return done
 
     def _needed(self, gtrid: bytes, done: Pass) -> bool:
@@ -165,6 +195,8 @@ class RecoveryProtocol:
     async def _take(self, step: Step) -> None:
         if step.action is Action.FORGET:
             await self._log.forget([step.xid.gtrid])
+            for _, decider in self._deciders():
+                await decider.forget_decisions([step.xid.gtrid])
         elif step.action not in (Action.WAIT, Action.FOREIGN):
             outcome = Outcome.ROLLBACK if step.action is Action.ROLLBACK else Outcome.COMMIT
             if outcome is Outcome.ROLLBACK:
@@ -186,7 +218,7 @@ class RecoveryProtocol:
         """Ask the log for ROLLBACK, and return what stands: the application may have been only slow."""
         if RecoveryViolation.ROLLBACK_UNDECIDED in self._violations:
             return Outcome.ROLLBACK
-        decision = await self._log.decide(Decision(gtrid, Outcome.ROLLBACK, (), self._clock.now_ms(), self._by))
+        decision = await self._decide(Decision(gtrid, Outcome.ROLLBACK, (), self._clock.now_ms(), self._by))
         crash.point("xa.recover.decided")
         return Outcome.ROLLBACK if RecoveryViolation.DECISION_IGNORED in self._violations else decision.outcome
 
@@ -200,9 +232,11 @@ class RecoveryProtocol:
             raise InvalidInput(
                 f"branch {xid} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log"
             )
+        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in (await self._read(Pass())).decisions:
+            raise InvalidInput(f"{xid} is decided by a database, which has not committed it: it can only be rolled back")
         # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
-        decision = await self._log.decide(decision)
+        decision = await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
         for participant in [self._participants[only]] if only else self._participants.values():
             for each in await participant.recover():
                 if each.gtrid == xid.gtrid:

@@ -6,12 +6,12 @@ A resource is a whole resource manager (a database, a Kafka cluster, a broker), 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from bascule.core.states import Transitions
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid, XaError
-from bascule.xa.log import Outcome
+from bascule.xa.log import Decision, Outcome
 from bascule.xa.xid import Xid
 
 Handle_co = TypeVar("Handle_co", covariant=True)
@@ -97,6 +97,34 @@ class TellsOutcome(Protocol):
 
     def outcome(self, xid: Xid, token: str) -> Outcome | None:
         """Return how the branch has ended; None if the resource does not know. Raises RetryLater, ResourceFailed."""
+
+
+@runtime_checkable
+class Decides(Protocol):
+    """A database that has its own table of decisions, for transactions in which its branch cannot be prepared.
+
+    When the branches of all others are prepared, its commit is the decision: it writes the decision by the same local transaction as the
+    work. At most one resource of a transaction can do so.
+    """
+
+    @property
+    def decides(self) -> bool | None:
+        """Whether branches cannot be prepared; None while that is not known. It is known when a branch has started."""
+
+    def commit_deciding(self, xid: Xid, decision: Decision) -> None:
+        """Commit a branch that was ended and not prepared, together with the decision.
+
+        Raises BranchRolledBack, also if another decision was stored before; ResourceError: it is rolled back; ResourceFailed: in doubt.
+        """
+
+    def decide(self, decision: Decision) -> Decision:
+        """Store a decision without a branch, and return the one that stands: the first that was stored. Raises XaError."""
+
+    def decisions(self, manager: str) -> Sequence[Decision]:
+        """Return the decisions of a manager's transactions. Raises XaError."""
+
+    def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
+        """Delete decisions that nobody needs any more, at some time. Never raises."""
 
 
 @runtime_checkable

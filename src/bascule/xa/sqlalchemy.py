@@ -55,9 +55,9 @@ class _SessionWork:
 class SqlAlchemyResource(PostgresRules[Session]):
     """An Engine (PostgreSQL by psycopg). The handle is a Session; ``session.connection()`` gives its Connection for SQLAlchemy Core."""
 
-    def __init__(self, name: str, engine: Engine, *, priority: int = CommitPriority.DATABASE) -> None:
-        """For ``priority`` see CommitPriority."""
-        super().__init__(name, priority=priority)
+    def __init__(self, name: str, engine: Engine, *, priority: int = CommitPriority.DATABASE, prepared: bool | None = None) -> None:
+        """For ``priority`` see CommitPriority, for ``prepared`` PostgresRules."""
+        super().__init__(name, prepared=prepared, priority=priority)
         if engine.dialect.driver not in DRIVERS:
             raise InvalidInput(
                 f"resource {name}: driver {engine.dialect.driver!r} is not one of {', '.join(DRIVERS)} (postgresql+psycopg://)"

@@ -41,13 +41,15 @@ class TransactionEnvironment:
     #: Called once, at the end; true when recovery has something left to do.
     left: Callable[[Transaction, bool], None]
     log_id: str = ""
+    #: A resource may have the decision in its own table.
+    decides: bool = False
 
 
 class Transaction:
     """Made by ``TransactionManager.begin``; ends with its ``with`` block, or by ``commit`` or ``rollback``."""
 
     def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
-        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000), environment.log_id)
+        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000), environment.log_id, decides=environment.decides)
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
         self._environment = environment

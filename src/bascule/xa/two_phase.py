@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bascule.core import crash
+from bascule.core.errors import InvalidInput
 from bascule.core.log import get_log
 from bascule.core.states import Transitions
 from bascule.xa.effects import Clock, Decisions, Participant
@@ -30,7 +31,7 @@ from bascule.xa.errors import (
 from bascule.xa.finishing import finish, split
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.resource import Vote
-from bascule.xa.xid import Xid, branch
+from bascule.xa.xid import Xid, branch, may_be_in_database
 
 _log = get_log("bascule.xa")
 
@@ -156,6 +157,8 @@ class TwoPhase:
         self._deadline_s = clock.monotonic_s() + timeout_s
         self._branches: dict[str, _Enlisted] = {}
         self._heuristics: list[Heuristic] = []
+        self._refused_by: XaError | None = None
+        self._deciding: _Enlisted | None = None  # its commit is the decision
         self._asked = False  # a branch was asked to commit in one phase, and has not refused
 
     @property
@@ -188,7 +191,16 @@ class TwoPhase:
             self._move(TransactionEvent.MARK)
             raise
         crash.point("xa.enlist.after")
+        deciding = [each.participant.name for each in self._branches.values() if each.participant.decides]
         self._branches[participant.name] = _Enlisted(participant, xid, handle)
+        if participant.decides and (deciding or not may_be_in_database(self.gtrid)):
+            self._move(TransactionEvent.MARK)
+            raise InvalidInput(
+                f"{participant.name} cannot prepare a branch, nor can {deciding[0]}: at most one database of a transaction may lack "
+                "prepared transactions (in PostgreSQL max_prepared_transactions)"
+                if deciding
+                else f"{participant.name} cannot prepare a branch any more; close the manager and open it again"
+            )
         return handle
 
     def mark(self) -> None:
@@ -251,9 +263,9 @@ class TwoPhase:
 
     async def _phase_one(self) -> list[_Enlisted]:
         """Return the prepared branches. The last branch commits at once if no other branch has anything to commit."""
-        branches = list(self._branches.values())
-        for each in branches:
+        for each in list(self._branches.values()):
             await each.participant.end(each.xid, success=True)
+        branches = sorted(self._branches.values(), key=lambda each: each.participant.decides)
         prepared: list[_Enlisted] = []
         for place, each in enumerate(branches):
             if self._clock.monotonic_s() > self._deadline_s:
@@ -261,6 +273,8 @@ class TwoPhase:
             last = place == len(branches) - 1
             if last and (not prepared or TwoPhaseViolation.LAST_BRANCH_IN_ONE_PHASE in self._violations):
                 await self._one_phase(each)
+            elif each.participant.decides:
+                self._deciding = each
             elif await self._vote(each) is Vote.YES:
                 prepared.append(each)
         if prepared and self._clock.monotonic_s() > self._deadline_s:
@@ -319,6 +333,8 @@ class TwoPhase:
         if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
             self._move(TransactionEvent.ROLLBACK_STANDS)
             await self._undo()
+            if (refused := self._refused_by) is not None:
+                raise TransactionRolledBack(f"was rolled back: {refused}", transaction_id=self.id, cause=refused) from refused
             text = f"was rolled back by {decision.by}, before it could be committed"
             # Nothing is wrong with the work: it may be repeated.
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
@@ -331,14 +347,18 @@ class TwoPhase:
             self._move(TransactionEvent.TOLD)
         if not self.unfinished or TwoPhaseViolation.UNTOLD_IS_FORGOTTEN in self._violations:
             crash.point("xa.forget.before")
-            await self._log.forget([self.gtrid])
+            await self._forget()
+
+    async def _forget(self) -> None:
+        decider = None if self._deciding is None else self._deciding.participant.decider
+        await (self._log.forget([self.gtrid]) if decider is None else decider.forget_decisions([self.gtrid]))
 
     async def _decided(self, prepared: list[_Enlisted]) -> Decision:
         names, tokens = tuple(each.participant.name for each in prepared), tuple(each.token for each in prepared)
         try:
             crash.point("xa.decide.before")
             wanted = Decision(self.gtrid, Outcome.COMMIT, names, self._clock.now_ms(), self._by, tokens if any(tokens) else ())
-            decision = await self._log.decide(wanted)
+            decision = await (self._log.decide(wanted) if self._deciding is None else self._decided_by(self._deciding, wanted))
             crash.point("xa.decide.after")
         except GeneratorExit:
             raise
@@ -348,6 +368,18 @@ class TwoPhase:
                 raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
             raise in_doubt from error
         return decision
+
+    async def _decided_by(self, each: _Enlisted, wanted: Decision) -> Decision:
+        """Commit the branch that cannot be prepared, with the decision. Return what stands."""
+        if (decider := each.participant.decider) is None:
+            raise OutOfOrder(f"{each.participant.name} has no table of decisions")
+        try:
+            await decider.commit_deciding(each.xid, wanted)
+        except (BranchRolledBack, ResourceError) as error:
+            self._refused_by = error
+            wanted = replace(wanted, outcome=Outcome.ROLLBACK, by=each.participant.name)
+        del self._branches[each.participant.name]
+        return wanted
 
     async def _undo(self) -> None:
         try:

@@ -12,6 +12,7 @@ __all__ = [
     "FORMAT_ID",
     "LOG_ID",
     "MANAGER_NAME",
+    "NO_LOG",
     "RESOURCE_NAME",
     "Xid",
     "branch",
@@ -19,6 +20,7 @@ __all__ = [
     "log_id_of_gtrid",
     "manager_of",
     "manager_of_gtrid",
+    "may_be_in_database",
     "named",
     "new_gtrid",
     "new_log_id",
@@ -33,8 +35,10 @@ RESOURCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 #: The id of a decision log.
 LOG_ID = re.compile(r"[0-9a-f]{8}")
-#: NAME/DEADLINE.LOG.RANDOM, in hexadecimal digits.
-_GTRID = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{11})\.([0-9a-f]{8})\.[0-9a-f]{11}")
+#: NAME/DEADLINE.LOG.RANDOM, in hexadecimal digits. A hyphen before LOG says that the decision may be in a database of the manager.
+_GTRID = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{11})([.-])([0-9a-f]{8})\.[0-9a-f]{11}")
+#: Stands for a log without an id.
+NO_LOG = "00000000"
 #: The form of earlier releases, and of decision logs without an id: NAME/ and the digits of deadline and random number.
 _GTRID_WITHOUT_LOG = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{12})[0-9a-f]{20}")
 _DEADLINE_MAX_MS = 16**11 - 1
@@ -45,14 +49,16 @@ def new_log_id() -> str:
     return secrets.token_hex(4)
 
 
-def new_gtrid(manager: str, deadline_ms: int, log_id: str = "") -> bytes:
+def new_gtrid(manager: str, deadline_ms: int, log_id: str = "", *, decides: bool = False) -> bytes:
     """A new global transaction of a manager; ``deadline_ms`` (since the epoch) is when it ends unless it is decided before.
 
-    ``log_id`` is the id of the decision log that has its decision, "" for a log without an id.
+    ``log_id`` is the id of the decision log that has its decision, "" for a log without an id. ``decides``: the decision may also be in a
+    database of the manager.
     """
-    if not log_id:
+    if not log_id and not decides:
         return f"{manager}/{deadline_ms:012x}{secrets.token_hex(10)}".encode()
-    return f"{manager}/{min(deadline_ms, _DEADLINE_MAX_MS):011x}.{log_id}.{secrets.randbits(44):011x}".encode()
+    mark = "-" if decides else "."
+    return f"{manager}/{min(deadline_ms, _DEADLINE_MAX_MS):011x}{mark}{log_id or NO_LOG}.{secrets.randbits(44):011x}".encode()
 
 
 def branch(gtrid: bytes, resource: str) -> Xid:
@@ -74,7 +80,13 @@ def manager_of_gtrid(gtrid: bytes) -> str | None:
 def log_id_of_gtrid(gtrid: bytes) -> str:
     """The id of the decision log that a transaction of ours was begun with; "" if the gtrid does not say it."""
     match = _GTRID.fullmatch(gtrid)
-    return match[3].decode() if match else ""
+    return match[4].decode() if match else ""
+
+
+def may_be_in_database(gtrid: bytes) -> bool:
+    """Whether the decision of a transaction of ours may be in a database of its manager."""
+    match = _GTRID.fullmatch(gtrid)
+    return match is not None and match[3] == b"-"
 
 
 def deadline_ms_of(gtrid: bytes) -> int:

@@ -31,7 +31,12 @@ class Server:
         self.rows: list[str] = []
         self.prepared: dict[str, tuple[str, list[str], psycopg.Xid]] = {}
         self.statuses: dict[str, str] = {}
-        self.values: dict[str, object] = {"max_prepared_transactions": "100", "pg_is_in_recovery": False, "current_database": "shop"}
+        self.values: dict[str, object] = {
+            "max_prepared_transactions": "100",
+            "pg_is_in_recovery": False,
+            "current_database": "shop",
+            "to_regclass": False,
+        }
         self.foreign: list[psycopg.Xid] = []
         self.connections: list[Connection] = []
         self.away = False
@@ -151,7 +156,7 @@ class Connection:
             self._result = self._number
         elif "pg_xact_status" in query:
             self._result = self.server.statuses.get(parameters[0])
-        elif not query.startswith("SET LOCAL"):
+        elif not query.startswith(("SET LOCAL", "CREATE TABLE")):
             self._result = next(value for name, value in self.server.values.items() if name in query)
         return self
 
@@ -159,6 +164,8 @@ class Connection:
         return (self._result,)
 
     def rollback(self) -> None: ...
+
+    def commit(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
@@ -352,12 +359,23 @@ def test_server_without_prepared_transactions_is_refused_when_the_manager_opens(
     resource = PostgresResource("db", "")
     resource.check()
     server.values["max_prepared_transactions"] = "0"
+    resource = PostgresResource("db", "", prepared=True)
     with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
         resource.check()
     with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
         TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]).open()
     with TransactionManager("shop", ModelLog(), [resource]) as manager:  # there is nothing to prepare
         manager.begin().rollback()
+
+
+def test_server_without_prepared_transactions_decides_by_its_commit(server: Server) -> None:
+    assert PostgresResource("db", "").decides is None
+    for maximum, decides in (("0", True), ("10", False)):
+        server.values["max_prepared_transactions"] = maximum
+        resource = PostgresResource("db", "")
+        resource.check()
+        assert resource.decides is decides
+    assert any(said.startswith("CREATE TABLE") for each in server.connections for said in each.said)
 
 
 def test_manager_opens_though_a_database_is_away_or_only_its_standby_answers(server: Server, caplog: pytest.LogCaptureFixture) -> None:

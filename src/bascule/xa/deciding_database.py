@@ -1,0 +1,114 @@
+"""Databases whose commit can be the decision of a transaction: the decision is a row of the database, committed with the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from bascule.core.log import get_log
+from bascule.xa.database import DatabaseResource, HandleT, in_words_of_xa, translated
+from bascule.xa.decision_table import DecisionTable
+from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, XaError
+from bascule.xa.log import Decision, Outcome
+from bascule.xa.resource import Call
+from bascule.xa.xid import Xid
+
+#: So many decisions that nobody needs are deleted at once, if no recovery has deleted them before.
+FORGOTTEN_MAX: Final = 1000
+
+_log = get_log("bascule.xa")
+
+
+class DecidingDatabase(DatabaseResource[HandleT]):
+    """What ``Decides`` asks for, with a table of decisions."""
+
+    def __init__(self, name: str, *, table: DecisionTable, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self._table = table
+        self._forgotten: set[bytes] = set()
+
+    def has_decisions(self, raw: Any) -> bool:
+        """Whether the database has a table of decisions."""
+        raise NotImplementedError
+
+    def commit_deciding(self, xid: Xid, decision: Decision) -> None:
+        """See Decides."""
+        self._branches.check(xid, Call.COMMIT_ONE_PHASE)
+        asked = False
+        try:
+            with self._working(xid) as work:
+                self.vote(work.raw, xid)  # a failed one would be rolled back without a word
+                self._write(work.raw, decision)
+                asked = True
+                work.commit()
+        except ResourceFailed as error:
+            if not asked:
+                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+            # The first decision stands: a commit that is still on its way is waited for, and one that has not come never counts.
+            stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
+            if stands.outcome is Outcome.ROLLBACK:
+                raise BranchRolledBack(f"{self.name} did not commit it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+        self._gone(xid)
+
+    def decide(self, decision: Decision) -> Decision:
+        """See Decides."""
+        with translated(), self.connected() as raw:
+            if not self.has_decisions(raw):
+                raw.rollback()
+                return decision
+            try:
+                self._table.insert(raw, decision)
+                raw.commit()
+            except Exception as error:
+                raw.rollback()
+                if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
+                    raise
+                found = self._table.find(raw, decision.gtrid)
+                raw.rollback()
+                # Gone again already: another process has seen it and finished what it says.
+                return found or decision
+            return decision
+
+    def decisions(self, manager: str) -> Sequence[Decision]:
+        """See Decides. Deletes what was forgotten."""
+        with translated(), self.connected() as raw:
+            if not self.has_decisions(raw):
+                raw.rollback()
+                return []
+            self._delete(raw)
+            found = self._table.read(raw, manager)
+            raw.rollback()
+            return found
+
+    def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
+        """See Decides. The rows are deleted when the next recovery reads, or when they are many."""
+        with self._lock:
+            self._forgotten.update(gtrids)
+            many = len(self._forgotten) >= FORGOTTEN_MAX
+        if many:
+            try:
+                with translated(), self.connected() as raw:
+                    self._delete(raw)
+            except XaError as error:
+                _log.warning("decisions not deleted yet", resource=self.name, error=error)
+
+    def _write(self, raw: Any, decision: Decision) -> None:
+        try:
+            self._table.insert(raw, decision)
+        except Exception as error:
+            if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
+                raise
+            text = "recovery has rolled the transaction back, before it could be committed"
+            raise BranchRolledBack(text, Code.XA_RBTRANSIENT) from error
+
+    def _delete(self, raw: Any) -> None:
+        with self._lock:
+            forgotten, self._forgotten = self._forgotten, set()
+        try:
+            self._table.delete(raw, sorted(forgotten))
+            raw.commit()
+        except BaseException:
+            with self._lock:
+                self._forgotten |= forgotten
+            raise

@@ -1,0 +1,63 @@
+"""The decisions of transactions in a table of a database that cannot prepare: a row is written by the same commit as the work.
+
+The key of the table is the transaction. So the first decision that is committed stands: who writes a second one waits for the first to end,
+and finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bascule.xa.log import Decision, LogDamaged, decode, encode
+
+TABLE: Final = "bascule_decisions"
+#: As SQL that PostgreSQL, SQLite, MySQL and MariaDB take. Each gtrid has 64 bytes at most.
+CREATE: Final = f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
+
+
+class DecisionTable:
+    """The statements, on a connection of the driver; the caller commits."""
+
+    def __init__(self, placeholder: str = "%s", cursor: Callable[[Any], Any] = lambda raw: raw.cursor()) -> None:
+        """``placeholder`` stands for a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
+        self._placeholder = placeholder
+        self._cursor = cursor
+
+    def create(self, raw: Any) -> None:
+        """Make the table, if there is none."""
+        self._cursor(raw).execute(CREATE)
+
+    def insert(self, raw: Any, decision: Decision) -> None:
+        """Add a row. The driver raises its error of integrity if there is one for the transaction."""
+        mark = self._placeholder
+        row = (decision.gtrid.decode(), encode(decision).decode())
+        self._cursor(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({mark}, {mark})", row)
+
+    def find(self, raw: Any, gtrid: bytes) -> Decision | None:
+        """Return the decision of a transaction, if there is one. Raises LogDamaged."""
+        return next(iter(self._read(raw, f"= {self._placeholder}", gtrid.decode())), None)
+
+    def read(self, raw: Any, manager: str) -> Sequence[Decision]:
+        """Return the decisions of a manager. Raises LogDamaged."""
+        return [
+            each for each in self._read(raw, f"LIKE {self._placeholder}", f"{manager}/%") if each.gtrid.startswith(f"{manager}/".encode())
+        ]
+
+    def delete(self, raw: Any, gtrids: Iterable[bytes]) -> None:
+        """Delete rows that nobody needs any more."""
+        rows = [(gtrid.decode(),) for gtrid in gtrids]
+        if rows:
+            self._cursor(raw).executemany(f"DELETE FROM {TABLE} WHERE gtrid = {self._placeholder}", rows)
+
+    def _read(self, raw: Any, condition: str, value: str) -> Sequence[Decision]:
+        cursor = self._cursor(raw)
+        cursor.execute(f"SELECT decision FROM {TABLE} WHERE gtrid {condition}", (value,))
+        return [_decision(text) for (text,) in cursor.fetchall()]
+
+
+def _decision(text: str) -> Decision:
+    entry = decode(text.encode())
+    if not isinstance(entry, Decision):
+        raise LogDamaged(f"{TABLE}: a decision is expected, found {text[:200]!r}")
+    return entry

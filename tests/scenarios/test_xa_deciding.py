@@ -1,0 +1,150 @@
+"""PostgreSQL without prepared transactions, which is its default: its commit is the decision of the transaction."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from bascule.core.errors import Unavailable
+from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.threads.background import in_background
+from bascule.xa import TransactionManager, TransactionRolledBack
+from bascule.xa.decision_table import TABLE
+from bascule.xa.log import Outcome
+from bascule.xa.postgres import PostgresResource
+from bascule.xa.sqlalchemy import SqlAlchemyResource
+from tests.support.system import wait_for
+
+WAIT_S = 20.0
+Make = Callable[[], Any]
+
+
+class Killed(GeneratorExit):
+    """The process has ended here."""
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[EmbeddedPostgres]:
+    """As most servers are."""
+    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
+    directory.chmod(0o755)
+    try:
+        with EmbeddedPostgres(directory / "data", fsync=False, prepared_max=0) as running:
+            with psycopg.connect(running.conninfo) as connection:
+                connection.execute("CREATE TABLE payments (item text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+            yield running
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(params=["psycopg", "sqlalchemy"])
+def make(request: pytest.FixtureRequest, plain: EmbeddedPostgres) -> Iterator[Make]:
+    """Makes the resource as each process would."""
+    made: list[Callable[[], None]] = []
+
+    def make() -> Any:
+        if request.param == "psycopg":
+            resource = PostgresResource("db", plain.conninfo)
+            made.append(resource.close)
+            return resource
+        engine = sa.create_engine(plain.url)
+        made.append(engine.dispose)
+        return SqlAlchemyResource("db", engine)
+
+    with psycopg.connect(plain.conninfo) as connection:
+        connection.execute("TRUNCATE payments")
+        connection.execute(f"DROP TABLE IF EXISTS {TABLE}")
+    yield make
+    for close in made:
+        close()
+
+
+def insert(handle: Any, item: str) -> None:
+    statement = f"INSERT INTO payments VALUES ('{item}')"
+    handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
+
+
+def select(plain: EmbeddedPostgres, query: str) -> list[str]:
+    with psycopg.connect(plain.conninfo) as connection:
+        return [row[0] for row in connection.execute(query)]
+
+
+def pay(manager: TransactionManager, database: Any, broker: ModelResource, *items: str) -> None:
+    with manager.begin() as transaction:
+        transaction.enlist(broker).append("message")
+        for item in items:
+            insert(transaction.enlist(database), item)
+
+
+def test_transaction_needs_no_prepared_transactions_and_leaves_no_row(make: Make, plain: EmbeddedPostgres) -> None:
+    database, broker, log = make(), ModelResource("broker"), ModelLog()
+    with TransactionManager("shop", log, [broker, database]) as manager:
+        pay(manager, database, broker, "one")
+        with pytest.raises(TransactionRolledBack, match="XA_RBINTEGRITY"):
+            pay(manager, database, broker, "one")
+    assert select(plain, "SELECT item FROM payments") == ["one"]
+    assert broker.durable.committed == ["message"]
+    assert log.durable.decisions == {}
+    database.decisions("shop")
+    assert select(plain, f"SELECT gtrid FROM {TABLE}") == []
+
+
+@pytest.mark.parametrize(("point", "committed"), [("broker.prepare.after", False), ("broker.commit.before", True)])
+def test_killed_application_is_finished_as_the_database_says(make: Make, plain: EmbeddedPostgres, point: str, committed: bool) -> None:
+    durable, log = DurableBranches(), ModelLog()
+
+    def kill(reached: str) -> None:
+        if reached == point:
+            raise Killed
+
+    database, broker = make(), ModelResource("broker", durable, watch=kill)
+    manager = TransactionManager("shop", log, [broker, database])
+    manager.open()
+    with pytest.raises(Killed):
+        pay(manager, database, broker, "one")
+    for work in database._work.values():
+        work.close(reusable=False)  # as the end of the process would
+    manager.close()
+    again = ModelResource("broker", durable)
+    with TransactionManager("shop", log, [again, make()]):
+        assert durable.prepared == {}
+    assert select(plain, "SELECT item FROM payments") == (["one"] if committed else [])
+    assert durable.committed == (["message"] if committed else [])
+
+
+def test_recoverer_waits_for_a_commit_that_is_under_way_and_obeys_it(make: Make, plain: EmbeddedPostgres) -> None:
+    database, other, log = make(), make(), ModelLog()
+    durable = DurableBranches()
+    broker = ModelResource("broker", durable)
+    manager = TransactionManager("shop", log, [broker, database])
+    manager.open()
+    write = database._write
+    recovered: list[Any] = []
+
+    def recover_meanwhile(raw: Any, decision: Any) -> None:
+        write(raw, decision)
+        # The row is written and not committed: a recoverer that asks for ROLLBACK waits for it.
+        recovered.append(in_background(lambda: other.decide(replace(decision, outcome=Outcome.ROLLBACK)), "test-recoverer"))
+        wait_for(lambda: select(plain, "SELECT count(*)::text FROM pg_locks WHERE NOT granted") != ["0"], "the recoverer waits")
+        assert not recovered[0].done()
+
+    database._write = recover_meanwhile
+    pay(manager, database, broker, "one")
+    assert recovered[0].result(WAIT_S).outcome is Outcome.COMMIT
+    manager.close()
+    assert durable.committed == ["message"]
+
+
+def test_server_is_told_where_prepared_transactions_were_asked_for(plain: EmbeddedPostgres) -> None:
+    resource = PostgresResource("db", plain.conninfo, prepared=True)
+    with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
+        TransactionManager("shop", ModelLog(), [resource, ModelResource("broker")]).open()

@@ -1,0 +1,316 @@
+"""The decision in the database: its commit decides, with a real SQLite; ``scenarios/test_xa_deciding.py`` does the same with PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import InvalidInput
+from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.xa import TransactionInDoubt, TransactionManager, TransactionRolledBack
+from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
+from bascule.xa.decision_table import TABLE
+from bascule.xa.errors import BranchRolledBack, OutOfOrder
+from bascule.xa.local_database import LocalDatabaseResource
+from bascule.xa.log import Decision, LogState, Outcome
+from bascule.xa.recovery import Recoverer
+from bascule.xa.two_phase import TransactionStatus, TwoPhase
+from bascule.xa.xid import branch, may_be_in_database, new_gtrid
+
+
+class Killed(GeneratorExit):
+    """The process has ended here."""
+
+
+class Shop:
+    """A database, and a broker as a model; ``at`` says what happens at a point of the broker. Each process has resources of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "shop.sqlite"
+        self.durable, self.log = DurableBranches(), ModelLog(LogState(log_id="aaaaaaaa"))
+        self.at: dict[str, Callable[[], object]] = {}
+        self.away = False
+        with sqlite3.connect(self.path) as connection:
+            connection.execute("CREATE TABLE payments (item TEXT UNIQUE)")
+        self.database, self.broker = self.process()
+        self.database.check()
+
+    def process(self) -> tuple[LocalDatabaseResource, ModelResource]:
+        return LocalDatabaseResource("database", self.connect), ModelResource("broker", self.durable, watch=self._watch)
+
+    def connect(self) -> sqlite3.Connection:
+        if self.away:
+            raise sqlite3.OperationalError("unable to open database file")
+        return sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
+
+    def begin(self, *resources: Any) -> TwoPhase:
+        gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+        transaction = TwoPhase(gtrid, 60.0, BlockingLog(self.log), SystemClock(), "application")
+        for resource in resources or (self.broker, self.database):
+            handle = run_blocking(transaction.enlist(BlockingParticipant(resource)))
+            if resource is self.broker:
+                handle.append("message")
+            else:
+                handle.execute("INSERT INTO payments VALUES ('row')")
+        return transaction
+
+    def recover(self, *without: str) -> Any:
+        resources = [each for each in self.process() if each.name not in without]
+        return Recoverer("shop", self.log, resources, by="recoverer", patient=False).run()
+
+    def rows(self) -> list[str]:
+        return self.select("SELECT item FROM payments")
+
+    def decisions(self) -> list[str]:
+        return self.select(f"SELECT decision FROM {TABLE}")
+
+    def select(self, query: str) -> list[str]:
+        connection = sqlite3.connect(self.path)
+        found = [row[0] for row in connection.execute(query)]
+        connection.close()
+        return found
+
+    @property
+    def where(self) -> tuple[list[str], list[str]]:
+        return self.rows(), self.durable.committed
+
+    def _watch(self, point: str) -> None:
+        if point in self.at:
+            self.at.pop(point)()
+
+
+BOTH: tuple[list[str], list[str]] = (["row"], ["message"])
+NEITHER: tuple[list[str], list[str]] = ([], [])
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def killed() -> None:
+    raise Killed
+
+
+def test_commit_of_the_database_is_the_decision_and_its_row_is_deleted_when_nobody_needs_it(shop: Shop) -> None:
+    seen: list[int] = []
+    shop.at["broker.commit.before"] = lambda: seen.append(len(shop.rows()) + len(shop.decisions()))
+    run_blocking(shop.begin().commit())
+    assert shop.where == BOTH
+    assert seen == [2]  # row and decision are there before the broker is told
+    assert shop.log.durable.decisions == {}
+    assert len(shop.decisions()) == 1
+    shop.database.decisions("shop")
+    assert shop.decisions() == []
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_others_prepare_before_the_database_commits_whatever_the_order_of_enlistment(shop: Shop, order: bool) -> None:
+    shop.broker.vote = "no"
+    transaction = shop.begin(*((shop.broker, shop.database) if order else (shop.database, shop.broker)))
+    with pytest.raises(TransactionRolledBack):
+        run_blocking(transaction.commit())
+    assert shop.where == NEITHER
+    assert shop.decisions() == []
+
+
+def test_database_alone_or_beside_read_only_branches_commits_without_a_decision(shop: Shop) -> None:
+    shop.broker.vote = "read-only"
+    run_blocking(shop.begin().commit())
+    assert (shop.rows(), shop.decisions()) == (["row"], [])
+
+
+@pytest.mark.parametrize(
+    ("point", "left"),
+    [("broker.prepare.before", NEITHER), ("broker.prepare.after", NEITHER), ("broker.commit.before", BOTH), ("broker.commit.after", BOTH)],
+)
+def test_killed_at_any_point_the_transaction_ends_as_the_database_says(shop: Shop, point: str, left: tuple[list[str], list[str]]) -> None:
+    shop.at[point] = killed
+    transaction = shop.begin()
+    with pytest.raises(Killed):
+        run_blocking(transaction.commit())
+    for work in shop.database._work.values():  # the process is gone, and its connections with it
+        work.close(reusable=False)
+    for _ in range(3):
+        shop.recover()
+    assert shop.where == left
+    assert shop.durable.prepared == {}
+    assert [each for each in shop.decisions() if '"commit"' in each] == []
+
+
+def test_killed_between_the_commit_of_the_database_and_its_answer_the_transaction_is_committed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = shop.database.commit_deciding
+
+    def commit_and_die(*args: Any) -> None:
+        commit(*args)
+        raise Killed
+
+    monkeypatch.setattr(shop.database, "commit_deciding", commit_and_die)
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    assert shop.where == (["row"], [])
+    shop.recover()
+    assert shop.where == BOTH
+
+
+def test_while_the_database_is_away_recovery_rolls_nothing_back(shop: Shop) -> None:
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    shop.away = True
+    done = shop.recover()
+    assert "database" in done.unreachable
+    assert done.failed
+    assert len(shop.durable.prepared) == 1
+    shop.away = False
+    shop.recover()
+    assert shop.where == BOTH
+
+
+def test_manager_without_the_database_rolls_nothing_back(shop: Shop) -> None:
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    done = shop.recover("database")
+    assert "database that the manager does not have" in next(iter(done.failed.values()))
+    assert len(shop.durable.prepared) == 1
+
+
+def test_slow_application_obeys_the_rollback_of_a_recoverer(shop: Shop) -> None:
+    transaction = shop.begin()
+    xid = branch(transaction.gtrid, "broker")
+    prepare = shop.broker.prepare
+
+    def recovered(_xid: Any) -> Any:
+        vote = prepare(_xid)
+        connection = shop.database._work[branch(transaction.gtrid, "database")].raw
+        connection.rollback()  # else SQLite would have the recoverer wait
+        shop.recover()
+        return vote
+
+    shop.broker.prepare = recovered  # type: ignore[method-assign]
+    with pytest.raises(TransactionRolledBack, match="recovery has rolled the transaction back") as raised:
+        run_blocking(transaction.commit())
+    assert isinstance(raised.value.cause, BranchRolledBack)
+    assert raised.value.cause.retriable
+    assert xid not in shop.durable.prepared
+    assert shop.where == NEITHER
+
+
+def test_commit_that_is_not_answered_is_told_as_the_table_has_it(shop: Shop) -> None:
+    class Unanswered:
+        """A connection whose commit is carried out, or not, and not answered."""
+
+        def __init__(self, raw: sqlite3.Connection, carried_out: bool) -> None:
+            self.raw, self.carried_out = raw, carried_out
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.raw, name)
+
+        def commit(self) -> None:
+            if self.carried_out:
+                self.raw.commit()
+            raise sqlite3.OperationalError("connection lost")
+
+    def unanswered(carried_out: bool) -> TwoPhase:
+        transaction = shop.begin()
+        work = shop.database._work[branch(transaction.gtrid, "database")]
+        work.raw = Unanswered(work.raw, carried_out)
+        return transaction
+
+    with pytest.raises(TransactionRolledBack):
+        run_blocking(unanswered(carried_out=False).commit())
+    assert shop.where == NEITHER
+    run_blocking(unanswered(carried_out=True).commit())
+    assert shop.where == BOTH
+
+
+def test_commit_that_nobody_can_tell_is_in_doubt_and_recovery_settles_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction = shop.begin()
+    work = shop.database._work[branch(transaction.gtrid, "database")]
+    commit = work.raw.commit
+
+    class Lost:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(raw, name)
+
+        def commit(self) -> None:
+            commit()
+            shop.away = True
+            raise sqlite3.OperationalError("connection lost")
+
+    raw, work.raw = work.raw, Lost()
+    with pytest.raises(TransactionInDoubt):
+        run_blocking(transaction.commit())
+    assert transaction.status is TransactionStatus.IN_DOUBT
+    shop.away = False
+    shop.recover()
+    assert shop.where == BOTH
+
+
+def test_statement_that_fails_is_rolled_back_with_the_rest(shop: Shop) -> None:
+    run_blocking(shop.begin().commit())
+    transaction = shop.begin(shop.broker)
+    handle = run_blocking(transaction.enlist(BlockingParticipant(shop.database)))
+    with pytest.raises(sqlite3.IntegrityError):
+        handle.execute("INSERT INTO payments VALUES ('row')")
+    run_blocking(transaction.rollback())
+    assert shop.where == BOTH
+
+
+def test_two_databases_that_cannot_prepare_are_refused_with_the_names_of_both(shop: Shop) -> None:
+    other = LocalDatabaseResource("other", shop.connect)
+    transaction = shop.begin(shop.broker, shop.database)
+    with pytest.raises(InvalidInput, match="other cannot prepare a branch, nor can database: at most one database"):
+        run_blocking(transaction.enlist(BlockingParticipant(other)))
+    with pytest.raises(TransactionRolledBack, match="marked to be rolled back"):
+        run_blocking(transaction.commit())
+    assert shop.where == NEITHER
+    assert other._work == {}
+
+
+def test_operator_cannot_commit_what_the_database_has_not_committed(shop: Shop) -> None:
+    gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+    xid = branch(gtrid, "broker")
+    shop.durable.prepared[xid] = ["message"]
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+    with pytest.raises(InvalidInput, match="can only be rolled back"):
+        recoverer.finish_now(xid, Outcome.COMMIT)
+    assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.ROLLBACK
+    assert shop.durable.prepared == {}
+    assert len(shop.decisions()) == 1  # a slow application is refused by it
+
+
+def test_first_decision_in_the_table_stands_and_only_a_manager_s_own_are_read(shop: Shop) -> None:
+    own, like = (new_gtrid(name, 0, "aaaaaaaa", decides=True) for name in ("sh_p", "shop"))
+    commit, rollback = (Decision(own, outcome, ("broker",), 1, "x") for outcome in Outcome)
+    assert shop.database.decide(commit) == commit
+    assert shop.process()[0].decide(rollback) == commit
+    shop.database.decide(Decision(like, Outcome.ROLLBACK, (), 1, "x"))
+    assert shop.database.decisions("sh_p") == [commit]
+    shop.database.forget_decisions([own])
+    assert shop.database.decisions("sh_p") == []
+    assert len(shop.decisions()) == 1
+
+
+def test_manager_uses_the_database_by_itself_and_leaves_commit_to_nobody_else(shop: Shop) -> None:
+    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager:
+        with manager.begin() as transaction:
+            assert may_be_in_database(transaction.gtrid)
+            transaction.enlist(shop.broker).append("message")
+            handle = transaction.enlist(shop.database)
+            handle.execute("INSERT INTO payments VALUES ('row')")
+            for refused in (handle.commit, handle.rollback, handle.close):
+                with pytest.raises(OutOfOrder):
+                    refused()
+        with pytest.raises(OutOfOrder, match="is over"):
+            handle.execute("INSERT INTO payments VALUES ('late')")
+    assert shop.where == BOTH
+    assert not may_be_in_database(new_gtrid("shop", 0, "aaaaaaaa"))
