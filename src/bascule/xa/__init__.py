@@ -10,7 +10,7 @@ from bascule.xa.errors import (
 from bascule.xa.file_log import FileLog
 from bascule.xa.manager import TransactionManager
 from bascule.xa.propagation import Propagation
-from bascule.xa.report import Finding, TransactionReport
+from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import CommitPriority, Resource, Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
@@ -18,12 +18,12 @@ from bascule.xa.xid import Xid
 __all__ = [
     "CommitPriority",
     "FileLog",
-    "Finding",
     "HeuristicOutcome",
     "Propagation",
     "Resource",
     "Transaction",
     "TransactionError",
+    "TransactionFinding",
     "TransactionInDoubt",
     "TransactionManager",
     "TransactionReport",

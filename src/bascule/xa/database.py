@@ -38,6 +38,7 @@ SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
     "23": (BranchRolledBack, Code.XA_RBINTEGRITY),
     "25P03": (BranchRolledBack, Code.XA_RBTIMEOUT),  # idle in transaction
     "40": (BranchRolledBack, Code.XA_RBROLLBACK),
+    "40003": (ResourceFailed, Code.XAER_RMFAIL),  # statement completion unknown
     "40001": (BranchRolledBack, Code.XA_RBTRANSIENT),  # serialization failure
     "40P01": (BranchRolledBack, Code.XA_RBDEADLOCK),
     "42704": (UnknownXid, Code.XAER_NOTA),  # no prepared transaction of that name
@@ -56,7 +57,7 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
 def in_words_of_xa(error: Exception) -> XaError:
     """A driver's exception as the answer of a resource."""
     cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps it
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+    state = _sqlstate(error)
     fits = [SQLSTATES[state[:size]] for size in range(len(state), 1, -1) if state[:size] in SQLSTATES]
     if not state:
         fits = [EXCEPTIONS[kind.__name__] for kind in type(cause).__mro__ if kind.__name__ in EXCEPTIONS]
@@ -73,6 +74,33 @@ def translated() -> Iterator[None]:
         raise
     except Exception as error:
         raise in_words_of_xa(error) from error
+
+
+@contextmanager
+def unprepared_commit() -> Iterator[None]:
+    """Around the commit of a branch that is not prepared. What a driver raises without a word of the database leaves it in doubt."""
+    try:
+        yield
+    except Exception as error:
+        said = in_words_of_xa(error)
+        if isinstance(said, ResourceError) and not _sqlstate(error):
+            said = ResourceFailed(f"{type(error).__name__}: {error}", cause=error)
+        raise said from error
+
+
+@contextmanager
+def asked_about(commit: ResourceFailed) -> Iterator[None]:
+    """Around a question what has become of a commit. If the question fails, for whatever reason, the commit stays in doubt."""
+    try:
+        yield
+    except XaError as error:
+        raise ResourceFailed(f"{commit}; {error}", cause=commit.cause) from error
+
+
+def _sqlstate(error: Exception) -> str:
+    """Return what the database has said of an error; "" if the error is the driver's, or the driver does not tell."""
+    cause = getattr(error, "orig", None) or error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
 class Work(Protocol[HandleT]):
@@ -166,12 +194,16 @@ class DatabaseResource(Generic[HandleT]):
             with self._working(xid) as work:
                 if one_phase:
                     self.vote(work.raw, xid)  # a failed one would be rolled back without a word
-                work.commit()
+                    with unprepared_commit():
+                        work.commit()
+                else:
+                    work.commit()
         except UnknownXid as error:
             self._missing(xid, Outcome.COMMIT, error)
         except ResourceFailed as error:
             # Prepared, it will be asked again; else this is the only chance to learn what became of it.
-            outcome = self.outcome(xid) if one_phase else None
+            with asked_about(error):
+                outcome = self.outcome(xid) if one_phase else None
             if outcome is Outcome.ROLLBACK:
                 raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
             if outcome is None:

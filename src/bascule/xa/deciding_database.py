@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bascule.core.log import get_log
-from bascule.xa.database import DatabaseResource, HandleT, in_words_of_xa, translated
+from bascule.xa.database import DatabaseResource, HandleT, asked_about, in_words_of_xa, translated, unprepared_commit
 from bascule.xa.decision_table import DecisionTable
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, XaError
 from bascule.xa.log import Decision, Outcome
@@ -41,12 +41,14 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                 self.vote(work.raw, xid)  # a failed one would be rolled back without a word
                 self._write(work.raw, decision)
                 asked = True
-                work.commit()
+                with unprepared_commit():
+                    work.commit()
         except ResourceFailed as error:
             if not asked:
                 raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
             # The first decision stands: a commit that is still on its way is waited for, and one that has not come never counts.
-            stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
+            with asked_about(error):
+                stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
             if stands.outcome is Outcome.ROLLBACK:
                 raise BranchRolledBack(f"{self.name} did not commit it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         self._gone(xid)
@@ -66,8 +68,8 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                     raise
                 found = self._table.find(raw, decision.gtrid)
                 raw.rollback()
-                # Gone again already: another process has seen it and finished what it says.
-                return found or decision
+                # Gone again already: it was a COMMIT that was carried out, for a ROLLBACK is kept for a day.
+                return found or replace(decision, outcome=Outcome.COMMIT)
             return decision
 
     def decisions(self, manager: str) -> Sequence[Decision]:

@@ -6,10 +6,11 @@ and finds it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from bascule.xa.log import Decision, LogDamaged, decode, encode
+from bascule.xa.log import Decision, LogDamaged, Outcome, decode, encode
 
 TABLE: Final = "bascule_decisions"
 #: As SQL that PostgreSQL, SQLite, MySQL and MariaDB take. Each gtrid has 64 bytes at most.
@@ -27,6 +28,16 @@ class DecisionTable:
     def create(self, raw: Any) -> None:
         """Make the table, if there is none."""
         self._cursor(raw).execute(CREATE)
+
+    def outlives_rollback(self, raw: Any) -> bool:
+        """Return whether a row stays that is rolled back: the connection commits by itself, or the table takes no part in transactions."""
+        trial = Decision(f"trial/{secrets.token_hex(8)}".encode(), Outcome.ROLLBACK, (), 0, "check")
+        self.insert(raw, trial)
+        raw.rollback()
+        stays = self.find(raw, trial.gtrid) is not None
+        self.delete(raw, [trial.gtrid])
+        raw.commit()
+        return stays
 
     def insert(self, raw: Any, decision: Decision) -> None:
         """Add a row. The driver raises its error of integrity if there is one for the transaction."""

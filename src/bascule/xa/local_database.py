@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from bascule.core.errors import InvalidInput
 from bascule.xa.database import Work, translated
 from bascule.xa.deciding_database import DecidingDatabase
-from bascule.xa.decision_table import DecisionTable
+from bascule.xa.decision_table import TABLE, DecisionTable
 from bascule.xa.errors import OutOfOrder, UnknownXid
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority
@@ -98,6 +99,12 @@ class LocalDatabaseResource(DecidingDatabase[Any]):
         with translated(), self.connected() as raw:
             self._table.create(raw)
             raw.commit()
+            stays = self._table.outlives_rollback(raw)
+        if stays:
+            raise InvalidInput(
+                f"{self.name}: what is written to {TABLE} stays after a rollback; open connections without autocommit, and use a storage "
+                "engine with transactions"
+            )
 
     def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it
         """See DatabaseResource."""

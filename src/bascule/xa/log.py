@@ -17,9 +17,10 @@ from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.xa.errors import Code
 from bascule.xa.xid import LOG_ID, Xid, named
 
-#: A rollback is remembered for so long, in case a manager that stood still in between asks for COMMIT after all: the time counts from when
+#: A decision that the process of its transaction may still ask about is remembered for so long: a rollback, in case a manager that stood
+#: still in between asks for COMMIT after all, and a commit of a database whose answer that process may have lost. The time counts from when
 #: the process that forgets it has first seen it, for the clocks of processes need not agree.
-ROLLBACK_KEPT_S = 24 * 3600.0
+DECISION_KEPT_S = 24 * 3600.0
 
 
 #: The format of entries that this version writes. Entries without a format have format 0, which has no tokens; format 2 has brought the

@@ -34,11 +34,11 @@ from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, Trans
 from bascule.xa.forks import Forks, abandon
 from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.plan import own_log
-from bascule.xa.propagation import PLACES, Place, Propagation
+from bascule.xa.propagation import USES, Propagation, TransactionUse
 from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
-from bascule.xa.report import Finding, TransactionReport
+from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
@@ -56,7 +56,7 @@ ANSWER_WITHIN_S = 10.0
 CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
 #: Transactions whose end a manager remembers for ``outcome``, beyond what the log has of them.
 ENDED_MAX = 10_000
-_FINDINGS = {TransactionStatus.COMMITTED: Finding.COMMITTED, TransactionStatus.ROLLED_BACK: Finding.ROLLED_BACK}
+_FINDINGS = {TransactionStatus.COMMITTED: TransactionFinding.COMMITTED, TransactionStatus.ROLLED_BACK: TransactionFinding.ROLLED_BACK}
 #: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
 RETRY_PAUSE_S = 0.05
 
@@ -110,7 +110,7 @@ class TransactionManager:
         self._interval_s = recovery_interval_s
         self._current: ContextVar[_Entered | None] = ContextVar(f"bascule.xa.{name}", default=None)
         self._live: dict[bytes, Transaction] = {}
-        self._ended: dict[bytes, Finding] = {}
+        self._ended: dict[bytes, TransactionFinding] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -222,9 +222,9 @@ class TransactionManager:
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
             @functools.wraps(function)
             def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-                place = self._place(propagation)
-                if place is not Place.NEW:
-                    with self._placed(place):
+                use = self._use(propagation)
+                if use is not TransactionUse.NEW:
+                    with self._used(use):
                         return function(*args, **kwargs)
                 for attempt in itertools.count(1):
                     try:
@@ -239,9 +239,9 @@ class TransactionManager:
 
             @functools.wraps(function)
             async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
-                place = self._place(propagation)
-                if place is not Place.NEW:
-                    with self._placed(place):
+                use = self._use(propagation)
+                if use is not TransactionUse.NEW:
+                    with self._used(use):
                         return await function(*args, **kwargs)  # type: ignore[misc]
                 for attempt in itertools.count(1):
                     try:
@@ -262,7 +262,7 @@ class TransactionManager:
     def outcome(self, transaction_id: str) -> TransactionReport:
         """Look what has become of a transaction: by ``Transaction.id``, ``TransactionError.transaction_id``, or the xid of a branch.
 
-        Nothing is changed. Raises Unavailable when the log does not answer, InvalidInput for an id of another manager.
+        Nothing is changed. Raises Unavailable when the log does not answer, InvalidInput for an id of another manager or decision log.
         """
         gtrid = Xid.parse(transaction_id).gtrid if transaction_id.count(":") == 2 else transaction_id.encode()
         if manager_of_gtrid(gtrid) != self.name:
@@ -270,7 +270,7 @@ class TransactionManager:
         found = self.recoverer(ANSWER_WITHIN_S).report(gtrid, self._at_work)
         with self._lock:
             ended = self._ended.get(gtrid)
-        return found if ended is None or found.finding is not Finding.NOTHING_LEFT else dataclasses.replace(found, finding=ended)
+        return found if ended is None or found.decision is not None else dataclasses.replace(found, finding=ended)
 
     def owns(self, gtrid: bytes) -> bool:
         """Return whether a transaction is one of this manager, by its name and its decision log. The manager must be open."""
@@ -312,20 +312,20 @@ class TransactionManager:
         finally:
             self._current.reset(token)
 
-    def _place(self, propagation: Propagation) -> Place:
+    def _use(self, propagation: Propagation) -> TransactionUse:
         entered = self._current.get()
         inside = entered is not None and entered.transaction.status not in ENDED
-        place = PLACES[propagation][0 if inside else 1]
-        if place is None and inside:
+        use = USES[propagation][0 if inside else 1]
+        if use is None and inside:
             raise OutOfOrder("a transaction is at work here, and the function must not be called in one (NEVER)")
-        if place is None:
+        if use is None:
             raise NoTransaction("there is no transaction in this thread or task, and the function needs that of its caller (MANDATORY)")
-        return place
+        return use
 
     @contextmanager
-    def _placed(self, place: Place) -> Iterator[None]:
+    def _used(self, use: TransactionUse) -> Iterator[None]:
         """Around a function that begins no transaction."""
-        if place is Place.OUTSIDE:
+        if use is TransactionUse.OUTSIDE:
             with self._aside():
                 yield
             return
@@ -353,7 +353,7 @@ class TransactionManager:
         if pending:
             self.recover_soon()
 
-    def _remember(self, gtrid: bytes, ended: Finding) -> None:
+    def _remember(self, gtrid: bytes, ended: TransactionFinding) -> None:
         self._ended[gtrid] = ended
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
@@ -394,7 +394,7 @@ class TransactionManager:
                 finished, self._failure = done.finished, ""
                 with self._lock:
                     for gtrid in done.committed:
-                        self._remember(gtrid, Finding.COMMITTED)
+                        self._remember(gtrid, TransactionFinding.COMMITTED)
             except LogDamaged as error:
                 self._failure = f"its decision log has failed: {error}"
                 _log.error("recovery stopped by the decision log", error=said_of(error))

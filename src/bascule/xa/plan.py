@@ -9,8 +9,8 @@ import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bascule.xa.log import ROLLBACK_KEPT_S, Decision, LogState, Outcome
-from bascule.xa.xid import NO_LOG, Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid
+from bascule.xa.log import DECISION_KEPT_S, Decision, LogState, Outcome
+from bascule.xa.xid import NO_LOG, Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
 
 
 class PlanViolation(enum.StrEnum):
@@ -69,10 +69,16 @@ class RecoveryView:
     after: LogState
     live: Collection[bytes]
     now_ms: int
-    #: How long this process has known each ROLLBACK of the log, in seconds of its own clock that no correction changes.
+    #: How long this process has known each decision that is kept for a time, in seconds of its own clock that no correction changes.
     known_s: Mapping[bytes, float] = field(default_factory=dict)
     #: Ids of decision logs that are lost for good: the decisions of their transactions are in this one, or nowhere.
     lost_logs: Collection[str] = ()
+    #: Transactions whose decision a database has, and not the log.
+    in_database: Collection[bytes] = ()
+    #: Databases that may have decisions, and do not answer.
+    silent: Collection[str] = ()
+    #: Of those in a database the COMMITs that this process has carried out for another one, which may still ask about them.
+    carried_out: Collection[bytes] = ()
 
 
 def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
@@ -150,6 +156,8 @@ class _Planner:
             return Step(
                 Action(decision.outcome), resource, xid, f"the log says {decision.outcome}, by {decision.by}", decision.token(resource)
             )
+        if self.view.silent and may_be_in_database(xid.gtrid):
+            return Step(Action.WAIT, resource, xid, f"its decision may be in {', '.join(self.view.silent)}, which does not answer")
         left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
         if self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations:
             return Step(Action.WAIT, resource, xid, f"nothing is decided, and its process has {left_s:.0f} s left for it")
@@ -158,11 +166,11 @@ class _Planner:
     def _of_decision(self, decision: Decision) -> Iterator[Step]:
         """A decision is needed until each of its resources has said that its branch has ended; that it is not listed says nothing."""
         whole = Xid(0, decision.gtrid, b"")
-        if decision.outcome is Outcome.ROLLBACK:
+        if decision.outcome is Outcome.ROLLBACK or decision.gtrid in self.view.carried_out:
             # Not by the time of the entry: whoever has made the decision may have another time.
             early = PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations
-            if early or self.view.known_s.get(decision.gtrid, 0.0) > ROLLBACK_KEPT_S:
-                yield Step(Action.FORGET, "", whole, "rolled back long ago")
+            if early or self.view.known_s.get(decision.gtrid, 0.0) > DECISION_KEPT_S:
+                yield Step(Action.FORGET, "", whole, f"{decision.outcome} was decided long ago")
             return
         if not decision.resources:
             return  # any resource may still have a branch of it

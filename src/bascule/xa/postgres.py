@@ -42,14 +42,15 @@ class PostgresRules(DecidingDatabase[HandleT]):
         super().__init__(name, table=DecisionTable(cursor=_tuples), **rest)
         self._numbers: dict[Xid, str] = {}
         self._prepares = prepared
+        self._checked = False
 
     def begun(self, raw: Any, timeout_s: float) -> None:
         """An application that stands still loses its locks at the transaction's deadline."""
         raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}")
         if self._prepares is None:
             self._prepares = _prepares(raw)
-            if not self._prepares:
-                self.check()
+        if not self._prepares and not self._checked:  # the server was away when the manager opened
+            self.check()
 
     def vote(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource."""
@@ -94,7 +95,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
                 f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once, or leave out "
                 "prepared=True"
             )
-        self._prepares = prepares
+        self._prepares, self._checked = prepares, True
 
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase. Raises ResourceFailed for a standby."""

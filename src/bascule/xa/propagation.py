@@ -22,7 +22,7 @@ class Propagation(enum.Enum):
     NEVER = "never"
 
 
-class Place(enum.Enum):
+class TransactionUse(enum.Enum):
     """Where a function runs."""
 
     NEW = "in a new transaction"
@@ -31,11 +31,11 @@ class Place(enum.Enum):
 
 
 #: By the propagation: where the function runs if the caller has a transaction, and if not; None is refused.
-PLACES: dict[Propagation, tuple[Place | None, Place | None]] = {
-    Propagation.REQUIRED: (Place.JOINED, Place.NEW),
-    Propagation.REQUIRES_NEW: (Place.NEW, Place.NEW),
-    Propagation.MANDATORY: (Place.JOINED, None),
-    Propagation.SUPPORTS: (Place.JOINED, Place.OUTSIDE),
-    Propagation.NOT_SUPPORTED: (Place.OUTSIDE, Place.OUTSIDE),
-    Propagation.NEVER: (None, Place.OUTSIDE),
+USES: dict[Propagation, tuple[TransactionUse | None, TransactionUse | None]] = {
+    Propagation.REQUIRED: (TransactionUse.JOINED, TransactionUse.NEW),
+    Propagation.REQUIRES_NEW: (TransactionUse.NEW, TransactionUse.NEW),
+    Propagation.MANDATORY: (TransactionUse.JOINED, None),
+    Propagation.SUPPORTS: (TransactionUse.JOINED, TransactionUse.OUTSIDE),
+    Propagation.NOT_SUPPORTED: (TransactionUse.OUTSIDE, TransactionUse.OUTSIDE),
+    Propagation.NEVER: (None, TransactionUse.OUTSIDE),
 }

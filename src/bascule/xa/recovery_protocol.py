@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bascule.core import crash
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.xa.effects import Clock, Decider, Decisions, Participant
 from bascule.xa.errors import UnknownXid
@@ -86,7 +86,8 @@ class RecoveryProtocol:
         self._by = by
         self._lost_logs = lost_logs
         self._foreign: list[Step] = []
-        self._rollbacks_seen_s: dict[bytes, float] = {}
+        self._seen_s: dict[bytes, float] = {}  # of decisions that are kept for a time
+        self._carried_out: set[bytes] = set()  # see RecoveryView
         self._violations = violations
         self._missing: dict[str, int] = {}
 
@@ -97,7 +98,7 @@ class RecoveryProtocol:
     async def _look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> tuple[Pass, RecoveryView]:
         found = Pass()
         at_work = dict.fromkeys(live())
-        before = await self._read(found)
+        before, in_database = await self._read(found)
         branches: dict[str, Sequence[Xid]] = {}
         for name, participant in self._participants.items():
             try:
@@ -105,9 +106,20 @@ class RecoveryProtocol:
             except Exception as error:  # of one resource: it does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
-        after = await self._read(found)
-        known_s = self._rollbacks_known_s(before)
-        view = RecoveryView(branches, before, after, at_work.keys(), self._clock.now_ms(), known_s, self._lost_logs)
+        after, _ = await self._read(found)
+        self._carried_out &= before.decisions.keys()
+        view = RecoveryView(
+            branches,
+            before,
+            after,
+            at_work.keys(),
+            self._clock.now_ms(),
+            self._known_s(before),
+            self._lost_logs,
+            in_database,
+            silent=[name for name, _ in self._deciders() if name in found.unreachable],
+            carried_out=frozenset(self._carried_out),
+        )
         found.missing = missing_resources(self._manager, view, self._participants.keys())
         steps = plan(self._manager, view, patient=patient, violations=self._violations)
         found.steps = sorted(steps, key=lambda step: (step.action is Action.FORGET, self._priority(step.resource)))
@@ -115,11 +127,12 @@ class RecoveryProtocol:
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found, view
 
-    async def _read(self, found: Pass) -> LogState:
-        """Return the decisions of the log, and of the databases that answer; one that does not is asked again by ``_decide``."""
+    async def _read(self, found: Pass) -> tuple[LogState, Collection[bytes]]:
+        """Return the decisions of the log and of the databases that answer, and which of them only a database has."""
         state = await self._log.read()
+        in_log = set(state.decisions)
         await self._read_databases(state, found)
-        return state
+        return state, state.decisions.keys() - in_log
 
     async def _read_databases(self, state: LogState, found: Pass) -> None:
         for name, decider in self._deciders():
@@ -150,14 +163,26 @@ class RecoveryProtocol:
     async def report(self, gtrid: bytes, live: Callable[[], Collection[bytes]]) -> TransactionReport:
         """Return what is known of a transaction. Raises Unavailable without the log."""
         found, view = await self._look(live, patient=True)
+        self._refuse_other_log(gtrid, gtrid.decode("latin-1"), view.after.log_id)
         return report(gtrid, view, found.steps, found.unreachable)
 
-    def _rollbacks_known_s(self, log: LogState) -> dict[bytes, float]:
-        """Return how long this process has known each ROLLBACK of the log."""
+    def _known_s(self, log: LogState) -> dict[bytes, float]:
+        """Return how long this process has known each decision that is kept for a time."""
         now_s = self._clock.monotonic_s()
         rollbacks = (gtrid for gtrid, decision in log.decisions.items() if decision.outcome is Outcome.ROLLBACK)
-        self._rollbacks_seen_s = {gtrid: self._rollbacks_seen_s.get(gtrid, now_s) for gtrid in rollbacks}
-        return {gtrid: now_s - seen_s for gtrid, seen_s in self._rollbacks_seen_s.items()}
+        self._seen_s = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *self._carried_out)}
+        return {gtrid: now_s - seen_s for gtrid, seen_s in self._seen_s.items()}
+
+    def _keep(self, gtrid: bytes, view: RecoveryView) -> bool:
+        """Whether a decision that is carried out stays for now.
+
+        The process whose database has committed it may have lost the answer: it then asks the database for ROLLBACK, and would get it.
+        """
+        decision = view.before.decisions[gtrid]
+        if decision.by == self._by or gtrid not in view.in_database or gtrid in view.carried_out or decision.outcome is Outcome.ROLLBACK:
+            return False
+        self._carried_out.add(gtrid)
+        return True
 
     async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""
@@ -177,7 +202,8 @@ class RecoveryProtocol:
             if step.action is Action.FORGET and self._needed(step.xid.gtrid, done):
                 continue
             try:
-                await self._take(step)
+                if step.action is not Action.FORGET or not self._keep(step.xid.gtrid, view):
+                    await self._take(step)
                 crash.point("xa.recover.step")
                 if step.action is Action.FORGET and view.before.decisions[step.xid.gtrid].outcome is Outcome.COMMIT:
                     done.committed.append(step.xid.gtrid)
@@ -226,13 +252,14 @@ class RecoveryProtocol:
         """Finish a transaction as somebody says, unless the log says otherwise. See ``Recoverer.finish_now``."""
         if manager_of_gtrid(xid.gtrid) != self._manager:
             raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
-        log_id = (await self._log.read()).log_id
-        if not own_log(xid.gtrid, log_id, self._lost_logs):
-            other = log_id_of_gtrid(xid.gtrid)
-            raise InvalidInput(
-                f"branch {xid} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log"
-            )
-        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in (await self._read(Pass())).decisions:
+        found = Pass()
+        state, _ = await self._read(found)
+        self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
+        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in state.decisions:
+            if found.unreachable:
+                raise Unavailable(
+                    f"{xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
+                )
             raise InvalidInput(f"{xid} is decided by a database, which has not committed it: it can only be rolled back")
         # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
@@ -243,6 +270,11 @@ class RecoveryProtocol:
                     token = decision.token(participant.name)
                     await finish(participant, each, decision.outcome, self._log, self._clock, token=token, violations=self._violations)
         return decision.outcome
+
+    def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:
+        if not own_log(gtrid, log_id, self._lost_logs):
+            other = log_id_of_gtrid(gtrid)
+            raise InvalidInput(f"{what} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log")
 
     async def forget(self, xid: Xid) -> None:
         """Drop a heuristic outcome that the operator has seen to. Raises UnknownXid if none is recorded."""

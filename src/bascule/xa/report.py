@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step
+from bascule.xa.xid import may_be_in_database
 
 
-class Finding(enum.StrEnum):
+class TransactionFinding(enum.StrEnum):
     """What became of a transaction, as far as log and resources say."""
 
     COMMITTED = "committed"
@@ -22,6 +23,8 @@ class Finding(enum.StrEnum):
     #: Neither log nor resources have anything of it, and this process does not remember it: it was rolled back, or it was committed and its
     #: decision is forgotten.
     NOTHING_LEFT = "nothing is left of it"
+    #: Neither log nor resources have anything of it, as far as they answer: one that does not may have the decision, or a branch.
+    NOT_KNOWN = "not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class TransactionReport:
     """One transaction. ``decision`` is what the log has of it."""
 
     id: str
-    finding: Finding
+    finding: TransactionFinding
     decision: Decision | None
     branches: tuple[BranchReport, ...]
     heuristics: tuple[Heuristic, ...]
@@ -53,7 +56,10 @@ def report(gtrid: bytes, view: RecoveryView, steps: Collection[Step], unreachabl
     concerned = set(planned) | {name for name, prepared in listed.items() if prepared} | set(decision.resources if decision else ())
     branches = tuple(_branch(name, listed, planned.get(name), unreachable) for name in sorted(concerned | set(unreachable)))
     heuristics = tuple(each for xid, each in view.after.heuristics.items() if xid.gtrid == gtrid)
-    return TransactionReport(gtrid.decode("latin-1"), _finding(gtrid, decision, view, planned.values()), decision, branches, heuristics)
+    finding = _finding(gtrid, decision, view, planned.values())
+    if finding is TransactionFinding.NOTHING_LEFT and unreachable:
+        finding = TransactionFinding.NOT_KNOWN
+    return TransactionReport(gtrid.decode("latin-1"), finding, decision, branches, heuristics)
 
 
 def _branch(name: str, listed: Mapping[str, bool], step: Step | None, unreachable: Mapping[str, str]) -> BranchReport:
@@ -64,9 +70,13 @@ def _branch(name: str, listed: Mapping[str, bool], step: Step | None, unreachabl
     return BranchReport(name, listed[name], None if step is None else step.action, "" if step is None else step.why)
 
 
-def _finding(gtrid: bytes, decision: Decision | None, view: RecoveryView, steps: Collection[Step]) -> Finding:
+def _finding(gtrid: bytes, decision: Decision | None, view: RecoveryView, steps: Collection[Step]) -> TransactionFinding:
     if decision is not None:
-        return Finding.COMMITTED if decision.outcome is Outcome.COMMIT else Finding.ROLLED_BACK
-    if gtrid in view.live or any(step.action is Action.WAIT for step in steps):
-        return Finding.AT_WORK
-    return Finding.UNDECIDED if steps else Finding.NOTHING_LEFT
+        return TransactionFinding.COMMITTED if decision.outcome is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
+    if gtrid in view.live:
+        return TransactionFinding.AT_WORK
+    if view.silent and may_be_in_database(gtrid):
+        return TransactionFinding.NOT_KNOWN
+    if any(step.action is Action.WAIT for step in steps):
+        return TransactionFinding.AT_WORK
+    return TransactionFinding.UNDECIDED if steps else TransactionFinding.NOTHING_LEFT

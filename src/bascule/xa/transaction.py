@@ -118,8 +118,10 @@ class Transaction:
             try:
                 while self._before and self.status is TransactionStatus.ACTIVE:
                     self._before.pop(0)()
-            except Exception as error:
+            except BaseException as error:
                 self.rollback()
+                if not isinstance(error, Exception):
+                    raise
                 text = f"was rolled back: a hook before its completion has failed: {error}"
                 raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
             self._end(self._protocol.commit)

@@ -13,7 +13,7 @@ from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager
 from bascule.xa.database import DbapiResource
-from bascule.xa.errors import RetryLater, UnknownXid
+from bascule.xa.errors import ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
 
@@ -121,6 +121,31 @@ def test_prepare_that_answers_false_is_a_read_only_vote(answer: bool | None, vot
     assert resource.prepare(FIRST) is vote
     if vote is Vote.READ_ONLY:
         resource.start(FIRST, timeout_s=60)  # it is gone
+
+
+class Refusal(Exception):
+    sqlstate = "22000"
+
+
+class Unclear(Exception):
+    sqlstate = "40003"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
+)
+def test_commit_in_one_phase_is_refused_only_if_the_database_says_so(raised: Exception, told: type[Exception]) -> None:
+    """The application is told "rolled back" of a refused one, and repeats the work."""
+
+    class Failing(Driver):
+        def tpc_commit(self, xid: Any = None) -> None:
+            raise raised
+
+    resource = DbapiResource("db", lambda: Failing([]))
+    resource.start(FIRST, timeout_s=60)
+    resource.end(FIRST, success=True)
+    with pytest.raises(told):
+        resource.commit(FIRST, one_phase=True)
 
 
 def test_driver_without_two_phases_is_refused_when_the_manager_opens() -> None:

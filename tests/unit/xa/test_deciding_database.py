@@ -4,27 +4,62 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bascule.core.effects import run_blocking
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
-from bascule.xa import TransactionInDoubt, TransactionManager, TransactionRolledBack
+from bascule.xa import TransactionFinding, TransactionInDoubt, TransactionManager, TransactionRolledBack
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
 from bascule.xa.decision_table import TABLE
 from bascule.xa.errors import BranchRolledBack, OutOfOrder
 from bascule.xa.local_database import LocalDatabaseResource
-from bascule.xa.log import Decision, LogState, Outcome
+from bascule.xa.log import DECISION_KEPT_S, Decision, LogState, Outcome
+from bascule.xa.plan import Action
 from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.two_phase import TransactionStatus, TwoPhase
 from bascule.xa.xid import branch, may_be_in_database, new_gtrid
 
 
 class Killed(GeneratorExit):
     """The process has ended here."""
+
+
+class Unanswered:
+    """A connection whose commit is carried out, or not, and not answered."""
+
+    def __init__(self, raw: sqlite3.Connection, carried_out: bool, error: Exception, then: Callable[[], object]) -> None:
+        self.raw, self.carried_out, self.error, self.then = raw, carried_out, error, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def commit(self) -> None:
+        if self.carried_out:
+            self.raw.commit()
+        self.then()
+        raise self.error
+
+
+class SerializationFailure(Exception):
+    sqlstate = "40001"
+
+
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    seconds = 0.0
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic_s(self) -> float:
+        return self.seconds
 
 
 class Shop:
@@ -34,7 +69,7 @@ class Shop:
         self.path = directory / "shop.sqlite"
         self.durable, self.log = DurableBranches(), ModelLog(LogState(log_id="aaaaaaaa"))
         self.at: dict[str, Callable[[], object]] = {}
-        self.away = False
+        self.away: Exception | None = None
         with sqlite3.connect(self.path) as connection:
             connection.execute("CREATE TABLE payments (item TEXT UNIQUE)")
         self.database, self.broker = self.process()
@@ -44,8 +79,8 @@ class Shop:
         return LocalDatabaseResource("database", self.connect), ModelResource("broker", self.durable, watch=self._watch)
 
     def connect(self) -> sqlite3.Connection:
-        if self.away:
-            raise sqlite3.OperationalError("unable to open database file")
+        if self.away is not None:
+            raise self.away
         return sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
 
     def begin(self, *resources: Any) -> TwoPhase:
@@ -63,6 +98,11 @@ class Shop:
         resources = [each for each in self.process() if each.name not in without]
         return Recoverer("shop", self.log, resources, by="recoverer", patient=False).run()
 
+    def empty(self) -> None:
+        with sqlite3.connect(self.path) as connection:
+            connection.execute("DELETE FROM payments")
+        self.durable.committed.clear()
+
     def rows(self) -> list[str]:
         return self.select("SELECT item FROM payments")
 
@@ -74,6 +114,11 @@ class Shop:
         found = [row[0] for row in connection.execute(query)]
         connection.close()
         return found
+
+    def unanswered(self, transaction: TwoPhase, *, carried_out: bool, error: Exception, then: Callable[[], object] = int) -> None:
+        """The commit of the database is carried out, or not; ``then`` happens, and the driver raises ``error``."""
+        work = self.database._work[branch(transaction.gtrid, "database")]
+        work.raw = Unanswered(work.raw, carried_out, error, then)
 
     @property
     def where(self) -> tuple[list[str], list[str]]:
@@ -140,7 +185,6 @@ def test_killed_at_any_point_the_transaction_ends_as_the_database_says(shop: Sho
         shop.recover()
     assert shop.where == left
     assert shop.durable.prepared == {}
-    assert [each for each in shop.decisions() if '"commit"' in each] == []
 
 
 def test_killed_between_the_commit_of_the_database_and_its_answer_the_transaction_is_committed(
@@ -164,12 +208,20 @@ def test_while_the_database_is_away_recovery_rolls_nothing_back(shop: Shop) -> N
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
-    shop.away = True
+    shop.away = sqlite3.OperationalError("unable to open database file")
     done = shop.recover()
     assert "database" in done.unreachable
-    assert done.failed
+    assert [(step.action, step.why) for step in done.steps] == [
+        (Action.WAIT, "its decision may be in database, which does not answer"),
+    ]
     assert len(shop.durable.prepared) == 1
-    shop.away = False
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+    xid = next(iter(shop.durable.prepared))
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOT_KNOWN
+    with pytest.raises(Unavailable, match="may have been committed by database, which does not answer"):
+        recoverer.finish_now(xid, Outcome.COMMIT)
+    shop.away = None
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
     shop.recover()
     assert shop.where == BOTH
 
@@ -204,55 +256,92 @@ def test_slow_application_obeys_the_rollback_of_a_recoverer(shop: Shop) -> None:
     assert shop.where == NEITHER
 
 
-def test_commit_that_is_not_answered_is_told_as_the_table_has_it(shop: Shop) -> None:
-    class Unanswered:
-        """A connection whose commit is carried out, or not, and not answered."""
-
-        def __init__(self, raw: sqlite3.Connection, carried_out: bool) -> None:
-            self.raw, self.carried_out = raw, carried_out
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.raw, name)
-
-        def commit(self) -> None:
-            if self.carried_out:
-                self.raw.commit()
-            raise sqlite3.OperationalError("connection lost")
-
-    def unanswered(carried_out: bool) -> TwoPhase:
-        transaction = shop.begin()
-        work = shop.database._work[branch(transaction.gtrid, "database")]
-        work.raw = Unanswered(work.raw, carried_out)
-        return transaction
-
-    with pytest.raises(TransactionRolledBack):
-        run_blocking(unanswered(carried_out=False).commit())
-    assert shop.where == NEITHER
-    run_blocking(unanswered(carried_out=True).commit())
-    assert shop.where == BOTH
-
-
-def test_commit_that_nobody_can_tell_is_in_doubt_and_recovery_settles_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("connection lost"), sqlite3.DatabaseError("protocol"), OSError("reset")])
+def test_commit_that_is_not_answered_is_told_as_the_table_has_it(shop: Shop, error: Exception) -> None:
     transaction = shop.begin()
-    work = shop.database._work[branch(transaction.gtrid, "database")]
-    commit = work.raw.commit
-
-    class Lost:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(raw, name)
-
-        def commit(self) -> None:
-            commit()
-            shop.away = True
-            raise sqlite3.OperationalError("connection lost")
-
-    raw, work.raw = work.raw, Lost()
-    with pytest.raises(TransactionInDoubt):
+    shop.unanswered(transaction, carried_out=False, error=error)
+    with pytest.raises(TransactionRolledBack):
         run_blocking(transaction.commit())
-    assert transaction.status is TransactionStatus.IN_DOUBT
-    shop.away = False
-    shop.recover()
+    assert shop.where == NEITHER
+    transaction = shop.begin()
+    shop.unanswered(transaction, carried_out=True, error=error)
+    run_blocking(transaction.commit())
     assert shop.where == BOTH
+
+
+def test_commit_that_is_not_answered_is_not_told_as_rolled_back_when_another_process_has_finished_it_meanwhile(shop: Shop) -> None:
+    def finish() -> None:
+        for _ in range(3):
+            shop.recover()
+        assert shop.where == BOTH
+
+    transaction = shop.begin()
+    shop.unanswered(transaction, carried_out=True, error=sqlite3.OperationalError("connection lost"), then=finish)
+    run_blocking(transaction.commit())
+    assert transaction.status is TransactionStatus.COMMITTED
+    assert shop.log.durable.heuristics == {}
+
+
+@pytest.mark.parametrize("by", ["application", "recoverer"])
+def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop: Shop, by: str) -> None:
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    clock = FakeClock()
+    participants = {each.name: BlockingParticipant(each) for each in shop.process()}
+    recovery = RecoveryProtocol("shop", BlockingLog(shop.log), participants, clock, by)
+
+    def run() -> Any:
+        return run_blocking(recovery.run(tuple, patient=False))
+
+    run()
+    assert shop.where == BOTH
+    if by == "recoverer":
+        run()
+        assert len(shop.decisions()) == 1
+        clock.seconds = DECISION_KEPT_S
+        assert run().steps == []  # no resource is asked again
+        assert len(shop.decisions()) == 1
+        clock.seconds += 1
+    run()
+    assert shop.decisions() == []
+    assert shop.log.durable.decisions == {}
+
+
+def test_row_that_is_deleted_while_somebody_asks_for_a_rollback_was_a_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.COMMIT, ("broker",), 1, "x")
+    shop.database.decide(commit)
+    table = shop.database._table
+    monkeypatch.setattr(table, "find", lambda raw, gtrid: table.delete(raw, [gtrid]))
+    assert shop.database.decide(replace(commit, outcome=Outcome.ROLLBACK)).outcome is Outcome.COMMIT
+
+
+def test_commit_that_nobody_can_tell_is_in_doubt_and_recovery_settles_it(shop: Shop) -> None:
+    for refusal in (sqlite3.OperationalError("unable to open database file"), SerializationFailure()):
+        transaction = shop.begin()
+        shop.unanswered(
+            transaction,
+            carried_out=True,
+            error=sqlite3.OperationalError("connection lost"),
+            then=lambda refusal=refusal: setattr(shop, "away", refusal),  # type: ignore[misc]
+        )
+        with pytest.raises(TransactionInDoubt):
+            run_blocking(transaction.commit())
+        assert transaction.status is TransactionStatus.IN_DOUBT
+        shop.away = None
+        shop.recover()
+        assert shop.where == BOTH
+        shop.empty()
+
+
+def test_connection_that_commits_by_itself_is_refused_when_the_manager_opens(shop: Shop) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(shop.path, isolation_level=None)
+
+    database = LocalDatabaseResource("database", connect)
+    with pytest.raises(InvalidInput, match="database: what is written to bascule_decisions stays after a rollback"):
+        TransactionManager("shop", shop.log, [shop.broker, database]).open()
+    assert shop.decisions() == []
 
 
 def test_statement_that_fails_is_rolled_back_with_the_rest(shop: Shop) -> None:

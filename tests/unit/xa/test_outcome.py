@@ -10,7 +10,7 @@ import pytest
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import ModelLog, ModelResource
-from bascule.xa import Finding, TransactionInDoubt, TransactionManager, TransactionRolledBack
+from bascule.xa import TransactionFinding, TransactionInDoubt, TransactionManager, TransactionRolledBack
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import Code, ResourceFailed
 from bascule.xa.log import Decision, Heuristic, Outcome
@@ -55,9 +55,9 @@ def shop() -> Shop:
 def test_transaction_at_work_is_told_as_such(shop: Shop) -> None:
     with shop.manager, shop.manager.begin() as transaction:
         transaction.enlist(shop.one)
-        assert shop.manager.outcome(transaction.id).finding is Finding.AT_WORK
+        assert shop.manager.outcome(transaction.id).finding is TransactionFinding.AT_WORK
         transaction.rollback()
-        assert shop.manager.outcome(transaction.id).finding is Finding.ROLLED_BACK
+        assert shop.manager.outcome(transaction.id).finding is TransactionFinding.ROLLED_BACK
 
 
 def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop) -> None:
@@ -68,7 +68,7 @@ def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop
         id = raised.value.transaction_id
         wait_until(lambda: bool(shop.one.durable.committed))
         report = shop.manager.outcome(id)
-        assert report.finding is Finding.COMMITTED
+        assert report.finding is TransactionFinding.COMMITTED
         assert report.decision is not None
         assert [(each.resource, each.prepared, each.action) for each in report.branches] == [
             ("one", False, Action.CONFIRM),
@@ -76,17 +76,17 @@ def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop
         ]
         shop.down = {}
         wait_until(lambda: not shop.log.durable.decisions)
-        assert shop.manager.outcome(id).finding is Finding.COMMITTED  # though the log has it no more
-        assert shop.manager.outcome(f"1111577411:{id}:one").finding is Finding.COMMITTED
+        assert shop.manager.outcome(id).finding is TransactionFinding.COMMITTED  # though the log has it no more
+        assert shop.manager.outcome(f"1111577411:{id}:one").finding is TransactionFinding.COMMITTED
 
 
 def test_what_was_told_is_told_again(shop: Shop) -> None:
     with shop.manager:
-        assert shop.manager.outcome(shop.pay()).finding is Finding.COMMITTED
+        assert shop.manager.outcome(shop.pay()).finding is TransactionFinding.COMMITTED
         shop.two.vote = "no"
         with pytest.raises(TransactionRolledBack) as raised:
             shop.pay()
-        assert shop.manager.outcome(raised.value.transaction_id).finding is Finding.ROLLED_BACK
+        assert shop.manager.outcome(raised.value.transaction_id).finding is TransactionFinding.ROLLED_BACK
 
 
 def test_branch_without_a_decision_is_undecided_and_at_work_until_its_deadline(shop: Shop) -> None:
@@ -94,8 +94,8 @@ def test_branch_without_a_decision_is_undecided_and_at_work_until_its_deadline(s
     for gtrid in (old, young):
         shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
     found = shop.manager.outcome(old.decode())
-    assert (found.finding, found.branches[0].action) == (Finding.UNDECIDED, Action.ROLLBACK)
-    assert shop.manager.outcome(young.decode()).finding is Finding.AT_WORK
+    assert (found.finding, found.branches[0].action) == (TransactionFinding.UNDECIDED, Action.ROLLBACK)
+    assert shop.manager.outcome(young.decode()).finding is TransactionFinding.AT_WORK
     assert len(shop.one.durable.prepared) == 2
 
 
@@ -110,6 +110,28 @@ def test_resource_that_does_not_answer_or_is_missing_is_named(shop: Shop) -> Non
     }
 
 
+def test_nothing_is_said_of_a_transaction_while_a_resource_does_not_answer(shop: Shop) -> None:
+    """It may be prepared there."""
+    shop.down["one.recover.before"] = ResourceFailed("no route")
+    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOT_KNOWN
+
+
+def test_what_was_rolled_back_is_told_so_while_a_resource_has_still_to_be_told(shop: Shop) -> None:
+    with shop.manager:
+        shop.down = {"two.prepare.before": ResourceFailed("away"), "one.rollback.before": ResourceFailed("away")}
+        with pytest.raises(TransactionRolledBack) as raised:
+            shop.pay()
+        found = shop.manager.outcome(raised.value.transaction_id)
+        assert (found.finding, [each.resource for each in found.branches]) == (TransactionFinding.ROLLED_BACK, ["one"])
+
+
+def test_transaction_of_another_decision_log_is_refused(shop: Shop) -> None:
+    gtrid = new_gtrid("shop", 0, "bbbbbbbb")
+    shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
+    with pytest.raises(InvalidInput, match="was begun with decision log bbbbbbbb, and this manager has another one; use that log"):
+        shop.manager.outcome(gtrid.decode())
+
+
 def test_heuristic_outcome_is_part_of_the_report(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0)
     heuristic = Heuristic(branch(gtrid, "one"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)
@@ -118,7 +140,7 @@ def test_heuristic_outcome_is_part_of_the_report(shop: Shop) -> None:
 
 
 def test_transaction_that_nobody_knows_has_left_nothing(shop: Shop) -> None:
-    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is Finding.NOTHING_LEFT
+    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOTHING_LEFT
 
 
 @pytest.mark.parametrize("id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""])

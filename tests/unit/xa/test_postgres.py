@@ -268,6 +268,30 @@ def test_commit_in_one_phase_whose_answer_is_lost_is_told_as_it_ended(server: Se
     assert server.rows == ["1", "3"]
 
 
+def test_commit_in_one_phase_stays_in_doubt_if_the_question_about_it_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise psycopg.errors.SerializationFailure("could not serialize")
+
+    resource = PostgresResource("db", "")
+    xid, connection = ended(resource, "1")
+    connection.lost = "after"
+    monkeypatch.setattr(psycopg, "connect", refuse)
+    with pytest.raises(ResourceFailed, match="could not serialize"):
+        resource.commit(xid, one_phase=True)
+    assert server.rows == ["1"]
+
+
+def test_table_of_decisions_is_created_by_the_first_branch_if_the_server_was_away_when_the_manager_opened(server: Server) -> None:
+    resource = PostgresResource("db", "", prepared=False)
+    server.away = True
+    with TransactionManager("shop", ModelLog(), [resource, ModelResource("broker")]):
+        server.away = False
+        for _ in range(2):
+            ended(resource)
+    said = [statement for connection in server.connections for statement in connection.said]
+    assert len([each for each in said if each.startswith("CREATE TABLE IF NOT EXISTS bascule_decisions")]) == 1
+
+
 @pytest.mark.parametrize(("wanted", "commit", "code"), [("commit", False, Code.XA_HEURRB), ("rollback", True, Code.XA_HEURCOM)])
 def test_branch_that_somebody_finished_by_hand_is_reported_until_it_is_forgotten(
     server: Server, wanted: str, commit: bool, code: Code

@@ -15,7 +15,7 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, now_ms
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.file_log import FileLog
-from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
+from bascule.xa.log import DECISION_KEPT_S, Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, plan
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import RecoveryProtocol
@@ -275,8 +275,8 @@ def test_rollback_is_remembered_for_a_day_whatever_the_clock_of_who_has_made_it(
         run_blocking(recovery.run(tuple, patient=False))
 
     run()
-    clock.seconds = ROLLBACK_KEPT_S
-    clock.wall_ms += 10 * int(ROLLBACK_KEPT_S) * 1000
+    clock.seconds = DECISION_KEPT_S
+    clock.wall_ms += 10 * int(DECISION_KEPT_S) * 1000
     run()
     assert gtrid in log.durable.decisions
     assert log.decide(decision(gtrid)).outcome is Outcome.ROLLBACK

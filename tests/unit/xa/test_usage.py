@@ -237,6 +237,18 @@ def test_hook_that_fails_before_completion_rolls_back(manager: TransactionManage
     assert (one.durable.committed, seen) == ([], [TransactionStatus.ROLLED_BACK])
 
 
+def test_interrupt_in_a_hook_before_completion_rolls_back_and_passes(manager: TransactionManager, one: ModelResource) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    transaction = manager.begin()
+    transaction.enlist(one).append("work")
+    transaction.before_completion(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit()
+    assert (transaction.status, one.durable.committed) == (TransactionStatus.ROLLED_BACK, [])
+
+
 # -- what nobody comes back to
 
 
