@@ -150,7 +150,7 @@ async def request(calls: BrokerCalls, operation: str, xid: Xid | None, since: in
 async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: ResourceFailed) -> None:
     """Find out what has become of a commit in one phase. The broker refuses it from now on, if it has not carried it out.
 
-    Raises BranchRolledBack if the broker has not; ``error`` if it may have carried the commit out and forgotten it.
+    Raises BranchRolledBack if the broker has not; ResourceFailed if it does not say, or may have carried the commit out and forgotten it.
     """
     deadline_s = calls.monotonic_s() + SETTLE_S
     while True:
@@ -168,6 +168,8 @@ async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: Resour
             continue
         except UnknownXid:
             pass
+        except ResourceError as refused:  # to say so; that is no answer
+            raise ResourceFailed(f"{error}; {refused}") from refused
         raise BranchRolledBack(f"the broker lost {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
 
 

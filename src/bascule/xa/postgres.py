@@ -25,6 +25,10 @@ _NOT_NOW = {
     "25006": "the server is a standby; connect to the primary, for one by target_session_attrs=read-write",
 }
 
+_PRIVILEGES = ("SELECT", "INSERT", "DELETE")
+_MAY_USE_TABLE = "SELECT " + " AND ".join(f"has_table_privilege('{TABLE}', '{each}')" for each in _PRIVILEGES)
+_GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
+
 
 class PostgresRules(DecidingDatabase[HandleT]):
     """What PostgreSQL does differently, for every way to it. ``raw`` is a connection of psycopg.
@@ -87,9 +91,12 @@ class PostgresRules(DecidingDatabase[HandleT]):
                     self._table.create(raw)
                 except psycopg.errors.InsufficientPrivilege as error:
                     failure = error
+            allowed = prepares or failure is not None or _one(raw, _MAY_USE_TABLE)
             raw.commit()
         if failure is not None:
             raise Unavailable(f"{self.name}: the table of decisions cannot be created: {failure}; run as its owner: {CREATE}") from failure
+        if not allowed:
+            raise Unavailable(f"{self.name}: the role may not use the table of decisions; run as its owner: {_GRANT} <role>")
         if prepares and not possible:
             raise Unavailable(
                 f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once, or leave out "

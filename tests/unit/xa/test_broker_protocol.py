@@ -131,6 +131,12 @@ def test_commit_in_one_phase_that_was_answered_is_not_asked_about() -> None:
         run_blocking(broker_protocol.commit_one_phase(Script(Reply(Code.XA_RBROLLBACK, 409, "no")), XID))
 
 
+@pytest.mark.parametrize("answer", [ResourceError("not allowed"), Reply(Code.XAER_RMFAIL, 500, "failed"), Reply(None)])
+def test_lost_answer_to_a_commit_in_one_phase_stays_in_doubt_if_the_broker_refuses_to_say(answer: Reply | Exception) -> None:
+    with pytest.raises(ResourceFailed):
+        run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
+
+
 def test_lost_answer_to_a_commit_in_one_phase_is_found_out() -> None:
     script = Script(LOST, BUSY, known(COMMITTED))
     run_blocking(broker_protocol.commit_one_phase(script, XID))

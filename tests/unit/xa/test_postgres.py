@@ -36,6 +36,7 @@ class Server:
             "pg_is_in_recovery": False,
             "current_database": "shop",
             "to_regclass": False,
+            "has_table_privilege": True,
         }
         self.foreign: list[psycopg.Xid] = []
         self.connections: list[Connection] = []
@@ -279,6 +280,13 @@ def test_commit_in_one_phase_stays_in_doubt_if_the_question_about_it_fails(serve
     with pytest.raises(ResourceFailed, match="could not serialize"):
         resource.commit(xid, one_phase=True)
     assert server.rows == ["1"]
+
+
+def test_role_that_may_not_use_the_table_of_decisions_is_refused_when_the_manager_opens(server: Server) -> None:
+    server.values |= {"max_prepared_transactions": "0", "to_regclass": True, "has_table_privilege": False}
+    manager = TransactionManager("shop", ModelLog(), [PostgresResource("db", ""), ModelResource("broker")])
+    with pytest.raises(Unavailable, match="GRANT SELECT, INSERT, DELETE ON bascule_decisions TO"):
+        manager.open()
 
 
 def test_table_of_decisions_is_created_by_the_first_branch_if_the_server_was_away_when_the_manager_opened(server: Server) -> None:
