@@ -422,6 +422,17 @@ class SlowRun(Run):
     TURN_STEPS = (15, 40, 100)
 
 
+class SnapshotRun(SlowRun):
+    """A run in which nearly always a snapshot is being collected, piece by piece."""
+
+    TURN_STEPS = (15,)
+    COMMANDS = (
+        (Run.send, 14), (Run.repeat, 2), (Run.attach, 3), (Run.detach, 2), (Run.delete_queue, 1), (Run.credit, 3), (Run.settle_one, 20),
+        (Run.begin, 1), (Run.end, 2), (Run.prepare, 1), (Run.end_branch, 1), (Run.turn, 24), (Run.confirm, 8), (Run.pass_time, 1),
+        (Run.snapshot, 8), (Run.crash, 1),
+    )  # fmt: skip
+
+
 def run(seed: int, kind: type[Run] = Run) -> None:
     """One run; a failure names the seed and every command."""
     model = kind(seed)

@@ -20,8 +20,9 @@ from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
-from bascule.testing.broker import BrokerInMemory, Receiver, Sender
+from bascule.testing.broker import Receiver, Sender
 from tests.property.loaded_state import digests_of, state_of
+from tests.property.snapshot_at_once import ComparingBroker
 
 COMMANDS_MAX = 60
 DELIVERIES_MAX = 3
@@ -184,7 +185,7 @@ class Model:
         self.lost_expired: list[Copy] = []  # expired in a queue that a crash removed; perhaps moved before
         special = self.random.sample([name for name, _ in RULES], 2)
         self.queues = (PLAIN, *special)
-        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
+        self.broker = ComparingBroker(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
         for name, kind, no_local in (("all", None, ""), ("some", 1, ""), ("others", None, "me")):
             self.subscribe(name, durable=True, kind=kind, no_local=no_local)
         self.broker.settle()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.broker import branches
+from bascule.broker import collecting as collecting_module
 from bascule.broker import delivery as delivery_module
 from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
@@ -16,11 +17,13 @@ from bascule.broker import order as order_module
 from bascule.broker import queue as queue_module
 from bascule.broker import returns as returns_module
 from bascule.broker.branches import Branches
+from bascule.broker.collecting import CollectedQueue, Collector
 from bascule.broker.delivery import Deliveries
-from bascule.broker.duplicates import DuplicateWindow
+from bascule.broker.duplicates import DuplicateWindow, RememberedIds
 from bascule.broker.engine import Engine
 from bascule.broker.expiry import Expiry
 from bascule.broker.groups import Groups
+from bascule.broker.held import Held
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.policy import AddressPolicy, Policy
@@ -29,7 +32,7 @@ from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.sending import Sending
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
-from tests.property.broker_commands import BranchRun, Run, SlowRun, run_all
+from tests.property.broker_commands import BranchRun, Run, SlowRun, SnapshotRun, run_all
 from tests.property.broker_model import ALONE, POLICY, RULES
 
 #: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
@@ -63,11 +66,20 @@ def test_promises_hold_when_work_takes_many_turns_between_other_commands(monkeyp
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS))
 
 
-def slowly(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> None:
+@pytest.mark.timeout(TIMEOUT_S)
+def test_a_snapshot_of_many_turns_is_the_state_at_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS), SnapshotRun)
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int], kind: type[Run] = SlowRun) -> None:
     monkeypatch.setattr(order_module, "BLOCK_MESSAGES", 2)
     monkeypatch.setattr(held_module, "BLOCK_MESSAGES", 2)
     monkeypatch.setattr(returns_module, "PIECE_MESSAGES", 1)
-    run_all(seeds, SlowRun)
+    monkeypatch.setattr(collecting_module, "COPY_STEPS", 1)
+    monkeypatch.setattr(collecting_module, "PIECE_LOOKS", 1)
+    monkeypatch.setattr(collecting_module, "LOOK_STEPS", 5)
+    monkeypatch.setattr(collecting_module, "LAST_STEPS", 0)
+    run_all(seeds, kind)
 
 
 @pytest.mark.timeout(TIMEOUT_S)
@@ -172,7 +184,7 @@ def give_branches_nothing_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def leave_branches_out_of_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Branches, "entries", lambda *_: b"")
+    monkeypatch.setattr(Branches, "entries", lambda *_: bytes)
 
 
 def leave_what_branches_hold_out_of_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +221,60 @@ def test_the_model_notices_branches_of_an_engine_that(fault: Callable[[pytest.Mo
 
 def forget_where_a_search_was_when_messages_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SelectorView, "put_back", lambda *_: None)
+
+
+def behind_the_walk(monkeypatch: pytest.MonkeyPatch, kind: type[Any], name: str, held_of: Callable[[Any], Held]) -> None:
+    """A method of queues tells nothing to the copy that a snapshot makes."""
+
+    original = getattr(kind, name)
+
+    def silent(subject: Any, *arguments: Any) -> Any:
+        held = held_of(subject)
+        copy, held.copy = held.copy, None
+        try:
+            return original(subject, *arguments)
+        finally:
+            held.copy = copy
+
+    monkeypatch.setattr(kind, name, silent)
+
+
+def keep_what_goes_behind_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind_the_walk(monkeypatch, Held, "remove", lambda held: held)
+
+
+def forget_counts_behind_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind_the_walk(monkeypatch, BrokerQueue, "set_counts", lambda queue: queue.held)
+
+
+def forget_ids_behind_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remembered(collector: Collector, window: DuplicateWindow) -> RememberedIds:
+        return collector._windows.setdefault(window, (0, window.remembered()))[1]
+
+    monkeypatch.setattr(Collector, "_remembered", remembered)
+
+
+def miss_what_comes_behind_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CollectedQueue, "finish", lambda collected, queue: setattr(collected, "reserved_mid", queue.reserved_mid))
+
+
+def take_unstored_acknowledgements_for_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journaling, "unconfirmed_acks", lambda _: iter(()))
+
+
+SNAPSHOT_FAULTS = (
+    keep_what_goes_behind_the_walk, forget_counts_behind_the_walk, forget_ids_behind_the_walk, miss_what_comes_behind_the_walk,
+    take_unstored_acknowledgements_for_stored,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
+def test_the_model_notices_snapshots_of_many_turns_that(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        slowly(monkeypatch, range(1, PLANTED_RUNS), SnapshotRun)
 
 
 def test_the_model_notices_a_search_that_misses_what_comes_back_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class PlainWindow:
 def restarted(window: DuplicateWindow, unconfirmed: set[bytes]) -> DuplicateWindow:
     """The window that a snapshot of ``window`` gives to the next epoch."""
     loaded = DuplicateWindow(COUNT_MAX, PERIOD_MS)
-    loaded.restore(window.remembered(0, unconfirmed))
+    loaded.restore(window.remembered().without(unconfirmed))
     return loaded
 
 
@@ -61,7 +61,7 @@ def test_window_admits_what_a_plain_list_of_ids_admits(work: list[tuple[str, obj
             window.sequence = 1
             window = restarted(window, unconfirmed)
             plain.ids = [each for each in plain.ids if each[0] not in unconfirmed]
-    ids = window.remembered(0, set()).ids()
+    ids = window.remembered().ids()
     assert list(ids) == plain.ids[len(plain.ids) - len(window.digests) :]
 
 
@@ -70,9 +70,9 @@ def test_ids_that_come_after_a_snapshot_leave_its_full_segments_as_they_are(befo
     window = DuplicateWindow(1000, PERIOD_MS)
     for number in range(before):
         window.add(str(number).encode().ljust(16), 0)
-    first = window.remembered(0, set())
+    first = window.remembered()
     for number in range(before, before + after):
         window.add(str(number).encode().ljust(16), 0)
-    second = window.remembered(0, set())
+    second = window.remembered()
     assert second.segments[: len(first.segments)] == first.segments
     assert len(second.segments) == (before + after) // 3

@@ -175,14 +175,23 @@ class Branches:
             del self.ended[oldest]
             self.forgotten_to = max(self.forgotten_to, self.committed_at.pop(oldest, 0))
 
-    def entries(self, at_ms: int) -> bytes:
-        """Journal entries that say all this, as far as it is stored: a snapshot has them."""
-        parts = {
-            BranchViolation.SNAPSHOT_WITHOUT_FORCED: [ended_entry(*ended) for ended in self.forced.values()],
-            BranchViolation.SNAPSHOT_WITHOUT_ENDED: [ended_entry(xid, ending, at_ms) for xid, ending in self.ended.items()],
-            BranchViolation.SNAPSHOT_WITHOUT_PREPARED: [branch.entry for branch in self.prepared.values() if branch.stored],
-        }
-        return b"".join(entry for violation, entries in parts.items() if violation not in self.violations for entry in entries)
+    def entries(self, at_ms: int) -> Callable[[], bytes]:
+        """Return a function that makes the journal entries of all this, as far as it is stored now: a snapshot has them.
+
+        The function may be called later, and in another thread.
+        """
+        forced, ended = list(self.forced.values()), list(self.ended.items())
+        prepared = [branch.entry for branch in self.prepared.values() if branch.stored]
+
+        def encoded() -> bytes:
+            parts = {
+                BranchViolation.SNAPSHOT_WITHOUT_FORCED: [ended_entry(*each) for each in forced],
+                BranchViolation.SNAPSHOT_WITHOUT_ENDED: [ended_entry(xid, ending, at_ms) for xid, ending in ended],
+                BranchViolation.SNAPSHOT_WITHOUT_PREPARED: prepared,
+            }
+            return b"".join(entry for violation, entries in parts.items() if violation not in self.violations for entry in entries)
+
+        return encoded
 
 
 class Listed(NamedTuple):

@@ -305,9 +305,7 @@ class Deliveries:
         self.put_back(queue, [message for message in messages if queue.delayed.remove(message)], failed=False)
 
     def _count(self, queue: BrokerQueue, counts: dict[BrokerMessage, int]) -> None:
-        for message, count in counts.items():
-            queue.counts[message.position] = count
-        journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
+        journaled = queue.set_counts(counts)
         if queue.durable:
             try:
                 for first in range(0, len(journaled), COUNTS_MAX):

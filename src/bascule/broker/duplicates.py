@@ -108,7 +108,9 @@ class DuplicateWindow:
     window costs a snapshot only the ids that have come since. ``sequence`` is that of the last journal record that has some of the ids.
     """
 
-    __slots__ = ("_forgotten_bytes", "_last", "_oldest_ms", "_violations", "count_max", "digests", "period_ms", "segments", "sequence")
+    __slots__ = (
+        "_forgotten_bytes", "_last", "_oldest_ms", "_violations", "added", "count_max", "digests", "period_ms", "segments", "sequence",
+    )  # fmt: skip
 
     def __init__(
         self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS, *, violations: Collection[enum.StrEnum] = frozenset()
@@ -119,6 +121,7 @@ class DuplicateWindow:
         self.digests: set[bytes] = set()
         self.segments: deque[Segment] = deque()
         self.sequence = 0
+        self.added = 0  # ids in all: it tells whether some have come
         self._last = bytearray()
         self._forgotten_bytes = 0  # at the start of the first segment, or of ``_last`` where there is no segment
         self._oldest_ms = 0  # no remembered id is older
@@ -129,6 +132,7 @@ class DuplicateWindow:
     def add(self, digest: bytes, now_ms: int) -> None:
         """Remember an id; forget the oldest one if there are too many."""
         self.digests.add(digest)
+        self.added += 1
         last = self._last
         last += _ID.pack(digest, now_ms)
         if len(last) >= SEGMENT_BYTES:
@@ -202,12 +206,9 @@ class DuplicateWindow:
         for digest, time_ms in remembered.ids():
             self.add(digest, time_ms)
 
-    def remembered(self, confirmed_sequence: int, unconfirmed: Set[bytes]) -> RememberedIds:
-        """The ids of confirmed sends, for a snapshot."""
-        found = RememberedIds(list(self.segments), bytes(self._last), self._forgotten_bytes)
-        if self.sequence <= confirmed_sequence or self.digests.isdisjoint(unconfirmed):
-            return found
-        return found.without(unconfirmed)
+    def remembered(self) -> RememberedIds:
+        """Return all ids, for a snapshot. Those of sends behind ``sequence`` of the snapshot must be left out."""
+        return RememberedIds(list(self.segments), bytes(self._last), self._forgotten_bytes)
 
 
 class DuplicateWindows:

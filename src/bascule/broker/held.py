@@ -15,19 +15,39 @@ from bascule.broker.message import BrokerMessage
 BLOCK_MESSAGES: Final = 512
 
 
+class HeldCopy:
+    """The mids of the messages that a queue holds, copied piece by piece while messages come and go.
+
+    All messages up to ``passed_mid`` are copied. The queue adds to ``removed`` which of them it has lost since, and to ``counts`` the
+    delivery counts that change.
+    """
+
+    __slots__ = ("counts", "mids", "passed_mid", "removed")
+
+    def __init__(self) -> None:
+        self.mids: list[int] = []  # ascending
+        self.passed_mid = -1
+        self.removed: list[int] = []
+        self.counts: dict[int, int] = {}  # failed deliveries, by mid
+
+
 class Held:
     """Messages by mid, ascending from block to block."""
 
-    __slots__ = ("_blocks", "_firsts", "_tail")
+    __slots__ = ("_blocks", "_firsts", "_tail", "copy", "newest")
 
     def __init__(self) -> None:
         self._tail: dict[int, BrokerMessage] = {}
         self._blocks = [self._tail]
         self._firsts = [-1]  # no mid of a block is below its first
+        self.newest = -1  # the highest mid that the queue has ever held
+        self.copy: HeldCopy | None = None  # the copy that a snapshot makes at present
 
     def add(self, message: BrokerMessage) -> None:
         """The queue holds a message from now on."""
         mid, tail = message.mid, self._tail
+        if mid > self.newest:
+            self.newest = mid
         if mid < self._firsts[-1]:
             self._block(mid)[mid] = message
             return
@@ -45,7 +65,8 @@ class Held:
         firsts = self._firsts
         index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
         block = self._blocks[index]
-        block.pop(mid, None)
+        if block.pop(mid, None) is not None and self.copy is not None and mid <= self.copy.passed_mid:
+            self.copy.removed.append(mid)
         if not block and len(firsts) > 1:
             del self._blocks[index], firsts[index]
             firsts[0] = -1
@@ -63,6 +84,9 @@ class Held:
                 block = self._blocks[index]
                 return [block[each] for each in found]
         return []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
 
     def __iter__(self) -> Iterator[BrokerMessage]:
         for block in self._blocks:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from bascule.broker import snapshot as snapshots
+from bascule.broker.collecting import CollectedState, Collector
 from bascule.broker.engine import Engine
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, holds_of, needed_from
 from bascule.broker.rounds import Rounds
@@ -201,18 +202,30 @@ class HousekeepingProtocol:
         return self._effects.going_on()
 
     async def take(self) -> Snapshot:
-        """The state between two records. Raises TimeoutError when a stored record is not carried out in time, and what taking it raises."""
-        taken: Waiter[Snapshot] = self._effects.waiter()
+        """Collect the state in turns. Raises Unavailable if that takes too long, and what it raises."""
+        collector = Collector(self._engine, self._offsets)
+        try:
+            await self.in_turns(collector.walk())
+            state = await self._finished(collector)
+        finally:
+            collector.stop()
+        return await self._effects.computed(state.snapshot)
 
-        def take() -> None:
+    async def _finished(self, collector: Collector) -> CollectedState:
+        """Raises TimeoutError when a stored record is not carried out in time, and what the collector raises."""
+        finished: Waiter[CollectedState] = self._effects.waiter()
+
+        def finish() -> None:
+            if collector.stopped:
+                return  # nobody waits any more
             self._tried = self._records, self._size_bytes
             try:
-                taken.keep(snapshots.take(self._engine, self._offsets))
+                finished.keep(collector.finish())
             except Exception as error:
-                taken.fail(error)
+                finished.fail(error)
 
-        self._engine.journaling.between_records(take)
-        return await taken.wait(self._limits.announce_timeout_s)
+        self._engine.journaling.between_records(finish)
+        return await finished.wait(self._limits.announce_timeout_s)
 
     async def in_turns(self, work: Work) -> None:
         """Raises what the work raises, and Unavailable if it takes too long, or the epoch ends before it is done."""
@@ -223,6 +236,10 @@ class HousekeepingProtocol:
             await done.wait(timeout_s)
         except TimeoutError:
             raise Unavailable(f"work of the engine has taken more than {timeout_s:g} s") from None
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        """Raises what the calculation raises."""
+        return await self._effects.computed(calculation)
 
     async def stored(self) -> set[int]:
         """The mids of all that the store has now. Raises Unavailable."""

@@ -343,12 +343,10 @@ class Journaling:
         yield from self.in_flight
         yield self.batch
 
-    def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, int]]:
-        """Acknowledgements behind the confirmed sequence: a snapshot still has their messages."""
+    def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, list[int]]]:
+        """Mids of acknowledgements behind the confirmed sequence: a snapshot still has their messages."""
         for batch in self._unconfirmed:
-            for queue, mids in batch.acks.items():
-                for mid in mids:
-                    yield queue, mid
+            yield from batch.acks.items()
 
     def unconfirmed_digests(self) -> Iterator[bytes]:
         """Ids of sends behind the confirmed sequence: a snapshot must not know them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bascule.broker.delayed import Delayed
@@ -145,6 +145,15 @@ class BrokerQueue:
         """Deliveries of the message that have failed, or may have failed in a crash."""
         count = self.counts.get(message.position)
         return int(-1 < message.mid <= self.recovered_mid) if count is None else count
+
+    def set_counts(self, counts: Mapping[BrokerMessage, int]) -> list[tuple[int, int]]:
+        """Set the numbers of failed deliveries. Return them by mid, as far as the messages are journaled."""
+        for message, count in counts.items():
+            self.counts[message.position] = count
+        journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
+        if self.held.copy is not None:
+            self.held.copy.counts.update(journaled)
+        return journaled
 
     def first_due_ms(self, message: BrokerMessage) -> int:
         """Until when its sender delays the message, 0 where it does not; ms since the epoch.

@@ -7,16 +7,19 @@ counts once it is announced, and only then goes what it replaces.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Mapping
-from itertools import chain
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
 
 from bascule.broker.engine import Engine
 from bascule.broker.snapshot import Snapshot
 from bascule.broker.store_move import StoreMove
 from bascule.broker.turns import Work
 from bascule.core import crash
+
+T = TypeVar("T")
 
 
 class RoundViolation(enum.StrEnum):
@@ -40,6 +43,10 @@ class Steps(Protocol):
 
     async def in_turns(self, work: Work) -> None:
         """Do work of the engine in turns, beside the traffic."""
+        ...
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        """Return the result of a calculation that takes long, made beside the traffic."""
         ...
 
     async def stored(self) -> set[int]:
@@ -113,7 +120,7 @@ class Rounds:
         taken = await steps.take()
         crash.point("snapshot.taken")
         if self._stored:
-            taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
+            taken.stored = await steps.computed(partial(self._in_store, taken))
         await self._move_old(taken)
         crash.point("snapshot.write.before")
         await steps.write(taken)
@@ -128,6 +135,11 @@ class Rounds:
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
         return taken
+
+    def _in_store(self, taken: Snapshot) -> list[int]:
+        """The mids of a snapshot's messages that are in the store, ascending."""
+        stored, newest = self._stored, max(self._stored)
+        return sorted({mid for mids in taken.mids for mid in mids[: bisect_right(mids, newest)] if mid in stored})
 
     async def _move_old(self, taken: Snapshot) -> None:
         """Move to the store what would keep too much of the journal."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bascule.amqp.types import Symbol
 from bascule.broker import snapshot as snapshots
+from bascule.broker.collecting import Collector
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
@@ -15,7 +17,9 @@ from bascule.broker.loading import Loader
 from bascule.broker.message import DEFAULT_PRIORITY, Bodies, BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.broker.snapshot import Snapshot
 from bascule.broker.transactions import LocalTransaction
+from bascule.broker.turns import Work
 from bascule.core.defaults import MEMORY_BYTES
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
@@ -117,6 +121,11 @@ class Receiver:
         return [message for message, _ in self.received]
 
 
+def snapshot_of(engine: Engine, offsets: OffsetMap) -> Snapshot:
+    """Return a snapshot that is taken at once."""
+    return Collector(engine, offsets).finish().snapshot()
+
+
 class BrokerInMemory:
     """One epoch after another on a log in memory. Appends are confirmed when the test says so, in order."""
 
@@ -148,6 +157,7 @@ class BrokerInMemory:
         for record in self.in_flight[:stored]:
             self.log.append(*record)
         self.in_flight.clear()
+        self._collector: Collector | None = None
         epoch = self.log.append(KEY_OF_KIND[Kind.EPOCH], encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": []})))
         loader = self._load()
         loader.engine.journaling.begin(epoch, loader.fence.sequence)
@@ -163,12 +173,12 @@ class BrokerInMemory:
                 return loader
         return self.replay(None)
 
-    def replay(self, snapshot: bytes | None) -> Loader:
-        """What a load of the log, from a snapshot or from its start, makes of it."""
+    def replay(self, snapshot: bytes | None, end: int | None = None) -> Loader:
+        """What a load of the log, from a snapshot or from its start and up to an offset, makes of it."""
         journaling = self.journaling(lambda key, value: self.in_flight.append((key, value)), errors=self.errors)
         engine = Engine(journaling, self.bodies(self.memory_bytes), self.clock, self.policy)
         loader = Loader(engine, None if snapshot is None else snapshots.decode(snapshot))
-        for offset in range(loader.first_offset, len(self.log.records)):
+        for offset in range(loader.first_offset, len(self.log.records) if end is None else end):
             try:
                 loader.apply(offset, self.log.records[offset][1])
             except ForeignRecord:
@@ -177,14 +187,24 @@ class BrokerInMemory:
         return loader
 
     def take_snapshot(self) -> None:
-        """A snapshot of what is confirmed, and its announcement; the next load begins from it once that is stored.
+        """Collect a snapshot in turns, and announce it; the next load begins from it once that is stored.
 
-        It is taken when no stored record is half carried out.
+        Nothing happens while another one is being collected.
         """
-        self.engine.journaling.between_records(self._take_snapshot)
+        if self._collector is None:
+            self._collector = Collector(self.engine, self.offsets)
+            self.engine.turns.begin(self._collect(self._collector))
 
-    def _take_snapshot(self) -> None:
-        taken = snapshots.take(self.engine, self.offsets)
+    def _collect(self, collector: Collector) -> Work:
+        yield from collector.walk()
+        self.engine.journaling.between_records(partial(self._finish_snapshot, collector))
+
+    def _finish_snapshot(self, collector: Collector) -> None:
+        self._collector = None
+        self.announce(collector.finish().snapshot())
+
+    def announce(self, taken: Snapshot) -> None:
+        """Write and announce a snapshot."""
         self.snapshots.pop(taken.id, None)
         self.snapshots[taken.id] = snapshots.encode(taken).joined()
         self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))

@@ -14,6 +14,7 @@ from bascule.broker.policy import Policy
 from bascule.broker.snapshot import Snapshot
 from bascule.broker.store_move import StoreMove
 from bascule.broker.turns import Work
+from bascule.testing.broker import snapshot_of
 from tests.unit.broker.conftest import Bench
 
 
@@ -54,7 +55,7 @@ def done(work: Work) -> int:
 def move_of(bench: Bench, stored: Iterable[int] = ()) -> tuple[Snapshot, StoreMove]:
     """The move that goes with a snapshot, chosen; some messages are in the store already."""
     engine = bench.engine
-    taken = snapshots.take(engine, bench.broker.offsets)
+    taken = snapshot_of(engine, bench.broker.offsets)
     taken.stored = sorted(stored)
     move = StoreMove(engine, taken, engine.journaling.sequence + 1)
     done(move.choose())

@@ -202,7 +202,7 @@ def test_message_that_is_not_taken_after_all_is_no_repeat_and_the_ones_before_ar
     fresh = (b"a" * 16, b"b" * 16)
     assert window.admit(fresh, 2)
     window.take_back(fresh)
-    assert [digest for digest, _ in window.remembered(0, frozenset()).ids()] == known
+    assert [digest for digest, _ in window.remembered().ids()] == known
     assert window.admit(fresh, 3)
     assert not window.admit(fresh[:1], 4)
     assert all(not window.admit((digest,), 5) for digest in known)

@@ -17,7 +17,7 @@ from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.reading import Trimmed
 from bascule.journal.records import DamagedRecord, Op, json_entry
-from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes, snapshot_of
 
 RECORDS_AT_ONCE = 2
 
@@ -104,7 +104,7 @@ class Topics:
 
     def snapshot(self, *, announced: bool = True) -> str:
         engine = self.broker.engine
-        taken = snapshots.take(engine, self.broker.offsets)
+        taken = snapshot_of(engine, self.broker.offsets)
         self.kept[taken.id] = snapshots.encode(taken).joined()
         if announced:
             engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))

@@ -281,7 +281,7 @@ def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
         send(broker, 1)
         await finish(broker, housekeeping(broker, topics).rounds())
         (written,) = topics.written.values()
-        encoded, found = topics.computed_beside
+        _, encoded, found = topics.computed_beside
         assert encoded.joined() == written  # type: ignore[attr-defined]
         assert [pin.keeper for pin in found] == [Keeper.QUEUE]  # type: ignore[attr-defined]
 

@@ -12,6 +12,7 @@ from bascule.broker.policy import DROP as DROP_OLDEST
 from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing
 from bascule.journal.records import KafkaOrigin, Send, SendFlag
+from bascule.testing.broker import snapshot_of
 from tests.unit.broker.conftest import START_MS, Bench
 
 KEEP, DROP = True, False
@@ -128,13 +129,13 @@ def test_a_snapshot_has_a_position_that_was_taken_before_its_topic_was_stored(be
     bench.broker.flush()
     bench.engine.take_in(0, 2, [(taken(bench, "from Kafka"), KEEP)])
     bench.broker.settle()
-    assert snapshots.take(bench.engine, bench.broker.offsets).ingress == {0: 2}
+    assert snapshot_of(bench.engine, bench.broker.offsets).ingress == {0: 2}
 
 
 def test_a_snapshot_of_before_says_nothing_of_which_topic_the_positions_are(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.broker.settle()
-    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets)).joined()
+    data = snapshots.encode(snapshot_of(bench.engine, bench.broker.offsets)).joined()
     field = b'"ingress_topic_id":"",'
     assert field in data
     size = int.from_bytes(data[:4], "big") - len(field)

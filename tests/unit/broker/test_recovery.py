@@ -11,6 +11,7 @@ from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
 from bascule.jms.sections import VALUE, scan, section_bytes
 from bascule.journal.records import DamagedRecord, Kind, NewerRecord, encode_record
+from bascule.testing.broker import snapshot_of
 from tests.unit.broker.conftest import Bench
 
 
@@ -231,16 +232,16 @@ def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.acknowledge(consumer, 0, 1, 2)
     bench.broker.settle()
-    taken = snapshots.take(bench.engine, bench.broker.offsets)
+    taken = snapshot_of(bench.engine, bench.broker.offsets)
     assert taken.first_offset() == 4  # one epoch, then one record for each of the first three
     bench.acknowledge(consumer, 3, 4)
     bench.broker.settle()
-    assert snapshots.take(bench.engine, bench.broker.offsets).first_offset() == len(bench.broker.log.records)
+    assert snapshot_of(bench.engine, bench.broker.offsets).first_offset() == len(bench.broker.log.records)
 
 
 def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: Bench) -> None:
     bench.fill(1)
-    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets)).joined()
+    data = snapshots.encode(snapshot_of(bench.engine, bench.broker.offsets)).joined()
     bench.broker.log.records[1] = (b"", encode_record(Kind.DATA, 0, 1, b""))
     with pytest.raises(DamagedRecord, match="1 messages of snapshot 0-1 are not in the journal"):
         bench.broker.replay(data)
@@ -249,7 +250,7 @@ def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: B
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:3], lambda data: b"\0\0\0\1{"])
 def test_a_damaged_snapshot_is_refused(bench: Bench, damage: Callable[[bytes], bytes]) -> None:
     bench.fill(1, message_id="a")
-    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets)).joined()
+    data = snapshots.encode(snapshot_of(bench.engine, bench.broker.offsets)).joined()
     assert snapshots.decode(data).id == "0-1"
     with pytest.raises(DamagedRecord, match="snapshot"):
         snapshots.decode(damage(data))
@@ -333,7 +334,7 @@ def test_queues_made_after_a_crash_get_names_and_ids_of_their_own(bench: Bench) 
 
 def test_a_snapshot_knows_the_offsets_of_its_moment_whenever_it_is_written(bench: Bench) -> None:
     bench.fill(1)
-    taken = snapshots.take(bench.engine, bench.broker.offsets)
+    taken = snapshot_of(bench.engine, bench.broker.offsets)
     bench.fill(2)
     bench.broker.log.append(b"", b"somebody else's")
     bench.fill(3)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker import snapshot as snapshots
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, holds_of, needed_from
 from bascule.broker.snapshot import Snapshot
-from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes, snapshot_of
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def taken() -> Snapshot:
     for queue in ("first", "second"):
         broker.send(queue, message_bytes("x"), sender, queue)
         broker.settle()
-    return snapshots.take(broker.engine, broker.offsets)
+    return snapshot_of(broker.engine, broker.offsets)
 
 
 def said(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: int = 0) -> list[tuple[str, str, int, bool]]:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from bascule.broker import branches, store_move
-from bascule.broker import snapshot as snapshots
 from bascule.broker.message import Bodies, BodyOwner
 from bascule.broker.policy import Policy
 from bascule.broker.store_move import StoreMove
 from bascule.broker.turns import SLICES, TURN_STEPS
 from bascule.journal.branches import Ending
+from bascule.testing.broker import snapshot_of
 from tests.unit.broker.branch_work import XID, Work, work
 from tests.unit.broker.conftest import Bench
 from tests.unit.broker.store_moves import done, load, move_of, moved, records_of, traffic
@@ -146,7 +146,7 @@ def test_move_ends_at_a_message_whose_body_cannot_be_read() -> None:
 def test_move_is_made_in_short_pieces(bench: Bench) -> None:
     records_of(bench, size=3, count=400)
     engine = bench.engine
-    move = StoreMove(engine, snapshots.take(engine, bench.broker.offsets), engine.journaling.sequence)
+    move = StoreMove(engine, snapshot_of(engine, bench.broker.offsets), engine.journaling.sequence)
     assert 0 < done(move.choose()) <= TURN_STEPS // SLICES
     assert 0 < done(move.encode()) <= TURN_STEPS // SLICES
 

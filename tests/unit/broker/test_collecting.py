@@ -1,0 +1,120 @@
+"""A snapshot is collected over many turns, and has the state at one sequence; the property tests compare it with the journal."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bascule.broker import collecting
+from bascule.broker.collecting import Collector
+from bascule.broker.errors import BrokerFault
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy, Policy
+from tests.unit.broker.conftest import Bench
+from tests.unit.broker.test_housekeeping import Topics, finish, housekeeping
+
+MANY = 4_000
+STEPS = 200
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench(Policy(AddressPolicy(auto_delete=False)))
+    for number in range(MANY):
+        bench.put(number)
+    bench.broker.settle()
+    bench.engine.turns.steps = STEPS
+    bench.engine.turns.begin_turn()
+    return bench
+
+
+def turn(bench: Bench) -> None:
+    """One turn; what is in flight is stored."""
+    bench.engine.turns.begin_turn()
+    bench.broker.flush()
+    bench.broker.confirm(len(bench.broker.in_flight))
+
+
+def loaded(bench: Bench) -> list[object]:
+    """The messages that a broker has which starts from the snapshot."""
+    (data,) = bench.broker.snapshots.values()
+    loader = bench.broker.replay(data)
+    assert loader.announced
+    return [bench.content(message) for message in loader.engine.addresses.anycast["q"].ready]
+
+
+def test_snapshot_of_a_deep_queue_is_collected_in_short_turns_between_which_others_are_served(bench: Bench) -> None:
+    bench.broker.take_snapshot()
+    turns = 0
+    while not bench.broker.snapshots:
+        bench.put(f"to another {turns}", to="other")
+        turn(bench)
+        assert bench.engine.turns.left > -STEPS  # no piece takes much more than the turn has left
+        turns += 1
+    assert turns > MANY // collecting.MESSAGES_PER_STEP // STEPS
+    bench.broker.settle()
+    assert len(loaded(bench)) == MANY
+
+
+def test_messages_that_come_and_go_while_a_snapshot_is_collected(bench: Bench) -> None:
+    consumer = bench.broker.attach(bench.queue(), 20)
+    bench.broker.settle()
+    bench.broker.take_snapshot()
+    turn(bench)
+    bench.acknowledge(consumer, 0, 5)
+    bench.put("late")
+    turn(bench)
+    assert not bench.broker.snapshots
+    bench.acknowledge(consumer, 1)
+    while not bench.broker.snapshots:
+        turn(bench)
+    bench.broker.settle()
+    assert loaded(bench) == [number for number in range(MANY) if number not in (0, 1, 5)] + ["late"]
+
+
+def test_the_last_piece_is_short_where_messages_come_all_the_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "LAST_STEPS", 10)
+    collector = Collector(bench.engine, bench.broker.offsets)
+    for number, _ in enumerate(collector.walk()):
+        bench.fill(f"late {number}")
+    copied = sum(len(part.copy.mids) for part in collector._queues.values())
+    taken = collector.finish().snapshot()
+    assert len(taken.mids[0]) - copied <= 10
+
+
+def test_a_copy_that_lacks_a_message_makes_no_snapshot(bench: Bench) -> None:
+    queue = bench.queue()
+    collector = Collector(bench.engine, bench.broker.offsets)
+    for _ in collector.walk():
+        pass
+    misplaced = BrokerMessage(b"")
+    misplaced.mid = queue.held.newest - 1
+    queue.held.remove(misplaced.mid)
+    queue.held.add(misplaced)
+    with pytest.raises(BrokerFault, match=f"a snapshot would have {MANY - 1} messages of queue 'q', which holds {MANY}"):
+        collector.finish()
+    assert queue.held.copy is None
+
+
+def test_a_stopped_walk_ends_and_queues_tell_it_nothing_more(bench: Bench) -> None:
+    collector = Collector(bench.engine, bench.broker.offsets)
+    walk = collector.walk()
+    next(walk), next(walk)
+    assert bench.queue().held.copy is not None
+    collector.stop()
+    assert list(walk) == []
+    assert bench.queue().held.copy is None
+
+
+def test_a_round_whose_snapshot_takes_too_long_fails_and_the_next_one_succeeds(bench: Bench) -> None:
+    async def late() -> None:
+        topics = Topics()
+        keeping = housekeeping(bench.broker, topics, announce_timeout_s=0.01)
+        await keeping.rounds()  # no turn goes on with it
+        assert topics.notes == ["housekeeping: work of the engine has taken more than 0.01 s"]
+        assert bench.queue().held.copy is None
+        await finish(bench.broker, housekeeping(bench.broker, topics).rounds())
+        assert len(topics.written) == 1
+
+    asyncio.run(late())
