@@ -50,4 +50,4 @@ class Reaper:
                     self._due_s[gtrid] = now_s + GRACE_S
                     self._expire[gtrid]()
                 self._wakes_s = min(self._due_s.values(), default=math.inf)
-                self._changed.wait(None if self._wakes_s == math.inf else self._wakes_s - now_s)
+                self._changed.wait(min(self._wakes_s - now_s, threading.TIMEOUT_MAX))

@@ -263,6 +263,18 @@ def test_abandoned_transaction_is_rolled_back_when_its_time_is_over(
     wait_until(lambda: not manager._live)
 
 
+def test_time_beyond_what_a_thread_can_wait_for_stops_no_other_transaction(
+    manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaping, "GRACE_S", 0.0)
+    endless = manager.begin(timeout_s=10 * threading.TIMEOUT_MAX)
+    abandoned = manager.begin(timeout_s=0.2)
+    abandoned.enlist(one).append("kept")
+    wait_until(lambda: abandoned.status is TransactionStatus.ROLLED_BACK)
+    manager.begin().rollback()
+    endless.rollback()
+
+
 def test_application_that_comes_back_too_late_is_told_that_its_time_was_over(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
