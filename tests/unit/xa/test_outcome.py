@@ -143,7 +143,9 @@ def test_transaction_that_nobody_knows_has_left_nothing(shop: Shop) -> None:
     assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOTHING_LEFT
 
 
-@pytest.mark.parametrize("id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""])
+@pytest.mark.parametrize(
+    "id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""], ids=["short", "of-another-name", "of-another-form", "empty"]
+)
 def test_id_of_another_manager_is_refused(shop: Shop, id: str) -> None:
     with pytest.raises(InvalidInput, match="is no transaction of manager 'shop'"):
         shop.manager.outcome(id)
