@@ -13,6 +13,7 @@ from confluent_kafka import Message
 from bascule.broker import snapshot as snapshots
 from bascule.broker.administration import purge
 from bascule.broker.epoch import SteppedDown
+from bascule.broker.store_move import stored_record
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
@@ -48,7 +49,7 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
         old, other = first.engine.queue("q").ready
         queue = first.engine.queue("q")
         StoredMessages(journal.kafka, journal.place.topics.store).write({
-            message.mid: snapshots.stored_record(first.engine, message, queue) for message in (old, other)
+            message.mid: stored_record(first.engine, message, queue) for message in (old, other)
         })  # fmt: skip
         StoredMessages(journal.kafka, journal.place.topics.store).write({other.mid: None})
         await second.start()

@@ -118,7 +118,10 @@ class StoreMove:
         while self._chosen and size_bytes < BATCH_BYTES:
             mid, queue = self._chosen.popleft()
             message = queue.held.get(mid)
-            record = None if message is None else self._record(message, queue)
+            try:
+                record = None if message is None else stored_record(self._engine, message, queue)
+            except BodyUnavailable:
+                record = None
             if record is None:
                 self._chosen.clear()
                 return
@@ -126,16 +129,12 @@ class StoreMove:
             size_bytes += len(record)
             yield RECORD_STEPS + len(record) // BYTES_PER_STEP
 
-    def _record(self, message: BrokerMessage, queue: BrokerQueue) -> bytes | None:
-        """What the store keeps of a message: a record like that which brought it. None if its body cannot be read."""
-        engine = self._engine
-        try:
-            body = engine.bodies.read(message)
-        except BodyUnavailable:
-            return None
-        flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
-        send = Send(
-            flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (),
-            None, body,
-        )  # fmt: skip
-        return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))
+
+def stored_record(engine: Engine, message: BrokerMessage, queue: BrokerQueue) -> bytes:
+    """What the store keeps of a message of a queue: a record like that which brought it. Raises BodyUnavailable."""
+    flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
+    send = Send(
+        flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (), None,
+        engine.bodies.read(message),
+    )  # fmt: skip
+    return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))

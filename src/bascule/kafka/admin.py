@@ -22,6 +22,8 @@ ADMIN_TIMEOUT_S = 30.0
 REACH_TIMEOUT_S = 10.0
 #: Kafka's own delay between the creation of a topic and its brokers' knowledge of it is some milliseconds.
 VISIBLE_PAUSE_S = 0.02
+#: A Kafka node shows a topic when it has made the logs of all topics that were created before: on a busy machine that takes a minute.
+VISIBLE_TIMEOUT_S = 120.0
 #: A broker that Kafka has fenced is back with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
 FENCED_PAUSE_S = 0.5
 #: The controller writes this if no broker is live. It uses the same error code for a replication factor that is too large.
@@ -207,7 +209,7 @@ class Topics:
     def await_visible(self, topics: Iterable[str]) -> None:
         """Return when Kafka shows topics that have just been created. Raises Unavailable."""
         wanted = set(topics)
-        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        deadline_s = time.monotonic() + VISIBLE_TIMEOUT_S
         while not wanted <= self.partitions().keys():
             if time.monotonic() > deadline_s:
                 raise Unavailable(f"Kafka does not show topics that it has created: {sorted(wanted - self.partitions().keys())}")

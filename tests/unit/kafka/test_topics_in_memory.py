@@ -85,7 +85,7 @@ def test_topic_is_created_when_kafka_has_a_live_broker_again(kafka: KafkaInMemor
 
 
 def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ADMIN_TIMEOUT_S", "REACH_TIMEOUT_S"):
+    for name in ("ADMIN_TIMEOUT_S", "REACH_TIMEOUT_S", "VISIBLE_TIMEOUT_S"):
         monkeypatch.setattr(admin, name, 0.05)
     kafka.create("t")
     topics = Topics(SETTINGS)
