@@ -204,6 +204,7 @@ OTHERS: Final = {
     "broker.ingress_tail.CHUNKS_MAX": "bounds what Kafka brings",
     "broker.message.PRIORITY_MAX": "the same range as in jms.sections",
     "broker.schedule.CANCELLED_MAX": "when the schedule is cleared of what was cancelled",
+    "broker.collecting.ROUNDS_MAX": "how often a snapshot looks for new messages before its last piece",
     "broker.store_move.ROUND_BYTES_MAX": "how much moves to the store at once",
     "broker.store_move.ROUND_MESSAGES_MAX": "how much moves to the store at once",
     "core.defaults.MAX_DELIVERY_ATTEMPTS": "the default of a setting",

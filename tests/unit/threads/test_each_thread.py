@@ -21,6 +21,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.testing.xa import ModelLog
 from bascule.threads.lasting import EXIT_CODE
 from bascule.xa import TransactionManager
+from bascule.xa.reaper import Reaper
 from tests.support.system import wait_for
 from tests.unit.adapter.test_activation import Hanging
 from tests.unit.client.server import obliging, server
@@ -76,6 +77,7 @@ OWNED = {
     ("client/thread.py", "connection"): "test_what_ends_the_thread_of_a_connection_is_told",
     ("kafka/compacted.py", "appender"): "test_appender_whose_thread_failed_appends_with_new_client",
     ("xa/manager.py", "recovery"): "test_manager_begins_nothing_when_thread_of_recovery_fails",
+    ("xa/manager.py", "reaper"): "test_manager_begins_nothing_when_thread_of_reaper_fails",
 }
 
 
@@ -109,6 +111,14 @@ def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytes
     with TransactionManager("shop", ModelLog(), []) as manager:
         wait_for(lambda: manager._failure, "the thread to fail")
         with pytest.raises(Unavailable, match=r"begins no transaction: its recovery failed: .*injected.*; close it and open it again"):
+            manager.begin()
+
+
+def test_manager_begins_nothing_when_thread_of_reaper_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reaper, "run", fail)
+    with TransactionManager("shop", ModelLog(), []) as manager:
+        wait_for(lambda: manager._failure, "the thread to fail")
+        with pytest.raises(Unavailable, match=r"begins no transaction: .*injected.*; close it and open it again"):
             manager.begin()
 
 
