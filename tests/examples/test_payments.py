@@ -16,12 +16,11 @@ from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
 from tests.examples.pages import ROOT
 from tests.support.client import all_in
-from tests.support.speed import SLOWNESS
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 ORDERS = 60
-DEADLINE_S = 120.0 * SLOWNESS
+DEADLINE_S = 120.0
 PREPARED = "SELECT gid FROM pg_prepared_xacts"
 
 

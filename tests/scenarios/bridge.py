@@ -21,7 +21,7 @@ from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 from tests.support.usage import memory_mib
 
-START_TIMEOUT_S = 180.0 * SLOWNESS
+START_TIMEOUT_S = 180.0
 #: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.
 ARRIVAL_TIMEOUT_S = 420.0
 
@@ -72,7 +72,7 @@ class Bridge:
     def start(self) -> None:
         before = self.said().count("ready pipelines=")
         self.child.start()
-        self.child.wait_ready(lambda: self.said().count("ready pipelines=") > before, START_TIMEOUT_S)
+        self.child.wait_ready(lambda: self.said().count("ready pipelines=") > before, START_TIMEOUT_S * SLOWNESS)
 
     def said(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""

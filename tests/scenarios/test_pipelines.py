@@ -27,6 +27,7 @@ from bascule.pipelines.batches import BAD_AT_ONCE
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
 from tests.support.journal import text_message
+from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
@@ -387,7 +388,7 @@ def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge)
     # Without its checkpoint it would begin again, and write what it has written.
     shutil.rmtree(bridge.directory / "checkpoint")
     job.start()
-    assert job.wait(START_TIMEOUT_S)
+    assert job.wait(START_TIMEOUT_S * SLOWNESS)
     assert "PositionLost: writer 'late' belongs to the query with the id" in (bridge.directory / "job.log").read_text()
     reader.poll()
     assert len(reader.seen) == len(sends)

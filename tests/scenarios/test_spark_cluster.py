@@ -16,6 +16,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, free_port
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
 from tests.support.journal import text_message
+from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 
 HOST = "127.0.0.1"
@@ -56,7 +57,7 @@ class Cluster:
         before = log.read_text(errors="replace").count(JOINED)
         self._worker.kill()
         self._worker.start()
-        self._worker.wait_ready(lambda: log.read_text(errors="replace").count(JOINED) > before, START_TIMEOUT_S)
+        self._worker.wait_ready(lambda: log.read_text(errors="replace").count(JOINED) > before, START_TIMEOUT_S * SLOWNESS)
 
     def _run(self, opened: ExitStack, part: str, *arguments: str, ready: str) -> Child:
         log = self._directory / f"{part}.log"
@@ -64,7 +65,7 @@ class Cluster:
         child = Child([SPARK_HOME / "bin" / "spark-class", main, *arguments], log_file=log, env=self._env, name=f"Spark {part}")
         child.start()
         opened.callback(child.stop, 60)
-        child.wait_ready(lambda: ready in log.read_text(errors="replace"), START_TIMEOUT_S)
+        child.wait_ready(lambda: ready in log.read_text(errors="replace"), START_TIMEOUT_S * SLOWNESS)
         return child
 
 

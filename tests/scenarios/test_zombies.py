@@ -12,7 +12,6 @@ from bascule.client import core
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.crash_load import Load
-from tests.support.speed import SLOWNESS
 from tests.support.system import System, stands_still, wait_for
 
 CONFIG = """
@@ -32,7 +31,7 @@ STOPS = [
 #: A client leaves a broker that has said nothing for so long.
 LEAVE_S = 6.0
 #: A takeover, the time after which clients leave a broker that says nothing, and the way to the next point under load.
-NEXT_S = 200.0 * SLOWNESS
+NEXT_S = 200.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -70,9 +70,8 @@ class CollectedQueue:
     def finish(self, queue: BrokerQueue) -> None:
         """Copy all that is left. Raises BrokerFault if the copy lacks a message: a broker that starts from it would lose the message."""
         held, copy = queue.held, self.copy
-        if held.newest > copy.passed_mid:
-            for _ in self.take(queue, held.newest):
-                pass
+        for _ in self.take(queue, held.newest):
+            pass
         copied, there = len(copy.mids) - len(copy.removed), len(held)
         if copied != there:
             raise BrokerFault(f"a snapshot would have {copied} messages of queue {queue.name!r}, which holds {there}")

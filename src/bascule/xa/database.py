@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from bascule.core.errors import InvalidInput
@@ -56,8 +56,7 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
 
 def in_words_of_xa(error: Exception) -> XaError:
     """A driver's exception as the answer of a resource."""
-    cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps it
-    state = _sqlstate(error)
+    cause, state = _of_driver(error), _sqlstate(error)
     fits = [SQLSTATES[state[:size]] for size in range(len(state), 1, -1) if state[:size] in SQLSTATES]
     if not state:
         fits = [EXCEPTIONS[kind.__name__] for kind in type(cause).__mro__ if kind.__name__ in EXCEPTIONS]
@@ -97,9 +96,14 @@ def asked_about(commit: ResourceFailed) -> Iterator[None]:
         raise ResourceFailed(f"{commit}; {error}", cause=commit.cause) from error
 
 
+def _of_driver(error: Exception) -> Any:
+    """Return the driver's exception: SQLAlchemy wraps it."""
+    return getattr(error, "orig", None) or error
+
+
 def _sqlstate(error: Exception) -> str:
     """Return what the database has said of an error; "" if the error is the driver's, or the driver does not tell."""
-    cause = getattr(error, "orig", None) or error
+    cause = _of_driver(error)
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
@@ -246,11 +250,9 @@ class DatabaseResource(Generic[HandleT]):
         """A connection on which the branch has begun."""
         raise NotImplementedError
 
-    @contextmanager
-    def connected(self) -> Iterator[Any]:
+    def connected(self) -> AbstractContextManager[Any]:
         """A driver's connection without a branch."""
         raise NotImplementedError
-        yield
 
     def begun(self, raw: Any, timeout_s: float) -> None:
         """Right after the begin."""
@@ -366,12 +368,23 @@ class _ConnectionWork(Generic[HandleT]):
             self._cut_off(self.handle)
             self._give_back(self._connection)
         else:
-            _close(self.raw)
+            close_quietly(self.raw)
 
 
-def _close(connection: Any) -> None:
-    with suppress(Exception):  # it is broken, or nobody needs it any more
+def close_quietly(connection: Any) -> None:
+    """Close a connection that is broken, or that nobody needs any more. Never raises."""
+    with suppress(Exception):
         connection.close()
+
+
+@contextmanager
+def connection_of(connect: Callable[[], Any]) -> Iterator[Any]:
+    """A new connection for the block, which is closed behind it."""
+    raw = connect()
+    try:
+        yield raw
+    finally:
+        close_quietly(raw)
 
 
 class DbapiResource(DatabaseResource[HandleT]):
@@ -397,14 +410,9 @@ class DbapiResource(DatabaseResource[HandleT]):
                 return self._begun(idle, xid)
         return self._begun(self._connect(), xid)
 
-    @contextmanager
-    def connected(self) -> Iterator[Any]:
+    def connected(self) -> AbstractContextManager[Any]:
         """See DatabaseResource."""
-        raw: Any = self._connect()
-        try:
-            yield raw
-        finally:
-            _close(raw)
+        return connection_of(self._connect)
 
     def check(self) -> None:
         """See Checks."""
@@ -418,7 +426,7 @@ class DbapiResource(DatabaseResource[HandleT]):
         with self._lock:
             idle, self._idle = self._idle, []
         for each in idle:
-            _close(each)
+            close_quietly(each)
 
     def after_fork(self) -> None:
         """See Forks."""
@@ -447,4 +455,4 @@ class DbapiResource(DatabaseResource[HandleT]):
             if len(self._idle) < self._idle_max:
                 self._idle.append(connection)
                 return
-        _close(connection)
+        close_quietly(connection)

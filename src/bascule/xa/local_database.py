@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from bascule.core.errors import InvalidInput
-from bascule.xa.database import Work, translated
+from bascule.xa.database import Work, close_quietly, connection_of, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
 from bascule.xa.errors import OutOfOrder, UnknownXid
@@ -71,8 +71,7 @@ class _LocalWork:
 
     def close(self, *, reusable: bool) -> None:  # noqa: ARG002 - none is used again
         self.handle.cut_off()
-        with suppress(Exception):
-            self.raw.close()
+        close_quietly(self.raw)
 
 
 class LocalDatabaseResource(DecidingDatabase[Any]):
@@ -110,15 +109,9 @@ class LocalDatabaseResource(DecidingDatabase[Any]):
         """See DatabaseResource."""
         return _LocalWork(self._connect())
 
-    @contextmanager
-    def connected(self) -> Iterator[Any]:
+    def connected(self) -> AbstractContextManager[Any]:
         """See DatabaseResource."""
-        raw = self._connect()
-        try:
-            yield raw
-        finally:
-            with suppress(Exception):
-                raw.close()
+        return connection_of(self._connect)
 
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase."""

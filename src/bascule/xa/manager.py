@@ -13,7 +13,6 @@ import asyncio
 import dataclasses
 import functools
 import inspect
-import itertools
 import os
 import random
 import socket
@@ -102,7 +101,7 @@ class TransactionManager:
         if len(self.resources) < len(resources):
             raise InvalidInput("two resources have the same name")
         self._deciding = [each for each in resources if isinstance(each, Decides)]
-        self._by = f"{socket.gethostname()}/{os.getpid()}"
+        self._by = _this_process()
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
         self._log_id = ""
@@ -226,7 +225,9 @@ class TransactionManager:
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return function(*args, **kwargs)
-                for attempt in itertools.count(1):
+                attempt = 0
+                while True:
+                    attempt += 1
                     try:
                         with self._aside(), self.begin(timeout_s):
                             return function(*args, **kwargs)
@@ -235,7 +236,6 @@ class TransactionManager:
                             raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     time.sleep(_pause_s(attempt))
-                raise AssertionError
 
             @functools.wraps(function)
             async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -243,7 +243,9 @@ class TransactionManager:
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return await function(*args, **kwargs)  # type: ignore[misc]
-                for attempt in itertools.count(1):
+                attempt = 0
+                while True:
+                    attempt += 1
                     try:
                         with self._aside():
                             async with self.begin(timeout_s):
@@ -253,7 +255,6 @@ class TransactionManager:
                             raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     await asyncio.sleep(_pause_s(attempt))
-                raise AssertionError
 
             return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
 
@@ -368,7 +369,7 @@ class TransactionManager:
     def after_fork(self) -> None:
         """See Forks. In the child the manager is closed, and nothing of the parent's is its own; ``open`` opens it."""
         abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
-        self._by = f"{socket.gethostname()}/{os.getpid()}"
+        self._by = _this_process()
         self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
         self._current.set(None)
@@ -404,6 +405,11 @@ class TransactionManager:
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s
+
+
+def _this_process() -> str:
+    """Name this process in its decisions."""
+    return f"{socket.gethostname()}/{os.getpid()}"
 
 
 def _here() -> object:

@@ -55,6 +55,29 @@ def parts(bench: Bench) -> dict[MemoryPart, int]:
     return account.parts()
 
 
+def counted(bench: Bench) -> int:
+    """What the account says of waiting messages."""
+    return sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+
+
+def filled(bench: Bench, count: int, **options: Any) -> tuple[int, int]:
+    """Messages come that wait: the bytes that they take, and those that they are counted as."""
+    before_bytes = counted(bench)
+    bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            bench.fill("x" * 100, **options)
+            bench.sender.answers.clear()
+        bench.broker.offsets = OffsetMap()
+        gc.collect()
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return taken_bytes, counted(bench) - before_bytes
+
+
 def empty(bench: Bench) -> dict[MemoryPart, int]:
     """The parts of a broker with its queue."""
     bench.queue()
@@ -267,20 +290,7 @@ def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small
 def test_what_a_waiting_message_is_counted_as_is_what_it_takes(bench: Bench, selector: str | None) -> None:
     bench.consumer(credit=0, selector=selector)
     bench.fill("warm")
-    counted_bytes = -sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
-    bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for _ in range(3_000):
-            bench.fill("x" * 100)
-            bench.sender.answers.clear()
-        bench.broker.offsets = OffsetMap()
-        gc.collect()
-        taken_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    counted_bytes += sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    taken_bytes, counted_bytes = filled(bench, 3_000)
     assert taken_bytes < counted_bytes < 2 * taken_bytes
 
 
@@ -351,20 +361,7 @@ def test_delayed_message_of_two_subscriptions_arrives_in_the_one_that_is_left(sm
 def test_what_a_delayed_or_grouped_message_is_counted_as_is_at_least_what_it_takes(bench: Bench, options: dict[str, Any]) -> None:
     first, second = bench.consumer(credit=1), bench.consumer(credit=1)
     bench.fill("warm", "warm", **options)
-    counted_bytes = -sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
-    bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for _ in range(2_000):
-            bench.fill("x" * 100, **options)
-            bench.sender.answers.clear()
-        bench.broker.offsets = OffsetMap()
-        gc.collect()
-        taken_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    counted_bytes += sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    taken_bytes, counted_bytes = filled(bench, 2_000, **options)
     assert len(first.messages) + len(second.messages) <= 1
     assert taken_bytes < counted_bytes < 2 * taken_bytes
 

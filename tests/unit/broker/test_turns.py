@@ -43,6 +43,17 @@ class Turns:
         self.broker.flush()
         self.broker.confirm(len(self.broker.in_flight))
 
+    def begin_rollback(self) -> Receiver:
+        """A transaction that has received all messages is rolled back, of which this turn does a part. Returns its consumer."""
+        consumer = self.consumer()
+        self.settle()
+        transaction = self.engine.begin(b"1")
+        for message in consumer.messages:
+            self.engine.acknowledge_in(transaction, consumer.consumer, message)
+        self.engine.rollback(transaction)
+        assert self.queue.ready.count < MANY
+        return consumer
+
     def loaded_from_snapshot(self) -> list[int]:
         """The positions of the messages that a broker has which starts from the snapshot."""
         (data,) = self.broker.snapshots.values()
@@ -146,13 +157,7 @@ def test_a_snapshot_has_the_messages_of_a_prefetch_that_goes_back_at_that_moment
 
 def test_a_snapshot_has_the_messages_of_a_transaction_that_is_rolled_back_at_that_moment() -> None:
     run = Turns()
-    consumer = run.consumer()
-    run.settle()
-    transaction = run.engine.begin(b"1")
-    for message in consumer.messages:
-        run.engine.acknowledge_in(transaction, consumer.consumer, message)
-    run.engine.rollback(transaction)
-    assert run.queue.ready.count < MANY
+    run.begin_rollback()
     run.broker.take_snapshot()
     run.settle()
     assert len(run.loaded_from_snapshot()) == MANY
@@ -179,13 +184,7 @@ def test_a_snapshot_waits_until_a_record_is_carried_out_whole() -> None:
 
 def test_a_large_transaction_is_rolled_back_in_many_turns_and_in_order() -> None:
     run = Turns()
-    consumer = run.consumer()
-    run.settle()
-    transaction = run.engine.begin(b"1")
-    for message in consumer.messages:
-        run.engine.acknowledge_in(transaction, consumer.consumer, message)
-    run.engine.rollback(transaction)
-    assert run.queue.ready.count < MANY
+    consumer = run.begin_rollback()
     consumer.received.clear()
     run.broker.give(consumer, MANY)
     assert run.settle() > 2
