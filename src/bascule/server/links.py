@@ -15,7 +15,7 @@ from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import DELIVERY_STEPS
-from bascule.broker.errors import BodyUnavailable
+from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import FRONT, place_of
@@ -253,7 +253,18 @@ class BrowserLink:
         """Send what credit and connection allow."""
         if not self._pumping:
             self._pumping = True
-            self.client.engine.turns.begin(self._pumped())
+            self.client.engine.turns.begin(self._pumped_or_ended())
+
+    def _pumped_or_ended(self) -> Work:
+        """Pump; an error ends this link. From another turn it would reach the epoch."""
+        try:
+            yield from self._pumped()
+        except Exception as error:
+            self.client.engine.journaling.errors.contain(ErrorKind.LINK, error, queue=self._queue.name)
+            if self.link.context is self:
+                failed = RequestFailed(f"the broker failed to browse {self._queue.name!r}; its log says more")
+                self.link.detach(AmqpError(failed.condition, str(failed)))
+                self.client.touch()
 
     def _pumped(self) -> Work:
         client, link = self.client, self.link

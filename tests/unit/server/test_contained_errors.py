@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.events import ConnectionClosed, Dispositioned
+from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Transferred
 from bascule.amqp.performatives import Accepted, Error, Rejected
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.queue import BrokerQueue
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.message import JmsMessage, encode_message
+from bascule.server import links
 from bascule.server.uncaught import LINES_PER_S, ErrorLog
 from bascule.testing.broker import message_bytes
 from tests.unit.server.served import Client, Served, run_async
@@ -73,6 +75,28 @@ async def test_fault_in_the_release_of_one_link_keeps_no_other_link_from_its_rel
     client.connection.connection_lost(None)
     assert [kind for kind, _ in served.contained] == [ErrorKind.LINK]
     assert served.engine.queue("p").waiting_count == 2
+
+
+@run_async
+async def test_fault_in_a_later_turn_of_a_browser_ends_its_link_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BROWSED_STEPS", 1)  # a message in each piece of work
+    found = iter([BrokerQueue.after])  # for the first piece only
+    monkeypatch.setattr(BrokerQueue, "after", lambda queue, place, count: next(found)(queue, place, count))
+    served = Served()
+    served.fill("q", 5)
+    served.engine.journaling.errors = served.errors  # as in a broker process
+    client, other = Client(served, "one"), Client(served, "other")
+    browser = client.consumer("q", 5, distribution_mode="copy")
+    served.settle(client)
+    consumer = other.consumer("q", 5)
+    served.settle(client, other)
+    assert [kind for kind, _ in served.contained] == [ErrorKind.LINK]
+    (detached,) = client.told(Detached)
+    assert detached.link is browser
+    assert "failed to browse 'q'" in str(detached.error)
+    assert not client.told(ConnectionClosed)
+    assert len([event for event in client.told(Transferred) if event.link is browser]) == 1
+    assert len([event for event in other.told(Transferred) if event.link is consumer]) == 5
 
 
 @run_async
