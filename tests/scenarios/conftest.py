@@ -15,7 +15,7 @@ Connect = Callable[..., Connection]
 #: Nobody stands by: a session may be longer than a busy machine ever leaves broker or Kafka without a turn.
 CONFIG = """
 [broker]
-session_timeout_s = 30
+session_timeout_s = 120
 
 [[address]]
 match = "full.#"

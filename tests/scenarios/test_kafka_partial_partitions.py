@@ -42,7 +42,7 @@ def test_broker_goes_on_where_the_peers_of_a_leader_do_not_reach_it_and_the_brok
     former = load.leader()
     cluster.isolate(former)
     load.goes_on()
-    wait_for(lambda: load.leader() is not former, "the former leader to be known as one")  # it may be asked itself
+    wait_for(lambda: load.leader(but_for=former) is not former, "another leader")
     cluster.heal()
     load.goes_on()
     load.whole()

@@ -27,7 +27,7 @@ LARGE_BODY_BYTES = 3_000_000
 ARRIVAL_S = 240.0
 CONFIG = """
 [broker]
-session_timeout_s = 30
+session_timeout_s = 120
 
 [pipelines]
 dead_letter_topic = "seed-003.dead"

@@ -12,14 +12,18 @@ from confluent_kafka import Message
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.administration import purge
+from bascule.broker.collecting import Collector
 from bascule.broker.epoch import SteppedDown
+from bascule.broker.snapshot import Snapshot
 from bascule.broker.store_move import stored_record
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.journal.records import Op, json_entry
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server import housekeeping
+from bascule.server.epoch import Epoch
 from bascule.server.housekeeping import StoredMessages
 from tests.scenarios.journaled import MESSAGES, Journaled, waiting
 from tests.support.system import wait_for
@@ -170,6 +174,14 @@ def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_jou
     asyncio.run(replace_it())
 
 
+def collected(epoch: Epoch) -> Snapshot:
+    """The state of an epoch, in one turn: the epoch may end in the next one."""
+    collector = Collector(epoch.engine, epoch.offsets)
+    for _ in collector.walk():
+        pass
+    return collector.finish().snapshot()
+
+
 def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_count(
     kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,9 +196,11 @@ def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_c
         await journal.answered("first", "failed", "third")
         assert [progress.done for progress in purge(old.engine, old.engine.queue("q"))] == [2]
         journal.decide(old, "fourth")
-        assert old.housekeeping is not None
         # Its snapshot is the newest of all, needs no message, and the journal would be trimmed behind it.
-        await old.housekeeping.rounds()
+        taken = collected(old)
+        SnapshotStore(journal.kafka, journal.place.topics.snapshots).write(taken.id, snapshots.encode(taken))
+        old.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
+        old.flush()
         await asyncio.to_thread(wait_for, lambda: old.ended, "it to find out")
         assert [type(error) for error in journal.ends] == [SteppedDown]
         assert TopicHistory(journal.kafka, journal.place.topics.journal, 0).earliest() == 0

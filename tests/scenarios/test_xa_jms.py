@@ -31,7 +31,7 @@ from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 #: Times to wait for a message that is to come; none where none is to come.
 SOON_S = 20.0
-CONFIG = "[broker]\nsession_timeout_s = 30\n[journal]\nsnapshot_records = 100\nretention_s = 0\n"
+CONFIG = "[broker]\nsession_timeout_s = 120\n[journal]\nsnapshot_records = 100\nretention_s = 0\n"
 Make = Callable[..., JmsResource]
 
 

@@ -126,10 +126,9 @@ class DividedCluster(EmbeddedCluster):
     def _client_ports(self) -> list[int]:
         return [each.port for each in self._client_links or self.nodes]
 
-    @property
-    def bootstrap(self) -> str:
-        """``bootstrap.servers`` for clients: all nodes."""
-        return ",".join(f"{HOST}:{port}" for port in self._client_ports)
+    def bootstrap_of(self, *nodes: ClusterNode) -> str:
+        """``bootstrap.servers`` for clients that ask these nodes first."""
+        return ",".join(f"{HOST}:{self._client_ports[node.number - 1]}" for node in nodes)
 
     def isolate(self, node: ClusterNode) -> None:
         """Cut a node off from its peers: it exchanges no byte with them. Clients reach it as before."""

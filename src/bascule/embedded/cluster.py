@@ -75,7 +75,11 @@ class EmbeddedCluster:
     @property
     def bootstrap(self) -> str:
         """``bootstrap.servers`` for clients: all nodes."""
-        return ",".join(node.bootstrap for node in self.nodes)
+        return self.bootstrap_of(*self.nodes)
+
+    def bootstrap_of(self, *nodes: ClusterNode) -> str:
+        """``bootstrap.servers`` for clients that ask these nodes first."""
+        return ",".join(node.bootstrap for node in nodes)
 
     def controller(self) -> ClusterNode:
         """The node that is the active controller now. Raises OSError while there is none."""
