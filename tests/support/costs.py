@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 from bascule.core.caches import forget_peers
@@ -17,6 +18,22 @@ from tests.support.speed import SLOWNESS
 COST_S_MAX: Final = 0.1 * SLOWNESS
 #: What inputs that come once more may leave behind, in bytes: the interpreter keeps some.
 LEFT_BYTES_MAX: Final = 64 << 10
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions are called: a measure of work that is the same on every machine."""
+    count = 0
+
+    def look(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @contextmanager

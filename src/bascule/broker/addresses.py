@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import NamedTuple
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
-from bascule.core.destination import Routing, address_matches
+from bascule.core.address_index import AddressIndex
+from bascule.core.destination import Routing
 from bascule.journal.records import EncodedRoute
 
 #: Names that only the broker gives: a temporary destination is never made by asking for it.
@@ -74,7 +74,14 @@ class AddressBook:
     subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
     queues_of: Counter[str] = field(default_factory=Counter)  # queues and subscriptions, by the user who created them
     durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # the same of durable subscriptions
+    _bound: AddressIndex[BrokerQueue] = field(default_factory=AddressIndex)  # subscriptions, by the pattern of their address
+    _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
+    _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
+    _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.use(self.diverts)
 
     def add(self, queue: BrokerQueue) -> None:
         """A queue is bound to its address."""
@@ -83,6 +90,7 @@ class AddressBook:
             self.anycast[queue.name] = queue
         else:
             self.subscriptions[queue.name] = queue
+            self._bound.add(queue.address, queue)
         self._count(queue, 1)
         self.memory.selector_chars += len(queue.selector_text)
         self._routes.clear()
@@ -92,7 +100,11 @@ class AddressBook:
         if self.queues.pop(queue.id, None) is not None:
             self._count(queue, -1)
             self.memory.selector_chars -= len(queue.selector_text)
-        (self.anycast if queue.routing is Routing.ANYCAST else self.subscriptions).pop(queue.name, None)
+        if queue.routing is Routing.ANYCAST:
+            self.anycast.pop(queue.name, None)
+        else:
+            self.subscriptions.pop(queue.name, None)
+            self._bound.remove(queue.address, queue)
         self._routes.clear()
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
@@ -107,6 +119,9 @@ class AddressBook:
     def use(self, diverts: Diverts) -> None:
         """The diverts that are configured now."""
         self.diverts = diverts
+        self._exclusive = AddressIndex((divert.pattern, divert) for divert in diverts.exclusive)
+        self._diverted = AddressIndex((pattern, pattern) for pattern in diverts.patterns)
+        self._replayable = AddressIndex((pattern, pattern) for pattern in diverts.replayable)
         self._routes.clear()
 
     def route(self, address: str, routing: Routing) -> Route:
@@ -124,20 +139,20 @@ class AddressBook:
         if routing is Routing.ANYCAST:
             queue = self.anycast.get(address)
             bound = (queue,) if queue is not None else ()
+        elif address.startswith(TEMPORARY_PREFIX):  # only its own connection may consume from it
+            bound = self._bound.under(address)
         else:
-            private = address.startswith(TEMPORARY_PREFIX)  # only its own connection may consume from it
-            matches = operator.eq if private else address_matches
-            bound = (queue for queue in self.subscriptions.values() if matches(queue.address, address))
+            bound = self._bound.matching(address)
         queues = tuple(bound)
         settings = self.policy.of(address)
         ids = durable_ids(queues)
-        diverted = any(address_matches(pattern, address) for pattern in self.diverts.patterns)
+        diverted = bool(self._diverted.matching(address))
         wanted = routing is Routing.ANYCAST or bool(ids) or diverted
-        recorded = wanted or any(address_matches(pattern, address) for pattern in self.diverts.replayable)
+        recorded = wanted or bool(self._replayable.matching(address))
         return Route(
             queues,
             EncodedRoute.of(address, ids),
-            tuple(divert for divert in self.diverts.exclusive if address_matches(divert.pattern, address)),
+            tuple(self._exclusive.matching(address)),
             diverted,
             recorded,
             any(queue.selector_text or queue.no_local_container for queue in queues),
@@ -166,4 +181,4 @@ class AddressBook:
         return bool(self.route(address, routing).queues) or address in self.policy.topics
 
     def __contains__(self, address: str) -> bool:
-        return address in self.anycast or any(queue.address == address for queue in self.subscriptions.values())
+        return address in self.anycast or bool(self._bound.under(address))

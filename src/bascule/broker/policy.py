@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS
+from bascule.core.address_index import AddressIndex
 from bascule.core.caches import peer_cache
 from bascule.core.defaults import (
     AUTO_DELETE_AFTER_S,
@@ -16,7 +18,6 @@ from bascule.core.defaults import (
     QUEUES_MAX,
     TRANSACTION_TIMEOUT_S,
 )
-from bascule.core.destination import address_matches
 from bascule.core.topics import MESSAGE_BYTES_MAX
 
 BLOCK: Final = "block"
@@ -105,6 +106,18 @@ class Policy:
         """The settings of an address."""
         return _settings(self, address)
 
+    def overrides(self, address: str) -> Iterator[Mapping[str, Any]]:
+        """The overrides of the rules that match an address: what is more specific comes later."""
+        return (self._ordered_rules[index][1] for index in self._index.matching(address))
+
+    @cached_property
+    def _ordered_rules(self) -> list[Rule]:
+        return sorted(self.rules, key=lambda rule: _specificity(rule[0]))
+
+    @cached_property
+    def _index(self) -> AddressIndex[int]:
+        return AddressIndex((pattern, index) for index, (pattern, _) in enumerate(self._ordered_rules))
+
     def __hash__(self) -> int:
         """By identity: there is one for a broker."""
         return id(self)
@@ -113,7 +126,6 @@ class Policy:
 @peer_cache(entries=10_000, entry_bytes=2048)
 def _settings(policy: Policy, address: str) -> AddressPolicy:
     settings = policy.defaults
-    for pattern, overrides in sorted(policy.rules, key=lambda rule: _specificity(rule[0])):
-        if address_matches(pattern, address):
-            settings = replace(settings, **overrides)
+    for overrides in policy.overrides(address):
+        settings = replace(settings, **overrides)
     return settings

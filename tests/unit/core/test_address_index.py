@@ -1,0 +1,80 @@
+"""The index of address patterns: it finds what the matcher of one pattern says, at a cost that does not grow with the patterns."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from bascule.core.address_index import AddressIndex
+from bascule.core.destination import address_matches
+from tests.support.costs import calls_of
+
+WORDS = ("a", "b", "*", "#", "")
+PATTERNS = [".".join(words) for size in range(1, 5) for words in itertools.product(WORDS, repeat=size)]
+ADDRESSES = [".".join(words) for size in range(1, 6) for words in itertools.product(("a", "b", ""), repeat=size)]
+
+
+def matching(patterns: list[str], address: str) -> list[str]:
+    return [pattern for pattern in patterns if address_matches(pattern, address)]
+
+
+def test_finds_what_the_matcher_of_one_pattern_says_in_the_order_of_addition() -> None:
+    chance = random.Random(1)
+    patterns = chance.sample(PATTERNS, len(PATTERNS))
+    index = AddressIndex((pattern, pattern) for pattern in patterns)
+    for address in (*ADDRESSES[:39], *chance.sample(ADDRESSES, 60), *chance.sample(PATTERNS, 60)):
+        assert index.matching(address) == matching(patterns, address), address
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_additions_and_removals_leave_what_was_added_and_not_removed(seed: int) -> None:
+    chance = random.Random(seed)
+    words = ("a", "b", "c", "aa", "*", "#", "##", "a*", "", "é")
+    index, there = AddressIndex[int](), dict[int, str]()
+    for number in range(300):
+        if there and chance.random() < 0.45:
+            gone = chance.choice(list(there))
+            index.remove(there.pop(gone), gone)
+        else:
+            there[number] = ".".join(chance.choices(words, k=chance.randrange(1, 9)))
+            index.add(there[number], number)
+        address = ".".join(chance.choices(("a", "b", "c", "aa", "", "##", "*"), k=chance.randrange(1, 9)))
+        assert index.matching(address) == [each for each, pattern in there.items() if address_matches(pattern, address)], address
+        assert index.under(address) == [each for each, pattern in there.items() if pattern == address]
+    for number, pattern in there.items():
+        index.remove(pattern, number)
+    assert not any(root.children or root.values for root in index._roots)
+
+
+def test_value_that_is_not_there_is_not_removed() -> None:
+    index = AddressIndex((("a.#", 1), ("b", 2)))
+    for pattern, value in (("a.#", 2), ("b", 1), ("c", 1), ("a.*", 1)):
+        index.remove(pattern, value)
+    assert index.matching("a.x") == [1]
+    assert index.matching("b") == [2]
+
+
+@pytest.mark.parametrize(
+    "form", ["#.x{0}", "x{0}.#", "news.*.x{0}.#", "*.{0}.*.y", "#.x{0}.#.y{0}.#", "*.*.{0}", "{0}.*.a.a.a.#.b", "a.a.#.{0}.*"]
+)
+@pytest.mark.parametrize("address", ["news.uk.x7.a", "a." * 20 + "b", "x7.a.a.y7", "7.a.7"])
+def test_the_cost_of_an_address_does_not_grow_with_the_patterns(form: str, address: str) -> None:
+    few, many = (AddressIndex((form.format(number), number) for number in range(count)) for count in (30, 10_000))
+    few_calls, many_calls = (calls_of(lambda index=index: index.matching(address)) for index in (few, many))  # type: ignore[misc]
+    assert many_calls <= few_calls + 2 * len(address.split("."))
+
+
+def test_patterns_that_match_as_far_as_their_last_word_are_visited_once_each() -> None:
+    """Wherever in an address they can begin."""
+    patterns = ["#." + ".".join("*a"[number >> bit & 1] for bit in range(10)) + ".z" for number in range(1 << 10)]
+    index = AddressIndex((pattern, number) for number, pattern in enumerate(patterns))
+    assert calls_of(lambda: index.matching("a." * 499 + "a")) < 40 * len(patterns)
+
+
+def test_long_patterns_take_little_more_memory_than_their_text() -> None:
+    index = AddressIndex((f"{number}." + "abc." * 240 + "#", number) for number in range(100))
+    nodes = [child for root in index._roots for child in root.children.values()]
+    assert len(nodes) == 100
+    assert sum(len(node.label) for node in nodes) < 100 * 1000
