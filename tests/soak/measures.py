@@ -1,4 +1,4 @@
-"""What can be seen from outside while a soak goes on, every second: depth of the queues, memory, size of the journal."""
+"""What can be seen from outside while a soak goes on, every second: depth of the queues, memory, size of the journal, stalls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tests.soak.site import Site
+from tests.soak.stalls import StallLog
 from tests.support.usage import disk_mib, memory_mib
 
 INTERVAL_S = 1.0
@@ -29,6 +30,7 @@ class Measures(threading.Thread):
     def __init__(self, site: Site) -> None:
         super().__init__(name="measures", daemon=True)
         self.samples: list[Sample] = []
+        self.stalls = StallLog()
         self._site = site
         self._journal = site.kafka.data_dir / "data" / f"{site.plan.prefix}.journal-0"
         self._stopping = threading.Event()
@@ -48,6 +50,9 @@ class Measures(threading.Thread):
                     if pid is not None:
                         rss[name] = memory_mib(pid)
             self.samples.append(Sample(time.time(), self._backlog(), rss, disk_mib(self._journal)))
+            for name, metrics in self._site.metrics():
+                if (pid := pids[name]) is not None and pid == self._site.parts[name].pid():  # not one that has begun meanwhile
+                    self.stalls.take(time.time(), name, pid, metrics)
 
     def _backlog(self) -> int | None:
         depths = self._site.depths()

@@ -53,6 +53,7 @@ def contents(figures: Figures) -> dict[str, Any]:
         "own_ends": [
             {"at_s": round(end.at_s - result.begun_s, 1), "what": str(end), "excuse": end.excuse} for end in result.own_ends
         ],
+        "stalls": [{"at_s": round(stall.at_s - result.begun_s, 1), "what": str(stall)} for stall in result.stalls],
         "settings": settings_of(result.plan),
         "environment": dict(result.environment),
     }  # fmt: skip
@@ -88,6 +89,7 @@ def _page(figures: Figures, content: Mapping[str, Any]) -> str:
         kinds=_table(kinds),
         faults=_table(content["faults"]),
         own_ends=_table(content["own_ends"]) if content["own_ends"] else "<p>None.</p>",
+        stalls=_table(content["stalls"]) if content["stalls"] else "<p>None.</p>",
         settings=_table([{"setting": name, "value": value} for name, value in content["settings"].items()]),
         environment=_table([{"": name, "value": value} for name, value in content["environment"].items()]),
     )

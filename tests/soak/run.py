@@ -19,6 +19,7 @@ from tests.soak.measures import Measures, Sample
 from tests.soak.plan import EXPIRED, SPILLS, Plan
 from tests.soak.records import Record
 from tests.soak.site import OwnEnd, Site
+from tests.soak.stalls import Stall
 from tests.support.history import Audit, Divert, Operation, Tally, check
 from tests.support.system import Late
 
@@ -64,6 +65,7 @@ class Result:
     faults: Sequence[Fault]
     samples: Sequence[Sample]
     own_ends: Sequence[OwnEnd]
+    stalls: Sequence[Stall]
     records: Mapping[str, Sequence[Record]]  # of the diverts' topics
     evidence: Evidence
     tally: Tally
@@ -77,8 +79,9 @@ class Result:
 
     @property
     def faulted(self) -> list[str]:
-        """What must not be: anomalies, clients that failed, parts that ended for no reason."""
-        return [*map(str, self.tally.anomalies), *self.failures, *(str(end) for end in self.own_ends if not end.excuse)]
+        """What must not be: anomalies, clients that failed, parts that ended for no reason, brokers that kept clients waiting."""
+        ends = (str(end) for end in self.own_ends if not end.excuse)
+        return [*map(str, self.tally.anomalies), *self.failures, *ends, *map(str, self.stalls)]
 
 
 def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
@@ -107,7 +110,7 @@ def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
             load.operations(), load.diverted(), load.ingested(), {**left, **load.left}, healed_s * 1000, journal.finish(), journal.gap
         )
         return Result(
-            plan, begun_s, healed_s, ended_s, faults.done, measures.samples, site.own_ends,
+            plan, begun_s, healed_s, ended_s, faults.done, measures.samples, site.own_ends, measures.stalls.found,
             {name: load.records(name) for name in load.topics}, evidence, evidence.judge(),
             [*load.failures, *failures_of([journal])], _environment(),
         )  # fmt: skip

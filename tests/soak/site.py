@@ -212,6 +212,12 @@ class Site:
                 return {queue["name"]: queue["messages"] + queue["delivering"] + queue["delayed"] for queue in status["queues"]}
         return None
 
+    def metrics(self) -> Iterator[tuple[str, str]]:
+        """The metrics of each broker that answers."""
+        for name, system in self._brokers():
+            with suppress(OSError, http.client.HTTPException):
+                yield name, system.metrics(LOOK_TIMEOUT_S)
+
     def _brokers(self) -> Iterator[tuple[str, System]]:
         return ((name, system) for number, system in enumerate(self.systems) if self.up(name := f"broker-{number}"))
 

@@ -189,6 +189,12 @@ class System:
         """What the admin server shows under a path. Raises OSError."""
         return self._get(f"{path}?{urllib.parse.urlencode(parameters)}", ANSWER_S)
 
+    def metrics(self, timeout_s: float = ANSWER_S) -> str:
+        """What the admin server shows a scraper. Raises OSError."""
+        with urllib.request.urlopen(f"{self._admin}/metrics", timeout=timeout_s) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def _get(self, path: str, timeout_s: float) -> Any:
         with urllib.request.urlopen(f"{self._admin}/{path}", timeout=timeout_s) as answer:
             return json.load(answer)

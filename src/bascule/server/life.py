@@ -99,7 +99,7 @@ class BrokerLife(LoopEffects):
         admin = self._settings.admin
         token = admin.token.get_secret_value() if admin.token is not None else None
         tls = server_context(admin.tls, "admin.tls")
-        stalls = StallWatch()
+        stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
         return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls, collectors=(stalls,))
 

@@ -18,9 +18,19 @@ BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 class StallWatch(Collector):
-    """Looks how late its own timer is, as far as the loop's thread had the processor in that time."""
+    """Looks how late its own timer is, as far as the loop's thread had the processor in that time.
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic, thread_time_s: Callable[[], float] = time.thread_time) -> None:
+    While a state is ``loading`` there is nobody to keep waiting: a look counts nothing of the time in which it was.
+    """
+
+    def __init__(
+        self,
+        loading: Callable[[], bool],
+        clock_s: Callable[[], float] = time.monotonic,
+        thread_time_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._loading = loading
+        self._was_loading = True
         self._clock_s = clock_s
         self._thread_time_s = thread_time_s
         self._due_s = self._used_s = 0.0
@@ -29,7 +39,7 @@ class StallWatch(Collector):
 
     def start(self) -> None:
         """Look from now on; call it on the event loop."""
-        self._used_s = self._thread_time_s()
+        self._used_s, self._was_loading = self._thread_time_s(), self._loading()
         self._next()
 
     def _next(self) -> None:
@@ -45,6 +55,9 @@ class StallWatch(Collector):
         used_s = self._thread_time_s()
         stall_s = max(0.0, min(self._clock_s() - self._due_s, used_s - self._used_s))
         self._used_s = used_s
+        was_loading, self._was_loading = self._was_loading, self._loading()
+        if was_loading or self._was_loading:
+            return
         self._counts[bisect_left(BOUNDS_S, stall_s)] += 1
         self._sum_s += stall_s
 
@@ -54,5 +67,5 @@ class StallWatch(Collector):
         for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        text = "How late the event loop comes to what is due, in processor time of its thread"
+        text = "How late the event loop comes to what is due, in processor time of its thread; loading is exempt"
         yield HistogramMetricFamily("bascule_event_loop_stall_seconds", text, buckets=buckets, sum_value=self._sum_s)

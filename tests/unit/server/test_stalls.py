@@ -26,10 +26,22 @@ def counted(watch: StallWatch, bound: str) -> float:
 @run_async
 async def test_a_late_look_counts_as_a_stall_as_far_as_the_thread_had_the_processor() -> None:
     clocks = Clocks()
-    watch = StallWatch(lambda: clocks.now_s, lambda: clocks.used_s)
+    watch = StallWatch(lambda: False, lambda: clocks.now_s, lambda: clocks.used_s)
     watch.start()
     for late_s, used_s in ((0.0, 0.0), (0.3, 0.3), (0.3, 0.03)):
         clocks.now_s = 100.0 + PERIOD_S + late_s
         clocks.used_s += used_s
         watch.look()
     assert [counted(watch, bound) for bound in ("0.001", "0.02", "0.05", "0.2", "0.5", "+Inf")] == [1, 1, 2, 2, 3, 3]
+
+
+@run_async
+async def test_time_in_which_a_state_was_loaded_counts_for_nothing() -> None:
+    clocks, loading = Clocks(), [False]
+    watch = StallWatch(lambda: loading[0], lambda: clocks.now_s, lambda: clocks.used_s)
+    watch.start()
+    for now_loading in (True, True, False, False):
+        loading[0] = now_loading
+        clocks.now_s, clocks.used_s = 100.0 + PERIOD_S + 0.3, clocks.used_s + 0.3
+        watch.look()
+    assert [counted(watch, bound) for bound in ("0.2", "0.5", "+Inf")] == [0, 1, 1]

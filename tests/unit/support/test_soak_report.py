@@ -15,6 +15,7 @@ from tests.soak.records import Record
 from tests.soak.report import write_report
 from tests.soak.run import Evidence, Result
 from tests.soak.site import NO_KAFKA, OwnEnd
+from tests.soak.stalls import Stall
 from tests.support.history import Audit, Divert, Operation, Place
 
 BEGUN_S = 1_000.0
@@ -33,7 +34,12 @@ EXCUSED = OwnEnd(1003.0, "driver", "<why>", NO_KAFKA)
 
 
 def result(
-    *, lost: bool = False, journal: Audit | None = AUDIT, failures: Sequence[str] = (), own_ends: Sequence[OwnEnd] = (EXCUSED,)
+    *,
+    lost: bool = False,
+    journal: Audit | None = AUDIT,
+    failures: Sequence[str] = (),
+    own_ends: Sequence[OwnEnd] = (EXCUSED,),
+    stalls: Sequence[Stall] = (),
 ) -> Result:
     """Three messages; a fault between the first and the second, during which a send waits for 5 s."""
     operations = [send(0, 1000, 1001), send(1, 1002, 1007), send(2, 1008, 1008.5), take(0, 1001), take(1, 1008)]
@@ -47,7 +53,7 @@ def result(
     samples = [Sample(1001, 3, {"broker-0": 50.0}, 1.0), Sample(1005, None, {}, 1.5), Sample(1009, 0, {"broker-0": 60.0}, 1.2)]
     faults = [Fault(1001.5, "kill-active", "broker-0", 1.0)]
     return Result(
-        Plan(seed=7), BEGUN_S, 1008, 1010, faults, samples, own_ends, records,
+        Plan(seed=7), BEGUN_S, 1008, 1010, faults, samples, own_ends, stalls, records,
         evidence, evidence.judge(), failures, {"machine": "m"},
     )  # fmt: skip
 
@@ -101,7 +107,12 @@ def test_faults_and_anomalies_are_counted_when_they_came() -> None:
 def test_nothing_is_good_about_a_client_that_failed_or_a_part_that_ended_for_no_reason(tmp_path: Path) -> None:
     alone = OwnEnd(1004.0, "broker-0", "error: <odd>")
     assert result().good
-    for bad, told in ((result(failures=["storm-0: failed: why"]), "storm-0: failed: why"), (result(own_ends=[EXCUSED, alone]), str(alone))):
+    stall = Stall(1004.0, "broker-0", 2, 0.2)
+    for bad, told in (
+        (result(failures=["storm-0: failed: why"]), "storm-0: failed: why"),
+        (result(own_ends=[EXCUSED, alone]), str(alone)),
+        (result(stalls=[stall]), str(stall)),
+    ):
         assert not bad.good
         page = write_report(bad, tmp_path).read_text()
         assert f"NOT GOOD: {told.replace('<', '&lt;').replace('>', '&gt;')}<" in page
