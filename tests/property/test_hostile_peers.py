@@ -22,7 +22,7 @@ from bascule.broker import administration
 from bascule.core.log import LogEvent
 from bascule.jms.sections import MalformedMessage, scan
 from bascule.server.connection import ClientConnection
-from bascule.server.status import queue_detail, subscription_status
+from bascule.server.status import consumer_status, queue_detail, subscription_status
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.support.costs import COST_S_MAX, LEFT_BYTES_MAX, left_bytes, quiet
 from tests.support.hostile import END, Hostile, performative
@@ -130,7 +130,11 @@ def use(broker: BrokerInMemory, clock: list[int]) -> None:
 def show(broker: BrokerInMemory) -> None:
     engine = broker.engine
     for queue in engine.addresses.queues.values():
-        said = [queue_detail(queue), subscription_status(queue), *(administration.dead_letter(engine, each) for each in queue.waiting())]
+        said = [
+            queue_detail(queue, [consumer_status(each) for each in queue.consumers]),
+            subscription_status(queue),
+            *(administration.dead_letter(engine, each) for each in queue.waiting()),
+        ]
         json.dumps(said, allow_nan=False).encode()
 
 

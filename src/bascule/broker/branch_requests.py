@@ -16,12 +16,15 @@ from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import RequestFailed, UnknownBranch
 from bascule.broker.transactions import LocalTransaction
+from bascule.broker.turns import Work
 from bascule.core.errors import BasculeError
 from bascule.core.xa_codes import XA_OK, XA_RDONLY
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 
 STATES: Final = {None: "prepared", Ending.FORCED_COMMIT: "heuristic-commit", Ending.FORCED_ROLLBACK: "heuristic-rollback"}
+#: Steps to describe one branch in a list.
+LISTED_STEPS: Final = 4
 ENDINGS: Final = {Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled-back"}
 FORGOTTEN: Final = "forgotten"
 
@@ -122,16 +125,21 @@ def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[en
 
 def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
     def listed() -> None:
-        lines = [
-            f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}"
-            for each in branches.listed(engine)
-        ]
-        say(done(text="\n".join(lines)))
+        engine.turns.begin(_listing(engine, say))
 
     if RequestViolation.LIST_UNSTORED in violations:
         listed()
     else:
         engine.journaling.after_barrier(listed)
+
+
+def _listing(engine: Engine, say: Say) -> Work:
+    """Answer with a list of all branches that there are now."""
+    lines = []
+    for each in branches.listed(engine):
+        lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
+        yield LISTED_STEPS
+    engine.journaling.errors.run(ErrorKind.ANSWER, say, done(text="\n".join(lines)))
 
 
 def _forget(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:

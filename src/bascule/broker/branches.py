@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.errors import (
@@ -205,15 +206,16 @@ class Listed(NamedTuple):
     size_bytes: int
 
 
-def listed(engine: Engine) -> list[Listed]:
-    """All branches that are prepared, or were ended by an administrator and are not forgotten."""
+def listed(engine: Engine) -> Iterator[Listed]:
+    """Return all branches that are prepared now, or were ended by an administrator and are not forgotten.
+
+    They may be many: the caller can go through them over several turns.
+    """
     branches = engine.branches
-    waiting = [
-        Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
-        for branch in branches.prepared.values()
-        if branch.stored
-    ]
-    return waiting + [Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0) for ended in branches.forced.values()]
+    prepared = [branch for branch in branches.prepared.values() if branch.stored]
+    waiting = (Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry)) for branch in prepared)
+    forced = (Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0) for ended in list(branches.forced.values()))
+    return chain(waiting, forced)
 
 
 def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:

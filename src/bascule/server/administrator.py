@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bascule.broker.administration import dead_letter
+from bascule.broker.branches import listed
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
+from bascule.broker.order import FRONT, place_of
 from bascule.core.errors import Unavailable
 from bascule.core.permissions import Permission
 from bascule.server.actions import ADMINISTRATOR, act, queue_named
@@ -17,14 +20,37 @@ from bascule.server.status import (
     ConnectionStatus,
     QueueDetail,
     SubscriptionStatus,
+    branch_status,
     connection_status,
+    consumer_status,
     queue_detail,
+    queue_status,
     status_of,
     subscription_status,
 )
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+#: Queues, consumers or branches that one turn of the event loop describes. That takes about 2 ms.
+ENTRIES_PER_TURN: Final = 500
+#: The same of connections, each of which may have thousands of links.
+CONNECTIONS_PER_TURN: Final = 5
+#: The same of dead letters, whose bodies are read.
+MESSAGES_PER_TURN: Final = 50
+
+
+async def in_turns(describe: Callable[[T], S], entries: Iterable[T], per_turn: int = ENTRIES_PER_TURN) -> list[S]:
+    """Describe the entries that there are now, over as many turns of the event loop as they need."""
+    remaining = iter(list(entries))
+    described = [describe(entry) for entry in islice(remaining, per_turn)]
+    while piece := list(islice(remaining, per_turn)):
+        await asyncio.sleep(0)
+        described += map(describe, piece)
+    return described
 
 
 class Administrator:
@@ -37,32 +63,48 @@ class Administrator:
         """Check a permission of the administrator. Raises Unauthorized."""
         self._node.permissions.authorize(ADMINISTRATOR, permission, address)
 
-    def status(self) -> BrokerStatus:
+    def trouble(self) -> str:
+        """Return why the broker does not serve, "" if it serves."""
+        node = self._node
+        return "" if node.serving else node.trouble or "waiting"
+
+    async def status(self) -> BrokerStatus:
         """How the broker stands now."""
-        return status_of(self._node)
+        engine = self._node.loaded_engine
+        if engine is None:
+            return status_of(self._node, [], [])
+        queues = await in_turns(queue_status, engine.addresses.queues.values())
+        branches = await in_turns(branch_status, listed(engine))
+        return status_of(self._node, queues, branches)
 
-    def queue(self, name: str) -> QueueDetail:
+    async def queue(self, name: str) -> QueueDetail:
         """One queue. Raises UnknownAddress, Unavailable."""
-        return queue_detail(queue_named(self._engine(), name))
+        queue = queue_named(self._engine(), name)
+        return queue_detail(queue, await in_turns(consumer_status, queue.consumers))
 
-    def subscriptions(self) -> list[SubscriptionStatus]:
+    async def subscriptions(self) -> list[SubscriptionStatus]:
         """The subscriptions of topics."""
         engine = self._node.loaded_engine
-        return [] if engine is None else [subscription_status(queue) for queue in engine.addresses.subscriptions.values()]
+        return [] if engine is None else await in_turns(subscription_status, engine.addresses.subscriptions.values())
 
-    def clients(self) -> list[ConnectionStatus]:
+    async def clients(self) -> list[ConnectionStatus]:
         """The client connections."""
-        return [connection_status(connection) for connection in self._node.connections]
+        return await in_turns(connection_status, self._node.connections, CONNECTIONS_PER_TURN)
 
     def dead_letter_address(self, queue: str) -> str:
         """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
         return queue_named(self._engine(), self._dead_letters(queue)).address
 
-    def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
+    async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         """The first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable."""
         engine = self._engine()
-        found = queue_named(engine, self._dead_letters(queue))
-        return [dead_letter(engine, message) for message in islice(found.waiting(), count)]
+        found, place = queue_named(engine, self._dead_letters(queue)), FRONT
+        described: list[dict[str, Any]] = []
+        while len(described) < count and (waiting := found.after(place, min(MESSAGES_PER_TURN, count - len(described)))):
+            place = place_of(waiting[-1])
+            described += [dead_letter(engine, message) for message in waiting]
+            await asyncio.sleep(0)
+        return described
 
     async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one of ACTIONS. Raises BasculeError."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import bascule
 from bascule.broker.branch_requests import STATES
-from bascule.broker.branches import Listed, listed
+from bascule.broker.branches import Listed
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
-from bascule.broker.queue import BrokerQueue
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -161,21 +161,17 @@ class BrokerStatus(TypedDict):
     counters: dict[str, float]
 
 
-def status_of(node: Node) -> BrokerStatus:
-    """How the broker stands now."""
+def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus]) -> BrokerStatus:
+    """Return how the broker stands now. The caller lists its queues and branches, which may be many, in several turns of the event loop."""
     engine = node.loaded_engine
     gauges: dict[str, float] = {
         "connections": node.usage.connections.count, "handshakes": len(node.handshakes),
         "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
         "ingress_foreign_records": node.ingress_foreign_records,
     }  # fmt: skip
-    queues: list[QueueStatus] = []
-    branches: list[BranchStatus] = []
     memory: MemoryStatus | None = None
     if engine is not None:
         journaling, bodies = engine.journaling, engine.bodies
-        queues = [queue_status(queue) for queue in engine.addresses.queues.values()]
-        branches = [branch_status(branch) for branch in listed(engine)]
         memory = memory_status(engine, node.spill)
         gauges |= {
             "queues": len(queues), "transactions_open": len(engine.transactions), "branches_prepared": len(engine.branches.prepared),
@@ -258,22 +254,22 @@ def queue_status(queue: BrokerQueue) -> QueueStatus:
     )  # fmt: skip
 
 
-def queue_detail(queue: BrokerQueue) -> QueueDetail:
+def queue_detail(queue: BrokerQueue, consumers: list[ConsumerStatus]) -> QueueDetail:
     """One queue, and who consumes from it."""
     return QueueDetail(
         **queue_status(queue), auto_created=queue.auto_created, selector=queue.selector_text, no_local=queue.no_local_container,
-        full=queue.full(), consumer_list=list(_consumers(queue)), settings=dataclasses.asdict(queue.settings),
+        full=queue.full(), consumer_list=consumers, settings=dataclasses.asdict(queue.settings),
     )  # fmt: skip
 
 
-def _consumers(queue: BrokerQueue) -> Iterator[ConsumerStatus]:
-    for consumer in queue.consumers:
-        link = consumer.port
-        client = link.client if isinstance(link, ConsumerLink) else None
-        yield ConsumerStatus(
-            connection=client.peer if client else "", client_id=client.container if client else "", selector=consumer.selector_text,
-            unsettled=len(consumer.unacked), credit=link.credit,
-        )  # fmt: skip
+def consumer_status(consumer: QueueConsumer) -> ConsumerStatus:
+    """One consumer."""
+    link = consumer.port
+    client = link.client if isinstance(link, ConsumerLink) else None
+    return ConsumerStatus(
+        connection=client.peer if client else "", client_id=client.container if client else "", selector=consumer.selector_text,
+        unsettled=len(consumer.unacked), credit=link.credit,
+    )  # fmt: skip
 
 
 def subscription_status(queue: BrokerQueue) -> SubscriptionStatus:

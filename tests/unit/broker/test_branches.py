@@ -8,6 +8,7 @@ import pytest
 
 from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
+from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out
 from bascule.broker.errors import BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
@@ -300,3 +301,24 @@ def test_only_the_last_ends_are_remembered(bench: Bench, monkeypatch: pytest.Mon
         branches.commit_one_phase(bench.engine, bench.engine.begin(b"1"), Xid(7, b"%d" % number, b""), lambda _: None)
     bench.broker.settle()
     assert [xid.gtrid for xid in bench.engine.branches.ended] == [b"1", b"2"]
+
+
+def test_list_of_many_branches_is_made_in_several_turns(bench: Bench) -> None:
+    engine = bench.engine
+    xids = [Xid(1, b"%d" % number, b"b") for number in range(300)]
+    for xid in xids:
+        transaction = engine.begin(xid.gtrid)
+        bench.put("x", transaction=transaction)
+        branches.prepare(engine, transaction, xid, "c", lambda _: None)
+    bench.broker.settle()
+    answers: list[Answer] = []
+    engine.turns.steps = 100
+    carry_out(engine, BranchRequest("recover", NO_XID, "c", {}), answers.append)
+    bench.broker.flush()
+    bench.broker.confirm(len(bench.broker.in_flight))
+    assert not answers
+    branches.end(engine, xids[-1], Ending.COMMITTED, lambda: None)
+    bench.broker.settle()
+    (answer,) = answers
+    assert answer.text is not None
+    assert len(answer.text.splitlines()) == len(xids)

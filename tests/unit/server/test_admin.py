@@ -65,28 +65,31 @@ class Broker:
         self.contained: list[tuple[str, str]] = []
         self.denied: tuple[Permission, str] | None = None
 
-    def status(self) -> BrokerStatus:
+    def trouble(self) -> str:
+        return "" if self.now["serving"] else self.now["reason"] or self.now["state"]
+
+    async def status(self) -> BrokerStatus:
         return self.now
 
     def authorize(self, permission: Permission, address: str) -> None:
         if (permission, address) == self.denied:
             raise Unauthorized("administrator", permission, address)
 
-    def queue(self, name: str) -> QueueDetail:
+    async def queue(self, name: str) -> QueueDetail:
         if name != "a/b":
             raise UnknownAddress(f"there is no queue {name!r}")
         return QueueDetail(**QUEUE, auto_created=True, selector="", no_local="", full=False, consumer_list=[], settings={})
 
-    def subscriptions(self) -> list[SubscriptionStatus]:
+    async def subscriptions(self) -> list[SubscriptionStatus]:
         return []
 
-    def clients(self) -> list[ConnectionStatus]:
+    async def clients(self) -> list[ConnectionStatus]:
         return [ConnectionStatus(id="127.0.0.1:5", client_id="c", user="ann", mechanism="PLAIN", producers=1, consumers=0, transactions=0)]
 
     def dead_letter_address(self, queue: str) -> str:
         return queue or "DLQ"
 
-    def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
+    async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         return [{"queue": queue or "DLQ", "count": count}]
 
     def contain(self, error: Exception, path: str) -> None:

@@ -109,11 +109,11 @@ async def test_dead_letters_are_listed_and_returned() -> None:
     dead(node, 3)
     admin = administrator(node)
     assert admin.dead_letter_address("") == "DLQ"
-    assert [each["address"] for each in admin.dead_letters("", 2)] == ["q", "q"]
+    assert [each["address"] for each in (await admin.dead_letters("", 2))] == ["q", "q"]
     assert await admin.act("dead-letters/return", {}) == {"returned": 3, "left": {}}
     assert (node.queued("DLQ"), node.queued("q")) == (0, 3)
     with pytest.raises(UnknownAddress, match="'none'"):
-        admin.dead_letters("none", 2)
+        await admin.dead_letters("none", 2)
 
 
 @run_async
@@ -122,13 +122,13 @@ async def test_a_subscription_is_deleted_as_one_and_by_force_where_it_is_in_use(
     client = Client(node)
     client.consumer("news", capabilities=TOPIC, name="sub", durable=2, expiry_policy="never")
     admin = administrator(node)
-    assert [(each["name"], each["topic"], each["consumers"]) for each in admin.subscriptions()] == [("client.sub", "news", 1)]
+    assert [(each["name"], each["topic"], each["consumers"]) for each in (await admin.subscriptions())] == [("client.sub", "news", 1)]
     with pytest.raises(InvalidInput, match="is a subscription"):
         await admin.act("queues/delete", {"name": "client.sub"})
     with pytest.raises(InUse):
         await admin.act("subscriptions/delete", {"name": "client.sub"})
     assert (await admin.act("subscriptions/delete", {"name": "client.sub", "force": True}))["deleted"] == "client.sub"
-    assert admin.subscriptions() == []
+    assert (await admin.subscriptions()) == []
     with pytest.raises(UnknownAddress, match="no subscription"):
         await admin.act("subscriptions/delete", {"name": "client.sub"})
 
@@ -140,7 +140,7 @@ async def test_a_connection_is_closed_by_its_place_or_its_client_id(by: str) -> 
     client = Client(node)
     admin = administrator(node)
     client.consumer("q", credit=1)
-    (listed,) = admin.clients()
+    (listed,) = await admin.clients()
     assert (listed["client_id"], listed["user"], listed["mechanism"]) == ("client", "anonymous", "ANONYMOUS")
     assert (listed["consumers"], listed["producers"]) == (1, 0)
     assert await admin.act("connections/close", {"id": by}) == {"closed": 1}
@@ -191,7 +191,7 @@ async def test_a_broker_that_does_not_serve_does_nothing_and_says_why() -> None:
     with pytest.raises(Unavailable, match="Kafka is away"):
         await admin.act("queues/create", {"name": "q"})
     with pytest.raises(Unavailable, match="Kafka is away"):
-        admin.queue("q")
+        await admin.queue("q")
     node.serving = True
     with pytest.raises(Unavailable, match="starting"):
         await admin.act("ingress/begin-anew", {})
@@ -241,14 +241,14 @@ async def test_the_status_has_the_queues_and_the_counters() -> None:
     client = Client(node)
     client.consumer("q", credit=1)
     node.engine.create_queue("sub", "news", Routing.MULTICAST, subscription="sub")
-    status = administrator(node).status()
+    status = await administrator(node).status()
     assert (status["bridge"], status["state"], status["serving"]) == ("demo", "serving", True)
     assert [(each["name"], each["messages"], each["delivering"]) for each in status["queues"]] == [("q", 1, 1), ("sub", 0, 0)]
     assert status["counters"]["messages_in"] == 2
     assert status["memory"] is not None
     assert (status["memory"]["blocked"], status["memory"]["parts"]["messages"]) == ("", 2 * (320 + 16))
     assert (status["gauges"]["connections"], status["gauges"]["journal_offset"]) == (1, 7)
-    detail = administrator(node).queue("q")
+    detail = await administrator(node).queue("q")
     assert [(each["client_id"], each["unsettled"]) for each in detail["consumer_list"]] == [("client", 1)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from pathlib import Path
@@ -35,26 +36,26 @@ async def test_queue_subscription_and_connection_are_told_as_they_are(kafka: Kaf
                     context.send(Queue("orders"), body)
                 with context.consumer(Queue("orders"), selector="JMSPriority > 3") as consumer:
                     assert consumer.receive(SOON_S) is not None
-                    (connection,) = admin.clients()
+                    (connection,) = asyncio.run(admin.clients())
                     assert (connection["client_id"], connection["user"], connection["mechanism"]) == ("shop", "anonymous", "ANONYMOUS")
                     assert connection["consumers"] == 1
                     assert connection["producers"] >= 1
-                    queue = admin.queue("orders")
+                    queue = asyncio.run(admin.queue("orders"))
                     (told,) = queue["consumer_list"]
                     assert (told["client_id"], told["selector"], told["connection"]) == ("shop", "JMSPriority > 3", connection["id"])
                     assert queue["consumers"] == 1
 
         await called(work)
-        queue = admin.queue("orders")
+        queue = await admin.queue("orders")
         assert (queue["name"], queue["address"], queue["routing"], queue["messages"]) == ("orders", "orders", "anycast", 2)
         assert (queue["delivering"], queue["delayed"], queue["durable"], queue["auto_created"]) == (0, 0, True, True)
         assert (queue["consumers"], queue["consumer_list"], queue["selector"], queue["full"]) == (0, [], "", False)
         assert queue["bytes"] > 0
-        (subscription,) = admin.subscriptions()
+        (subscription,) = await admin.subscriptions()
         assert (subscription["topic"], subscription["selector"], subscription["durable"]) == ("news", "urgent = TRUE", True)
         assert (subscription["messages"], subscription["delivering"], subscription["consumers"]) == (1, 0, 0)
         assert "kept" in subscription["name"]
-        status = admin.status()
+        status = await admin.status()
         assert (status["serving"], status["state"], status["reason"], status["branches"]) == (True, "serving", "", [])
         assert status["counters"]["messages_in"] == 5
         assert status["gauges"]["queues"] == len(status["queues"])
@@ -85,15 +86,15 @@ async def test_prepared_branch_is_told_until_it_has_ended(kafka: KafkaInMemory, 
 
         resource = JmsResource("jms", f"amqp://127.0.0.1:{broker.ready[-1]}", timeout_s=SOON_S)
         await called(prepare, resource)
-        (told,) = admin.status()["branches"]
+        (told,) = (await admin.status())["branches"]
         assert (told["xid"], told["state"], told["sent"], told["received"]) == (str(xid), "prepared", 2, 1)
         assert told["bytes"] > 0
         assert before_ms - 1 <= told["since_ms"] <= time.time() * 1000
-        assert admin.status()["gauges"]["branches_prepared"] == 1
+        assert (await admin.status())["gauges"]["branches_prepared"] == 1
         assert await admin.act("branches/commit", {"xid": str(xid)})
-        assert [each["state"] for each in admin.status()["branches"]] == ["heuristic-commit"]
+        assert [each["state"] for each in (await admin.status())["branches"]] == ["heuristic-commit"]
         await admin.act("branches/forget", {"xid": str(xid)})
-        assert admin.status()["branches"] == []
+        assert (await admin.status())["branches"] == []
         await called(resource.close)
 
 

@@ -1,0 +1,125 @@
+"""What the administrator asks for may be long: the event loop describes it in several turns, and another thread makes the text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bascule.core.destination import Routing
+from bascule.server.administrator import ENTRIES_PER_TURN, MESSAGES_PER_TURN, Administrator
+from tests.unit.server.served import Client, run_async
+from tests.unit.server.test_admin import Broker, get, served
+from tests.unit.server.test_administrator import Node, administrator, dead
+
+PIECES = 3
+
+
+async def turns_of(page: Awaitable[Any]) -> tuple[Any, int]:
+    """Return the page, and the number of turns of the event loop that it takes."""
+    made = asyncio.ensure_future(page)
+    turns = 0
+    while not made.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return made.result(), turns
+
+
+def many_queues(node: Node) -> None:
+    for number in range(ENTRIES_PER_TURN * PIECES):
+        node.engine.queue(f"q{number}")
+
+
+def many_subscriptions(node: Node) -> None:
+    for number in range(ENTRIES_PER_TURN * PIECES):
+        node.engine.create_queue(f"s{number}", "news", Routing.MULTICAST, subscription=f"s{number}")
+
+
+def many_consumers(node: Node) -> None:
+    for _ in range(ENTRIES_PER_TURN * PIECES):
+        node.broker.attach(node.engine.queue("q"), 1)
+
+
+def many_dead_letters(node: Node) -> None:
+    dead(node, MESSAGES_PER_TURN * PIECES)
+
+
+PAGES: dict[str, tuple[Callable[[Node], None], Callable[[Administrator], Awaitable[Any]]]] = {
+    "queues": (many_queues, lambda admin: admin.status()),
+    "subscriptions": (many_subscriptions, lambda admin: admin.subscriptions()),
+    "consumers": (many_consumers, lambda admin: admin.queue("q")),
+    "dead letters": (many_dead_letters, lambda admin: admin.dead_letters("", MESSAGES_PER_TURN * PIECES)),
+}
+
+
+@pytest.mark.parametrize("what", PAGES)
+@run_async
+async def test_long_page_is_made_in_several_turns(what: str) -> None:
+    fill, ask = PAGES[what]
+    node = Node()
+    fill(node)
+    page, turns = await turns_of(ask(administrator(node)))
+    described = page["queues"] if what == "queues" else page["consumer_list"] if what == "consumers" else page
+    assert len(described) == (MESSAGES_PER_TURN if what == "dead letters" else ENTRIES_PER_TURN) * PIECES
+    assert turns >= PIECES
+
+
+@run_async
+async def test_queue_that_is_deleted_between_two_turns_is_listed_as_it_was_or_not_at_all() -> None:
+    node = Node()
+    many_queues(node)
+    page = asyncio.ensure_future(administrator(node).status())
+    await asyncio.sleep(0)
+    for queue in list(node.engine.addresses.queues.values()):
+        node.engine.delete_queue(queue)
+    assert {queue["messages"] for queue in (await page)["queues"]} == {0}
+
+
+@run_async
+async def test_first_dead_letters_of_a_deep_queue_are_listed_without_a_walk_through_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    dead(node, 20)
+    queue = node.engine.queue("DLQ")
+    asked: list[int] = []
+    after = type(queue).after
+    monkeypatch.setattr(type(queue), "after", lambda self, place, count: (asked.append(count), after(self, place, count))[1])
+    monkeypatch.setattr(type(queue), "waiting", lambda _: pytest.fail("the whole queue is listed"))
+    assert len(await administrator(node).dead_letters("", 5)) == 5
+    assert asked == [5]
+
+
+@run_async
+async def test_closed_clients_do_not_end_a_page_about_them() -> None:
+    node = Node()
+    clients = [Client(node) for _ in range(20)]
+    page, turns = await turns_of(administrator(node).clients())
+    assert (len(page), turns >= PIECES) == (len(clients), True)
+
+
+class Entries(list[Any]):
+    """Notes which thread goes through the entries."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        super().__init__(entries)
+        self.threads: list[str] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        self.threads.append(threading.current_thread().name)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("path", ["/status", "/queues", "/metrics"])
+def test_text_of_a_page_is_made_beside_the_event_loop(path: str) -> None:
+    broker = Broker()
+    queues = broker.now["queues"] = Entries(list(broker.now["queues"]))
+
+    def ask(port: int) -> None:
+        code, text = get(port, path)
+        assert code == 200
+        assert '"q"' in text
+
+    served(broker, ask)
+    assert set(queues.threads) == {"admin"}
