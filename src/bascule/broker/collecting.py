@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from bascule.broker.ascending import has
 from bascule.broker.duplicates import DuplicateWindow, RememberedIds
 from bascule.broker.engine import Engine
 from bascule.broker.errors import BrokerFault
@@ -82,16 +83,11 @@ class CollectedQueue:
         mids, removed = self.copy.mids, set(self.copy.removed)
         if removed:
             mids = [mid for mid in mids if mid not in removed]
-        counts = sorted((mid, count) for mid, count in self.copy.counts.items() if count and _has(mids, mid))
+        counts = sorted((mid, count) for mid, count in self.copy.counts.items() if count and has(mids, mid))
         if self.unconfirmed:
             first = bisect_left(mids, min(self.unconfirmed))
             mids[first:] = sorted(chain(mids[first:], self.unconfirmed))
         return mids, counts
-
-
-def _has(mids: list[int], mid: int) -> bool:
-    place = bisect_left(mids, mid)
-    return place < len(mids) and mids[place] == mid
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ class HousekeepingEffects(Protocol):
         """The result of a calculation that takes long, made beside what is being done. Raises what it raises."""
         ...
 
-    async def stored(self) -> set[int]:
+    async def stored(self) -> Collection[int]:
         """The mids of all that the store has now."""
         ...
 
@@ -241,7 +241,7 @@ class HousekeepingProtocol:
         """Raises what the calculation raises."""
         return await self._effects.computed(calculation)
 
-    async def stored(self) -> set[int]:
+    async def stored(self) -> Collection[int]:
         """The mids of all that the store has now. Raises Unavailable."""
         return await self._effects.stored()
 

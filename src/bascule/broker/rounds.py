@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Protocol, TypeVar
+from itertools import islice
+from typing import Final, Protocol, TypeVar
 
+from bascule.broker.ascending import difference, in_order, intersection, union
 from bascule.broker.engine import Engine
 from bascule.broker.snapshot import Snapshot
 from bascule.broker.store_move import StoreMove
@@ -20,6 +22,9 @@ from bascule.broker.turns import Work
 from bascule.core import crash
 
 T = TypeVar("T")
+
+#: Messages that the store forgets in one step.
+FORGOTTEN_AT_ONCE: Final = 10_000
 
 
 class RoundViolation(enum.StrEnum):
@@ -49,7 +54,7 @@ class Steps(Protocol):
         """Return the result of a calculation that takes long, made beside the traffic."""
         ...
 
-    async def stored(self) -> set[int]:
+    async def stored(self) -> Collection[int]:
         """The mids of all that the store has now."""
         ...
 
@@ -81,7 +86,8 @@ class Rounds:
         self._violations = violations
         self._steps = steps
         self._engine = engine
-        self._stored: set[int] = set()  # mids that are there
+        self._stored: list[int] = []  # mids of messages in the store, ascending
+        self._moved: list[int] = []  # the same of messages that have moved there since
         self._first = True
         self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
 
@@ -101,25 +107,33 @@ class Rounds:
 
     async def _forget(self, taken: Snapshot) -> None:
         """Remove from the store what no snapshot that counts has there."""
-        gone = self._stored.difference(taken.stored)
-        if RoundViolation.WAITING_MESSAGES_FORGOTTEN in self._violations:
-            gone = set(self._stored)
-        if gone:
+        if not (self._stored or self._moved):
+            return
+        steps = self._steps
+        kept: list[int] = [] if RoundViolation.WAITING_MESSAGES_FORGOTTEN in self._violations else taken.stored
+        gone = await steps.computed(lambda: list(difference(self._all_stored(), kept)))
+        remaining = iter(gone)
+        while batch := dict.fromkeys(islice(remaining, FORGOTTEN_AT_ONCE)):
             crash.point("store.forget.before")
-            await self._steps.store(dict.fromkeys(gone))
+            await steps.store(batch)
             crash.point("store.forget.after")
-            self._stored -= gone
+        self._stored, self._moved = kept, []
+
+    def _all_stored(self) -> Iterator[int]:
+        """The mids of all messages in the store, ascending."""
+        return union(self._stored, sorted(self._moved))
 
     async def snapshot(self) -> Snapshot | None:
         """A snapshot that counts. None where the epoch has ended."""
         steps = self._steps
         if self._first:
             # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
-            self._stored = await steps.stored()
+            if stored := await steps.stored():
+                self._stored = await steps.computed(lambda: list(in_order(stored)))
             self._first = False
         taken = await steps.take()
         crash.point("snapshot.taken")
-        if self._stored:
+        if self._stored or self._moved:
             taken.stored = await steps.computed(partial(self._in_store, taken))
         await self._move_old(taken)
         crash.point("snapshot.write.before")
@@ -138,21 +152,23 @@ class Rounds:
 
     def _in_store(self, taken: Snapshot) -> list[int]:
         """The mids of a snapshot's messages that are in the store, ascending."""
-        stored, newest = self._stored, max(self._stored)
-        return sorted({mid for mids in taken.mids for mid in mids[: bisect_right(mids, newest)] if mid in stored})
+        stored = list(self._all_stored())
+        waiting = union(*(islice(mids, bisect_right(mids, stored[-1])) for mids in taken.mids))
+        return list(intersection(stored, waiting))
 
     async def _move_old(self, taken: Snapshot) -> None:
         """Move to the store what would keep too much of the journal."""
         steps = self._steps
         move = StoreMove(self._engine, taken, self._sequences[0])
+        await steps.computed(move.skip_stored)
         await steps.in_turns(move.choose())
-        moved: set[int] = set()
+        moved: list[int] = []
         while move.more and steps.going_on():
             await steps.in_turns(move.encode())
             if move.batch:
                 await steps.store(move.batch)
                 crash.point("store.write.after")
-                self._stored.update(move.batch)
-                moved.update(move.batch)
+                self._moved.extend(move.batch)
+                moved.extend(move.batch)
         if moved:
-            taken.stored = sorted(moved.union(taken.stored))
+            taken.stored = await steps.computed(lambda: list(union(taken.stored, moved)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from bascule.broker.ascending import has
 from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import INDEX_BITS, DamagedRecord
@@ -49,8 +50,7 @@ class Snapshot:
 
     def oldest(self) -> tuple[int, dict[str, Any]] | None:
         """The first of the messages that wait and are not in the store, and the queue that holds it."""
-        stored = set(self.stored)
-        firsts = ((next((mid for mid in mids if mid not in stored), -1), number) for number, mids in enumerate(self.mids))
+        firsts = ((next((mid for mid in mids if not has(self.stored, mid)), -1), number) for number, mids in enumerate(self.mids))
         mid, number = min((first for first in firsts if first[0] >= 0), default=(-1, -1))
         return None if mid < 0 else (mid, self.queues[number])
 

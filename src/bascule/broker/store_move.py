@@ -36,8 +36,11 @@ SEARCH_STEPS: Final = 7
 #: Steps for the record of one message; and bytes of its body, which are copied and summed up, for one more.
 RECORD_STEPS: Final = 12
 BYTES_PER_STEP: Final = 2048
-#: Behind all mids.
+#: Steps to pass over a message that is in the store.
+SKIP_STEPS: Final = 1
+#: Behind all mids, and the id of no queue.
 _END: Final = 1 << 80
+_NOWHERE: Final = 0
 
 
 class StoreMove:
@@ -48,6 +51,7 @@ class StoreMove:
         self._engine = engine
         self._taken = taken
         self._limit = mid_of(before_sequence, 0)
+        self._walk = self._waiting()
         self._chosen: deque[tuple[int, BrokerQueue]] = deque()
         self.batch: dict[int, bytes] = {}  # records by mid, ascending
 
@@ -56,11 +60,21 @@ class StoreMove:
         """Whether chosen messages are left to encode."""
         return bool(self._chosen)
 
+    def skip_stored(self) -> None:
+        """Go to the oldest message that is not in the store. Call it before ``choose``, in another thread where the store may have many."""
+        for mid, places in self._walk:
+            if places:
+                self._walk = chain([(mid, places)], self._walk)
+                return
+
     def choose(self) -> Work:
         """Choose the oldest messages, so many of them that the gain is greatest. What is left is not worth a move."""
         found: list[tuple[int, BrokerQueue]] = []
         start = size_bytes = gain = chosen = 0
-        for mid, places in groupby(chain(self._waiting(), [(_END, 0)]), key=itemgetter(0)):
+        for mid, places in chain(self._walk, [(_END, [_NOWHERE])]):
+            if not places:
+                yield SKIP_STEPS
+                continue
             end = self._offset_of(mid)
             if not found:
                 start = end
@@ -80,17 +94,21 @@ class StoreMove:
             chosen = len(found)  # in their part the journal is dense, and behind it it is not: the next rounds go on there
         self._chosen.extend(found[:chosen])
 
-    def _waiting(self) -> Iterator[tuple[int, int]]:
-        """The mids that wait in the journal, ascending, each with the id of a queue: a mid comes once for each of its queues."""
+    def _waiting(self) -> Iterator[tuple[int, list[int]]]:
+        """The mids that wait, ascending, each with the ids of its queues, or with none if the message is in the store."""
         taken = self._taken
-        stored = set(taken.stored)
         lines = (zip(mids, repeat(queue["id"])) for queue, mids in zip(taken.queues, taken.mids, strict=True) if mids)
-        return (place for place in merge(*lines) if place[0] not in stored)
+        remaining = iter(taken.stored)
+        stored = next(remaining, _END)
+        for mid, places in groupby(merge(*lines), key=itemgetter(0)):
+            while stored < mid:
+                stored = next(remaining, _END)
+            yield mid, [] if mid == stored else [queue_id for _, queue_id in places]
 
-    def _held(self, mid: int, places: Iterable[tuple[int, int]]) -> tuple[BrokerMessage, BrokerQueue] | None:
+    def _held(self, mid: int, places: Iterable[int]) -> tuple[BrokerMessage, BrokerQueue] | None:
         """A message, and a queue that holds it. None if no queue does: its end is decided, and not stored yet."""
         queues = self._engine.addresses.queues
-        for _, queue_id in places:
+        for queue_id in places:
             queue = queues.get(queue_id)
             message = queue.held.get(mid) if queue is not None else None
             if queue is not None and message is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,11 +68,11 @@ class StoredMessages:
         """Delete what ``read`` has kept."""
         self._values.close()
 
-    def mids_now(self) -> set[int]:
+    def mids_now(self) -> list[int]:
         """Of all of them, also of those that came after ``read``. Raises Unavailable."""
         for _ in self._records():
             pass
-        return set(self._mids)
+        return [*self._mids]
 
     def _records(self, barrier: int = -1) -> Iterator[tuple[int, bytes | None]]:
         """What has been written since the last time; None for what is gone."""
@@ -140,7 +140,7 @@ class _Effects(LoopEffects):
         """Off the loop: the snapshot of a million messages takes a good part of a second. Raises what it raises."""
         return await self.off_loop(calculation)
 
-    async def stored(self) -> set[int]:
+    async def stored(self) -> Collection[int]:
         """Raises Unavailable."""
         return await self.off_loop(self._store.mids_now)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bascule.broker import rounds
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.policy import Policy
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold
@@ -42,6 +43,8 @@ class Topics:
         self.during: list[Any] = []  # what happens before a trim
         self.rounds = 0
         self.computed_beside: list[object] = []
+        self.requests: list[int] = []  # messages of each request to the store
+        self.failing: Exception | None = None  # of the store
 
     def going_on(self) -> bool:
         return not self.over
@@ -64,6 +67,9 @@ class Topics:
         return set(self.kept)
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
+        if self.failing is not None:
+            raise self.failing
+        self.requests.append(len(records))
         for mid, value in records.items():
             if value is None:
                 self.kept.pop(mid, None)
@@ -254,6 +260,46 @@ def test_journal_is_trimmed_behind_messages_that_wait_alone_in_their_records_and
     asyncio.run(trim())
 
 
+def test_store_forgets_many_messages_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget() -> None:
+        monkeypatch.setattr(rounds, "FORGOTTEN_AT_ONCE", 3)
+        bench, topics = Bench(Policy()), Topics()
+        keeping = housekeeping(bench.broker, topics)
+        records_of(bench)
+        for _ in range(3):
+            await finish(bench.broker, keeping.rounds())
+            bench.fill("young")
+        assert len(topics.kept) == 10
+        bench.acknowledge(bench.consumer())
+        bench.broker.settle()
+        topics.requests.clear()
+        await finish(bench.broker, keeping.rounds())
+        assert topics.kept == {}
+        assert topics.requests == [3, 3, 3, 1]
+
+    asyncio.run(forget())
+
+
+def test_store_that_fails_to_forget_is_asked_again_in_the_next_round() -> None:
+    async def forget() -> None:
+        bench, topics = Bench(Policy()), Topics()
+        keeping = housekeeping(bench.broker, topics)
+        records_of(bench)
+        for _ in range(3):
+            await finish(bench.broker, keeping.rounds())
+            bench.fill("young")
+        bench.acknowledge(bench.consumer())
+        bench.broker.settle()
+        topics.failing = Unavailable("Kafka is away")
+        await finish(bench.broker, keeping.rounds())
+        assert len(topics.kept) == 10
+        topics.failing = None
+        await finish(bench.broker, keeping.rounds())
+        assert topics.kept == {}
+
+    asyncio.run(forget())
+
+
 def test_error_of_work_in_turns_fails_its_round_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> None:
         bench, topics = Bench(Policy()), Topics()
@@ -281,7 +327,7 @@ def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
         send(broker, 1)
         await finish(broker, housekeeping(broker, topics).rounds())
         (written,) = topics.written.values()
-        _, encoded, found = topics.computed_beside
+        _, _, encoded, found = topics.computed_beside
         assert encoded.joined() == written  # type: ignore[attr-defined]
         assert [pin.keeper for pin in found] == [Keeper.QUEUE]  # type: ignore[attr-defined]
 

@@ -151,6 +151,34 @@ def test_move_is_made_in_short_pieces(bench: Bench) -> None:
     assert 0 < done(move.encode()) <= TURN_STEPS // SLICES
 
 
+def test_messages_of_the_store_are_passed_over_in_short_pieces(bench: Bench) -> None:
+    records_of(bench, size=3, count=400)
+    engine = bench.engine
+    taken = snapshot_of(engine, bench.broker.offsets)
+    (mids,) = (mids for mids in taken.mids if mids)
+    taken.stored = mids[1:]  # the first one was in the hands of a branch when the others moved
+    move = StoreMove(engine, taken, engine.journaling.sequence)
+    move.skip_stored()
+    pieces = list(move.choose())
+    assert max(pieces) <= TURN_STEPS // SLICES
+    assert len(pieces) >= len(taken.stored)
+    done(move.encode())
+    assert [*move.batch] == mids[:1]
+
+
+def test_search_begins_behind_the_messages_of_the_store(bench: Bench) -> None:
+    records_of(bench)
+    engine = bench.engine
+    taken = snapshot_of(engine, bench.broker.offsets)
+    (mids,) = (mids for mids in taken.mids if mids)
+    taken.stored = mids[:6]
+    move = StoreMove(engine, taken, engine.journaling.sequence)
+    move.skip_stored()
+    assert sum(move.choose()) == 0
+    done(move.encode())
+    assert [*move.batch] == mids[6:]
+
+
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
 def test_message_that_a_prepared_branch_has_received_moves_and_is_there_once_when_the_branch_ends(work: Work, ending: Ending) -> None:
     bench = work.bench
