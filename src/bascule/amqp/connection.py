@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from bascule.amqp import frames, hot
 from bascule.amqp.composite import Composite, decode_composite
+from bascule.amqp.deadlines import NEVER, Deadlines
 from bascule.amqp.errors import (
     FRAMING_ERROR,
     ILLEGAL_STATE,
     INVALID_FIELD,
     NOT_ALLOWED,
-    RESOURCE_LIMIT_EXCEEDED,
     AmqpError,
     ConnectionFault,
     IllegalUse,
@@ -28,7 +28,6 @@ from bascule.amqp.limits import (
     CONTAINER_ID_LENGTH_MAX,
     FRAME_SIZE_BYTES_DEFAULT,
     FRAME_SIZE_BYTES_MIN,
-    HEARTBEAT_INTERVAL_S_MIN,
     PERFORMATIVE_SIZE_BYTES_MAX,
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
     SASL_FRAME_SIZE_BYTES_MAX,
@@ -40,12 +39,9 @@ from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
-_NEVER: Final = float("inf")
 #: An enum member of the hot path: a class attribute costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
 _AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
-#: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
-_HEARTBEATS_PER_TIMEOUT: Final = 3
 
 
 class Connection:
@@ -79,6 +75,8 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.login_check: Callable[[], bool] | None = None
+        #: Takes the next deliveries of a disposition over more than ConnectionLimits.deliveries_per_piece. No frame is taken before.
+        self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
         self.partials = PartialBudget()  # or one that connections share
@@ -100,11 +98,7 @@ class Connection:
         self.buffer = frames.FrameBuffer()
         self._needed_bytes = frames.PROTOCOL_HEADER_SIZE
         self._pre_open_bytes = 0
-        self._started_s = started_s
-        self._received_s = 0.0
-        self._close_due_s: float | None = None
-        self._heartbeat_due_s = 0.0
-        self._sent = False  # since the last heartbeat was due
+        self._deadlines = Deadlines(self.limits, idle_timeout_s, started_s)
         if role is Role.CLIENT:
             self.out.append(frames.SASL_HEADER if sasl else frames.AMQP_HEADER)
 
@@ -170,64 +164,56 @@ class Connection:
         self._flush_settled()
         if not self.out:
             return b""
-        self._sent = True
+        self._deadlines.sent = True
         data = b"".join(self.out)
         self.out.clear()
         return data
 
     def tick(self, now_s: float) -> float:
         """Heartbeats and timeouts; may end the connection (see ``closed``). Returns when to call again, at the latest."""
-        if self._started_s is None:
-            self._started_s = now_s
-        due_s = _NEVER
         if self.closed:
-            return due_s
-        if self.state in CLOSING:
-            if self._close_due_s is None:
-                self._close_due_s = now_s + self.limits.close_timeout_s
-            due_s = self._close_due_s
-            if now_s >= due_s:
-                self._end(self.error, by_peer=False)
-        elif self.state in PEER_NOT_OPEN:
-            due_s = self._started_s + self.limits.handshake_timeout_s
-            if now_s >= due_s:
-                self._fail(LimitExceeded(f"not open after {self.limits.handshake_timeout_s} s"))
-        elif self._idle_timeout_s:
-            due_s = self._received_s + self._idle_timeout_s
-            if now_s >= due_s:
-                self._fail(ConnectionFault(RESOURCE_LIMIT_EXCEEDED, f"nothing heard for {self._idle_timeout_s} s"))
-        return _NEVER if self.closed else min(due_s, self._beat(now_s))
-
-    def _beat(self, now_s: float) -> float:
-        if not self._open_sent or not self.remote_open.idle_time_out:
-            return _NEVER
-        interval_s = max(self.remote_open.idle_time_out / 1000 / _HEARTBEATS_PER_TIMEOUT, HEARTBEAT_INTERVAL_S_MIN)
-        if now_s >= self._heartbeat_due_s:
-            if not self._sent and not self.out:
-                self.out.append(frames.EMPTY_FRAME)
-            self._sent = False
-            self._heartbeat_due_s = now_s + interval_s
-        return self._heartbeat_due_s
+            return NEVER
+        due_s, fault = self._deadlines.look(self.state, now_s)
+        if fault is not None:
+            self._fail(fault)
+        elif now_s >= due_s:
+            self._end(self.error, by_peer=False)  # our close is not answered
+        if self.closed:
+            return NEVER
+        beat_due_s, beats = self._deadlines.heartbeat(self.remote_open.idle_time_out if self._open_sent else None, now_s)
+        if beats and not self.out:
+            self.out.append(frames.EMPTY_FRAME)
+        return min(due_s, beat_due_s)
 
     # --- what the peer does ------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Take bytes; returns what they mean to the application. Whatever the peer does wrong becomes a close, end or detach."""
-        self._received_s = now_s
-        if self._started_s is None:
-            self._started_s = now_s
+        self._deadlines.received(now_s)
         if not self.closed and data:
-            try:
-                if self.state is not _OPENED:
-                    self._receive_before_open(data)
-                elif data := self.buffer.join(data):
-                    self._consume(data)
-            except AmqpError as fault:
-                self._fail(fault)
-            for session in self.withholding:
-                session.give_back()
-            self.withholding.clear()
+            self._take_in(data)
         return self._take_events()
+
+    def go_on(self) -> list[Event]:
+        """Go on with what is ``unfinished``, and then with the frames behind it; as ``receive``, which must not be called before."""
+        unfinished, self.unfinished = self.unfinished, None
+        if unfinished is not None and not self.closed:
+            unfinished()
+            if self.unfinished is None:
+                self._take_in(b"")
+        return self._take_events()
+
+    def _take_in(self, data: bytes) -> None:
+        try:
+            if self.state is not _OPENED:
+                self._receive_before_open(data)
+            elif data := self.buffer.join(data):
+                self._consume(data)
+        except AmqpError as fault:
+            self._fail(fault)
+        for session in self.withholding:
+            session.give_back()
+        self.withholding.clear()
 
     def _receive_before_open(self, data: bytes) -> None:
         """Take what arrives in any state but the usual one. Raises LimitExceeded for a peer that says too much before it opens."""
@@ -302,10 +288,14 @@ class Connection:
                 # Transfer, flow and disposition in their usual encodings; what is left goes to the general decoder.
                 hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
                 if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
-                    continue
+                    if self.unfinished is None:
+                        continue
+                    break
             self._take_frame(data[start:end], kind, channel)
             if self.closed or self.state in HEADER_DUE or self.login_check is not None:
                 return position
+            if self.unfinished is not None:
+                break
         self._needed_bytes = frames.FRAME_HEADER_SIZE
         return position
 

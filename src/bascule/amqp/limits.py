@@ -68,6 +68,10 @@ MESSAGE_SIZE_BYTES_DEFAULT: Final = 100 * 1024 * 1024
 PARTIAL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
+#: Of what is counted: more than there ever is.
+UNLIMITED: Final = 1 << 62
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """The limits of one connection that an operator may change."""
@@ -77,6 +81,7 @@ class ConnectionLimits:
     links_max: int = LINKS_MAX
     incoming_window_frames: int = INCOMING_WINDOW_FRAMES
     unsettled_per_session_max: int = UNSETTLED_PER_SESSION_MAX
+    deliveries_per_piece: int = UNLIMITED  # of one disposition, before the application goes on: see Connection.unfinished
     message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT
     partial_bytes_max: int = PARTIAL_BYTES_MAX
     pre_open_bytes_max: int = PRE_OPEN_BYTES_MAX

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp import hot
 from bascule.amqp.composite import Composite
+from bascule.amqp.dispositions import take_disposition
 from bascule.amqp.errors import (
     ERRANT_LINK,
     FRAMING_ERROR,
@@ -23,7 +24,7 @@ from bascule.amqp.errors import (
     IllegalUse,
     SessionFault,
 )
-from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Dispositioned, Flowed, SessionBegun, SessionEnded
+from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Flowed, SessionBegun, SessionEnded
 from bascule.amqp.frames import frame_head, shortened_state
 from bascule.amqp.limits import LINK_NAME_LENGTH_MAX
 from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
@@ -38,10 +39,8 @@ from bascule.amqp.performatives import (
     End,
     Error,
     Flow,
-    Received,
     Source,
     Target,
-    TransactionalState,
     Transfer,
 )
 from bascule.amqp.states import SESSION, LinkState, SessionInput, SessionState
@@ -69,10 +68,10 @@ class Session:
         self.context: Any = None
         self.remote = Begin()
         self.links: dict[int, Link] = {}  # by our handle
-        self._sent = SentDeliveries()
+        self.sent = SentDeliveries()
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
-        self._incoming = Unsettled[ReceiverLink]()  # sent by the peer, unsettled
+        self.incoming_unsettled = Unsettled[ReceiverLink]()  # sent by the peer, unsettled
         self._next_handle = 0
         self._free_handles: list[int] = []
         self._next_delivery_id = 0
@@ -137,7 +136,7 @@ class Session:
 
     def settle_outgoing(self, delivery_id: int, state: Composite | None = None) -> None:
         """Settle a delivery of ours to which the peer gave an outcome without settling it."""
-        if self._sent.pop(delivery_id) is not None:
+        if self.sent.pop(delivery_id) is not None:
             encoded = self._state_bytes(state) if state is not None else b""
             self._out.append(hot.disposition(self.channel, False, delivery_id, delivery_id, True, encoded))
             self.give_back()
@@ -158,8 +157,8 @@ class Session:
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
         if not settled:
-            self._sent.add(Delivery(link, delivery_id, context))
-            if len(self._sent) >= self.limits.unsettled_per_session_max:
+            self.sent.add(Delivery(link, delivery_id, context))
+            if len(self.sent) >= self.limits.unsettled_per_session_max:
                 self._withhold()
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.remote_max_frame_size:
@@ -221,7 +220,7 @@ class Session:
 
     def settle_incoming(self, delivery_id: int, state: Composite) -> None:
         """Settle at the next flush; deliveries of one state are gathered."""
-        link = self._incoming.pop(delivery_id)
+        link = self.incoming_unsettled.pop(delivery_id)
         if link is None:
             return  # sent settled, or its link or session is gone
         link.held.discard(delivery_id)
@@ -234,7 +233,7 @@ class Session:
 
     def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
         """Keep a delivery of the peer's until it is settled. Raises SessionFault."""
-        incoming = self._incoming
+        incoming = self.incoming_unsettled
         if delivery_id in incoming.by_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is unsettled already")
         incoming.add(delivery_id, link)
@@ -267,14 +266,19 @@ class Session:
         return encoded if len(encoded) <= room else hot.state_bytes(shortened_state(state, room))
 
     @property
+    def newest_delivery_id(self) -> int:
+        """The id of the last delivery that we have sent."""
+        return (self._next_delivery_id - 1) & UINT_MAX
+
+    @property
     def unsettled(self) -> dict[int, Delivery]:
         """Deliveries of ours that the peer has not settled, by id."""
-        return self._sent.by_id()
+        return self.sent.by_id()
 
     @property
     def incoming(self) -> dict[int, ReceiverLink]:
         """Links of the peer's deliveries that nobody has settled, by id."""
-        return self._incoming.by_id
+        return self.incoming_unsettled.by_id
 
     def _withhold(self) -> None:
         """The peer's window is closed, or too much of ours is unsettled: no credit shows until the peer opens it, or settles."""
@@ -288,7 +292,7 @@ class Session:
 
     def give_back(self) -> None:
         """Show the credit that was withheld, if the peer's window is open and enough is settled."""
-        if not self.withholding or self._outgoing_window <= 0 or len(self._sent) >= self.limits.unsettled_per_session_max:
+        if not self.withholding or self._outgoing_window <= 0 or len(self.sent) >= self.limits.unsettled_per_session_max:
             return
         self.withholding = False
         for link in self.links.values():
@@ -296,7 +300,7 @@ class Session:
                 link.credit, link.withheld = link.credit + link.withheld, 0
                 self.emit(Flowed(link))
 
-    def _give_back_later(self) -> None:
+    def give_back_later(self) -> None:
         """After all that has been received: a peer may open and close its window many times in that."""
         if self.withholding:
             self.connection.withholding[self] = None
@@ -352,8 +356,8 @@ class Session:
         self.links.clear()
         self._by_remote_handle.clear()
         self._queue.drop()
-        self._incoming.clear()
-        return self._sent.clear()
+        self.incoming_unsettled.clear()
+        return self.sent.clear()
 
     def on_performative(self, performative: Composite) -> None:
         """Attach, flow, disposition and detach, from the general decoder."""
@@ -428,7 +432,7 @@ class Session:
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
         self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
         self._send_queued()
-        self._give_back_later()
+        self.give_back_later()
         if flow.handle is not None:
             self._by_handle(flow.handle).on_flow(flow)
         elif flow.echo:
@@ -436,29 +440,10 @@ class Session:
 
     def on_disposition(self, frame: hot.DispositionTuple, *_: Any) -> None:
         """The peer's word about deliveries."""
-        by_receiver, first, last, settled, state = frame
         if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
-        count = ((last - first) & UINT_MAX) + 1
-        if count > SERIAL_HALF:
-            raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
-        if not by_receiver:
-            if settled:
-                for delivery_id, link in self._incoming.pop_range(first, last):
-                    link.held.discard(delivery_id)
-            return
-        txn_id = None
-        if type(state) is TransactionalState:
-            state, txn_id = state.outcome, state.txn_id
-        if settled:
-            deliveries = self._sent.settle(first, last)
-            self._give_back_later()
-        else:
-            undecided = state is None or type(state) is Received
-            deliveries = [] if undecided else self._sent.decide(first, last)
-        if deliveries:
-            self.emit(Dispositioned(self, deliveries, state, settled, txn_id))
+        take_disposition(self, frame)
 
     # --- links -------------------------------------------------------------------------------------------------------------------
 
@@ -476,11 +461,11 @@ class Session:
         if isinstance(link, ReceiverLink):
             link.drop_partial()
             for delivery_id in link.held:
-                self._incoming.pop(delivery_id)
+                self.incoming_unsettled.pop(delivery_id)
         elif isinstance(link, SenderLink):
-            deliveries = self._sent.pop_link(link)
+            deliveries = self.sent.pop_link(link)
             link.credit = link.withheld = 0
-            self._give_back_later()
+            self.give_back_later()
         link.held.clear()
         return deliveries
 

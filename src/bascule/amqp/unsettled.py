@@ -50,20 +50,25 @@ class Unsettled(Generic[T]):
         """Remove a delivery, and return it."""
         return self.by_id.pop(delivery_id, None)
 
-    def pop_range(self, first: int, last: int) -> list[tuple[int, T]]:
-        """Remove the deliveries from ``first`` to ``last``, in this order; ids begin anew behind the highest."""
+    def pop_range(self, first: int, last: int, most: int = UINT_MAX) -> list[tuple[int, T]]:
+        """Remove the deliveries from ``first`` to ``last``, in this order, at most ``most`` of them. Ids begin anew behind the highest."""
         if first == last:
             value = self.by_id.pop(first, None)
             return [] if value is None else [(first, value)]
         if first < last:
-            return self._pop_between(first, last)
-        return self._pop_between(first, UINT_MAX) + self._pop_between(0, last)
+            return self._pop_between(first, last, most)
+        found = self._pop_between(first, UINT_MAX, most)
+        return found + self._pop_between(0, last, most - len(found))
 
-    def _pop_between(self, low: int, high: int) -> list[tuple[int, T]]:
+    def _pop_between(self, low: int, high: int, most: int) -> list[tuple[int, T]]:
         by_id, ids = self.by_id, self._ids
         start, end = bisect_left(ids, low), bisect_right(ids, high)
-        found = [(delivery_id, by_id.pop(delivery_id)) for delivery_id in ids[start:end] if delivery_id in by_id]
-        del ids[start:end]
+        found: list[tuple[int, T]] = []
+        while start < end and len(found) < most:
+            piece = ids[start : min(end, start + most - len(found))]
+            found += [(delivery_id, by_id.pop(delivery_id)) for delivery_id in piece if delivery_id in by_id]
+            del ids[start : start + len(piece)]
+            end -= len(piece)
         return found
 
     def clear(self) -> None:
@@ -100,20 +105,20 @@ class SentDeliveries:
             delivery.link.held.discard(delivery_id)
         return delivery
 
-    def settle(self, first: int, last: int) -> list[Delivery]:
-        """The peer settles a range; returns the deliveries."""
-        found = self._undecided.pop_range(first, last)
-        if self._decided.by_id:
-            found += self._decided.pop_range(first, last)
+    def settle(self, first: int, last: int, most: int = UINT_MAX) -> list[Delivery]:
+        """The peer settles a range; returns the deliveries, at most ``most``. If there are as many, more may be left."""
+        found = self._undecided.pop_range(first, last, most)
+        if self._decided.by_id and len(found) < most:
+            found += self._decided.pop_range(first, last, most - len(found))
         deliveries = []
         for delivery_id, delivery in found:
             delivery.link.held.discard(delivery_id)
             deliveries.append(delivery)
         return deliveries
 
-    def decide(self, first: int, last: int) -> list[Delivery]:
-        """The peer gives a range an outcome; returns the deliveries that had none."""
-        found = self._undecided.pop_range(first, last)
+    def decide(self, first: int, last: int, most: int = UINT_MAX) -> list[Delivery]:
+        """The peer gives a range an outcome; returns the deliveries that had none, at most ``most``, as ``settle`` does."""
+        found = self._undecided.pop_range(first, last, most)
         for delivery_id, delivery in found:
             self._decided.add(delivery_id, delivery)
         return [delivery for _, delivery in found]

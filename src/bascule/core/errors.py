@@ -176,3 +176,13 @@ def error_classes(root: type[BasculeError] = BasculeError) -> Iterator[type[Basc
             seen.add(each)
             yield each
             waiting += each.__subclasses__()
+
+
+#: Errors of these scopes are not answered by the refusal of a message or a link.
+ENDS_MORE = frozenset({Scope.SESSION, Scope.CONNECTION, Scope.EPOCH, Scope.PROCESS})
+
+
+def check_answerable(error: BasculeError) -> None:
+    """Raise the error again where more ends than a message or a link, which are answered by a refusal."""
+    if error.scope in ENDS_MORE:
+        raise error

@@ -30,7 +30,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
-from bascule.server.connection import GOING_DOWN, ClientConnection
+from bascule.server.connection import DELIVERIES_PER_PIECE, GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
@@ -84,7 +84,9 @@ class Node:
         self._mechanisms = sasl_mechanisms(settings.broker)
         self.logins = LoginChecks()
         self.usage = Usage(usage_limits(settings.broker))
-        self.amqp_limits = ConnectionLimits(handshake_timeout_s=settings.broker.handshake_timeout_s)
+        self.amqp_limits = ConnectionLimits(
+            handshake_timeout_s=settings.broker.handshake_timeout_s, deliveries_per_piece=DELIVERIES_PER_PIECE
+        )
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None

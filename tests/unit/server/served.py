@@ -21,7 +21,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
-from bascule.server.connection import ClientConnection
+from bascule.server.connection import DELIVERIES_PER_PIECE, ClientConnection
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import LoginChecks
@@ -60,7 +60,7 @@ class Served:
         self.contained: list[tuple[ErrorKind, Exception]] = []
         self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
-        self.amqp_limits = ConnectionLimits()
+        self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE)
         self.logins = LoginChecks()
         self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())

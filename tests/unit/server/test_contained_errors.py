@@ -53,7 +53,7 @@ async def test_answer_that_cannot_be_encoded_ends_its_own_connection_and_the_oth
 async def test_fault_in_the_clock_of_a_connection_ends_that_connection() -> None:
     served = Served()
     client, other = Client(served, "one"), Client(served, "other")
-    client.connection.amqp._received_s = "never"  # type: ignore[assignment]
+    client.connection.amqp._deadlines._received_s = "never"  # type: ignore[assignment]
     client.connection._ticking()
     assert client.wire.aborted
     assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]

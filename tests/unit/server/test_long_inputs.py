@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bascule.amqp import hot
 from bascule.amqp.events import AttachConfirmed
 from bascule.amqp.performatives import Source, Target
 from bascule.amqp.states import LinkState
@@ -15,6 +16,7 @@ from bascule.testing.broker import Sender, message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 LINKS = 300
+ACCEPTED, REJECTED, RELEASED = b"\x00\x53\x24\x45", b"\x00\x53\x25\x45", b"\x00\x53\x26\x45"
 
 
 @run_async
@@ -86,3 +88,71 @@ async def test_nothing_long_is_kept_of_an_attach_that_is_refused() -> None:
     assert link.state is LinkState.DETACH_SENT
     assert link.remote.properties is None
     assert link.local is None
+
+
+def about(first: int, last: int, state: bytes = ACCEPTED) -> bytes:
+    """Return the frame of a receiver that settles a range of deliveries."""
+    return hot.disposition(0, True, first, last, True, state)
+
+
+@pytest.mark.parametrize("state", [ACCEPTED, REJECTED, RELEASED])
+@run_async
+async def test_wide_disposition_takes_many_turns_and_the_frames_behind_it_wait(monkeypatch: pytest.MonkeyPatch, state: bytes) -> None:
+    served = Served()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    served.fill("q", LINKS)
+    inbox, link = other.consumer("inbox", credit=10), busy.consumer("q", credit=LINKS)
+    assert busy.received(link) == LINKS
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    link.detach()
+    busy.connection.data_received(about(0, LINKS - 1, state) + busy.amqp.data_to_send())
+    assert busy.connection.behind
+    assert not busy.wire.reading
+    (consumer,) = served.engine.queue("q").consumers
+    assert len(consumer.unacked) == LINKS - connection.DELIVERIES_PER_PIECE
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.settle(other)
+    assert other.received(inbox) == 1
+    turns = 1
+    while busy.connection.behind:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= LINKS // connection.DELIVERIES_PER_PIECE
+    assert busy.wire.reading
+    served.settle(busy)
+    queue = served.engine.queue("q")
+    assert (len(queue.consumers), queue.held_messages) == (0, LINKS if state is RELEASED else 0)
+    assert served.engine.queue("DLQ").held_messages == (LINKS if state is REJECTED else 0)
+
+
+@run_async
+async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    client = Client(served)
+    served.fill("q", LINKS)
+    link = client.consumer("q", credit=2 * LINKS)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    client.connection.data_received(about(0, 10 * LINKS))
+    assert client.connection.behind
+    served.fill("q", LINKS)
+    client.run()
+    while client.connection.behind:
+        await asyncio.sleep(0)
+    assert client.received(link) == 2 * LINKS
+    (consumer,) = served.engine.queue("q").consumers
+    assert len(consumer.unacked) == LINKS
+
+
+@run_async
+async def test_rest_of_a_wide_disposition_is_forgotten_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    client = Client(served)
+    served.fill("q", LINKS)
+    client.consumer("q", credit=LINKS)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    client.connection.data_received(about(0, LINKS - 1))
+    client.connection.connection_lost(None)
+    await asyncio.sleep(0)
+    served.broker.settle()
+    assert served.engine.queue("q").held_messages == LINKS - connection.DELIVERIES_PER_PIECE
+    assert served.contained == []

@@ -1,0 +1,60 @@
+"""Dispositions that a peer sends about ranges of deliveries: a wide range is taken piece by piece, before any frame behind it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bascule.amqp import hot
+from bascule.amqp.errors import INVALID_FIELD, SessionFault
+from bascule.amqp.events import Dispositioned
+from bascule.amqp.link import SERIAL_HALF
+from bascule.amqp.performatives import UINT_MAX, Received, TransactionalState
+from bascule.amqp.states import SessionState
+
+if TYPE_CHECKING:
+    from bascule.amqp.session import Session
+
+#: An enum member of the hot path: a class attribute costs as much as a call.
+_MAPPED = SessionState.MAPPED
+
+
+def take_disposition(session: Session, frame: hot.DispositionTuple) -> None:
+    """Take the peer's word about deliveries, ConnectionLimits.deliveries_per_piece at most. Raises SessionFault for an invalid range.
+
+    If more may be left, Connection.unfinished takes the next ones.
+    """
+    by_receiver, first, last, settled, state = frame
+    width = (last - first) & UINT_MAX
+    if width >= SERIAL_HALF:
+        raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
+    most = session.limits.deliveries_per_piece
+    if not by_receiver:
+        found = session.incoming_unsettled.pop_range(first, last, most) if settled else []
+        for delivery_id, link in found:
+            link.held.discard(delivery_id)
+        if len(found) >= most:
+            session.connection.unfinished = partial(_go_on, session, frame)
+        return
+    txn_id = None
+    if type(state) is TransactionalState:
+        state, txn_id = state.outcome, state.txn_id
+    if settled:
+        deliveries = session.sent.settle(first, last, most)
+        session.give_back_later()
+    else:
+        undecided = state is None or type(state) is Received
+        deliveries = [] if undecided else session.sent.decide(first, last, most)
+    if not deliveries:
+        return
+    session.emit(Dispositioned(session, deliveries, state, settled, txn_id))
+    if len(deliveries) >= most:
+        # What we send before the next piece may have ids of the range, if the peer has made it wider than what it has received.
+        last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX
+        session.connection.unfinished = partial(_go_on, session, (by_receiver, first, last, settled, frame[-1]))
+
+
+def _go_on(session: Session, frame: hot.DispositionTuple) -> None:
+    """Take the next deliveries of a range, unless the session has ended meanwhile."""
+    if session.state is _MAPPED:
+        take_disposition(session, frame)

@@ -1,0 +1,35 @@
+"""Ranges of deliveries, taken whole or in pieces."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bascule.amqp.unsettled import UINT_MAX, Unsettled
+
+IDS = st.sets(st.one_of(st.integers(0, 30), st.integers(UINT_MAX - 30, UINT_MAX)))
+BOUND = st.one_of(st.integers(0, 30), st.integers(UINT_MAX - 30, UINT_MAX))
+
+
+def unsettled_of(ids: set[int], settled: set[int]) -> Unsettled[int]:
+    unsettled = Unsettled[int]()
+    for delivery_id in sorted(ids):
+        unsettled.add(delivery_id, delivery_id)
+    for delivery_id in settled:
+        unsettled.pop(delivery_id)
+    return unsettled
+
+
+@given(IDS, IDS, BOUND, BOUND, st.integers(1, 5))
+def test_range_in_pieces_has_the_deliveries_of_the_whole_range_in_the_same_order(
+    ids: set[int], settled: set[int], first: int, last: int, most: int
+) -> None:
+    whole, pieces = unsettled_of(ids, settled), unsettled_of(ids, settled)
+    found = []
+    while piece := pieces.pop_range(first, last, most):
+        assert len(piece) <= most
+        found += piece
+        if len(piece) < most:
+            break
+    assert found == whole.pop_range(first, last)
+    assert pieces.by_id == whole.by_id
