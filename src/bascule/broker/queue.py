@@ -49,7 +49,7 @@ class BrokerQueue:
 
     __slots__ = (
         "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted",
-        "durable", "expiry_watched", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
+        "dropping", "durable", "expiry_watched", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
         "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
         "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping",
         "takers", "unused_since_ms", "user", "volatile",
@@ -85,6 +85,7 @@ class BrokerQueue:
         self.unused_since_ms = 0  # of a durable subscription: when its last consumer left, 0 while it has one
         self.expiry_watched = False
         self.sweeping = False
+        self.dropping = False  # non-persistent messages go, over several turns, because the queue is full
         self.idle_since_ms = 0  # when it was last found unused, 0 while nobody watches that
         self.counts: dict[int, int] = {}  # failed deliveries by position, where they are known: see delivery_count
         self.reserved_mid = -1  # the journal says that messages up to here may have been delivered

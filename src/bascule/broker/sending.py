@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Protocol
 
 from bascule.amqp.types import Timestamp, UByte, UInt
@@ -16,6 +17,7 @@ from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
+from bascule.broker.turns import Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -33,6 +35,9 @@ from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_d
 
 #: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
+#: Messages that one send drops, and the steps for each of them.
+DROPPED_AT_ONCE = 200
+DROP_STEPS = 5
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
@@ -102,9 +107,13 @@ class Sending:
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
-        transaction: LocalTransaction | None = None,
-    ) -> None:  # fmt: skip
-        """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit."""
+        transaction: LocalTransaction | None = None, *, waits: bool = False,
+    ) -> bool:  # fmt: skip
+        """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit.
+
+        Return False only if the caller ``waits`` and a queue has to drop more messages than one turn has time for: the caller sends the
+        message again in the next turn.
+        """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
@@ -113,13 +122,13 @@ class Sending:
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
                     port.refused(token, refusal)
-                    return
+                    return True
             route = self.addresses.route(address, routing)
-            if route.limited:
-                self._make_room(route, address, duplicate_ids)
+            if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
+                return False
         except BasculeError as error:
             port.refused(token, error)
-            return
+            return True
         self.counters.messages_in += 1
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
@@ -134,12 +143,13 @@ class Sending:
                 port.accepted(token)
             else:
                 port.refused(token, refusal)
-            return
+            return True
         if self.put(draft, now_ms):
             self.journaling.tell(port.accepted, token)
             self.journaling.close_if_full()
         else:
             port.accepted(token)
+        return True
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
         """Why a message cannot be taken now: the journal takes no more, or memory is short.
@@ -156,15 +166,24 @@ class Sending:
             self._transactions.doom(transaction, self.memory.refusal())
         return transaction.doomed if self.memory.blocked else None
 
-    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...]) -> None:
-        """For a message to queues with limits. Raises QueueFull. A producer that was to wait had its credit before the queue was full."""
+    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...], *, waits: bool) -> bool:
+        """Make room for a message in queues with limits. Return False if one of them goes on in the next turns, for which the sender waits.
+
+        Raises QueueFull. A producer that was to wait had its credit before the queue was full.
+        """
         for queue in route.queues:
             if queue.settings.when_full == BLOCK or not queue.full():
                 continue
             if queue.settings.when_full == DROP:
                 self.drop_oldest(queue)
+                if queue.dropping and queue.full():
+                    if waits:
+                        return False
+                    for _ in self._dropping(queue):
+                        pass
             if queue.full() and not self._known(address, duplicate_ids):
                 raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
+        return True
 
     def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
         """Whether a message repeats one that is stored, or on its way: it is answered as the first one is."""
@@ -172,14 +191,27 @@ class Sending:
         return any(digest in window for digest in duplicate_ids)
 
     def drop_oldest(self, queue: BrokerQueue) -> None:
-        """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them."""
-        while queue.full():
-            oldest = queue.oldest_volatile()
-            if oldest is None:
-                return
+        """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them.
+
+        One large message, or a limit that is lowered, can drive out any number of small ones. If they are many the queue is ``dropping``:
+        the rest goes in the next turns.
+        """
+        if queue.dropping:
+            return
+        dropping = self._dropping(queue)
+        for _ in islice(dropping, DROPPED_AT_ONCE):
+            pass
+        if queue.full() and queue.oldest_volatile() is not None:
+            queue.dropping = True
+            self._deliveries.turns.begin(dropping)
+
+    def _dropping(self, queue: BrokerQueue) -> Work:
+        while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
             queue.take_out(oldest)
             self.counters.dropped += 1
             self._deliveries.gone(queue, oldest)
+            yield DROP_STEPS
+        queue.dropping = False
 
     def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
         """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.

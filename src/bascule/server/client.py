@@ -16,13 +16,13 @@ from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
-from bascule.broker.errors import ResourceLimit, UnknownTransaction
+from bascule.broker.errors import QueueFull, ResourceLimit, UnknownTransaction
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.log import get_log
-from bascule.core.permissions import Permission
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.interruptions import ConnectionHistory
@@ -144,6 +144,32 @@ class Client:
         self.authorize(Permission.CREATE_ADDRESS, address)
         if routing is Routing.ANYCAST:
             self.authorize(Permission.CREATE_DURABLE_QUEUE, address)
+
+    def check_relay(self, address: str, routing: Routing) -> None:
+        """Check a message of a producer that names each message's address, which cannot be held up by credit.
+
+        Raises Unauthorized, UnknownAddress, QueueFull, ResourceLimit.
+        """
+        if address == MANAGEMENT_ADDRESS:
+            self.authorize(Permission.MANAGE, address)
+            return
+        self.authorize_sending(address, routing)
+        engine = self.engine
+        if routing is Routing.MULTICAST:
+            engine.check_topic(address)
+        elif address not in engine.addresses.anycast:
+            engine.queue(address, self.user)
+        if not engine.share_of_room(address, routing, 1):
+            raise QueueFull(f"{address!r} is full")
+
+    def check_creation(self, address: str) -> None:
+        """The queue of a producer was deleted after the producer attached: the message creates it again.
+
+        Raises Unauthorized, ResourceLimit.
+        """
+        if address != MANAGEMENT_ADDRESS:
+            self.authorize_creation(address, Routing.ANYCAST)
+            self.engine.queue(address, self.user)
 
     # -- output ------------------------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
-from bascule.broker.errors import QueueFull, RequestFailed, ResourceLimit
+from bascule.broker.errors import RequestFailed, ResourceLimit
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Scope, check_answerable
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.sections import scan
 from bascule.server import management
 from bascule.server.attach import attach, detached, place_of_message, routing_at
@@ -64,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self.client = Client(server, self)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
+        self._waiting: list[events.Event] = []  # a message for which a queue makes room, and what came behind it
         self.behind = False  # goes on in the next turn
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
@@ -98,16 +99,19 @@ class ClientConnection(asyncio.Protocol):
         transport, amqp, data, position = self._transport, self.amqp, self._unhandled, 0
         if transport is None or self.client.lost or not self.server.awake():
             return
+        self._unhandled = b""
         began_s = now_s = time.monotonic()
-        while (amqp.unfinished is not None or position < len(data)) and amqp.login_check is None and not self.client.lost:
-            if amqp.unfinished is not None:
+        while (self._has_more or position < len(data)) and amqp.login_check is None and not self.client.lost:
+            if self._waiting:
+                self._handle(self._take_waiting)
+            elif amqp.unfinished is not None:
                 self._handle(amqp.go_on)
             else:
                 end = position + max(PIECE_BYTES, amqp.buffer.missing_bytes)
                 self._handle(amqp.receive, data[position:end], now_s)
                 position = end
             now_s = time.monotonic()
-            if now_s - began_s > TURN_S:
+            if now_s - began_s > TURN_S or self._waiting:
                 break
         self._unhandled = data[position:]
         self.touch()
@@ -129,11 +133,16 @@ class ClientConnection(asyncio.Protocol):
     def _handle(self, take: Callable[..., list[events.Event]], *arguments: Any) -> None:
         """Give something to the AMQP engine, and carry out what it makes of that."""
         try:
-            for event in take(*arguments):
-                if not self.client.ended:
-                    HANDLERS[type(event)](self, event)
+            remaining = iter(take(*arguments))
+            for event in remaining:
+                if not self.client.ended and HANDLERS[type(event)](self, event):
+                    self._waiting = [event, *remaining]
         except Exception as error:
             self._failed(error)
+
+    def _take_waiting(self) -> list[events.Event]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     def _check_login(self, check: Callable[[], bool]) -> None:
         """Check a password beside the event loop; the client is not read from meanwhile."""
@@ -180,7 +189,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _has_more(self) -> bool:
         """Whether something that has arrived is not handled yet."""
-        return bool(self._unhandled) or self.amqp.unfinished is not None
+        return bool(self._unhandled or self._waiting) or self.amqp.unfinished is not None
 
     def touch(self) -> None:
         """There may be output."""
@@ -371,10 +380,11 @@ class ClientConnection(asyncio.Protocol):
             self.client.interrupted()
         self.client.release(orderly=event.by_peer and event.error is None)
 
-    def _transferred(self, event: events.Transferred) -> None:
+    def _transferred(self, event: events.Transferred) -> bool:
+        """Take a message. Return True if it has to wait for another turn."""
         producer = event.link.context
         if not isinstance(producer, ProducerLink):
-            return
+            return False
         client = self.client
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
@@ -384,9 +394,9 @@ class ClientConnection(asyncio.Protocol):
             if address is None or routing is None:
                 place = place_of_message(facts.to, event.payload)
                 address, routing = place.address, routing_at(client, place)
-                self._check_relay(address, routing)
+                client.check_relay(address, routing)
             elif routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
-                self._check_creation(address)
+                client.check_creation(address)
             if address == MANAGEMENT_ADDRESS and transaction is not None:
                 raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
         except BasculeError as error:
@@ -395,36 +405,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             if address == MANAGEMENT_ADDRESS:
                 self._requested(producer, event.payload, token)
-            else:
-                client.engine.send(address, routing, event.payload, facts, client.container, producer, token, transaction)
+            elif not client.engine.send(address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True):
+                return True
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
-
-    def _check_relay(self, address: str, routing: Routing) -> None:
-        """Check a message of a producer that names each message's address, which cannot be held up by credit.
-
-        Raises Unauthorized, UnknownAddress, QueueFull, ResourceLimit.
-        """
-        if address == MANAGEMENT_ADDRESS:
-            self.client.authorize(Permission.MANAGE, address)
-            return
-        self.client.authorize_sending(address, routing)
-        engine = self.client.engine
-        if routing is Routing.MULTICAST:
-            engine.check_topic(address)
-        elif address not in engine.addresses.anycast:
-            engine.queue(address, self.client.user)
-        if not engine.share_of_room(address, routing, 1):
-            raise QueueFull(f"{address!r} is full")
-
-    def _check_creation(self, address: str) -> None:
-        """The queue of a producer was deleted after the producer attached: the message creates it again.
-
-        Raises Unauthorized, ResourceLimit.
-        """
-        if address != MANAGEMENT_ADDRESS:
-            self.client.authorize_creation(address, Routing.ANYCAST)
-            self.client.engine.queue(address, self.client.user)
+        return False
 
     def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
         """A request to the management node: taken at once, and answered when it is done."""
@@ -483,7 +468,8 @@ class ClientConnection(asyncio.Protocol):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
 
 
-HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
+#: Each returns True if its event, and what came behind it, has to wait for another turn.
+HANDLERS: dict[type, Callable[[ClientConnection, Any], bool | None]] = {
     events.Opened: ClientConnection._opened,
     events.SessionBegun: ClientConnection._begun,
     events.SessionEnded: ClientConnection._session_ended,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
+from bascule.broker.sending import DROPPED_AT_ONCE
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.jms.sections import scan
 from tests.unit.broker.conftest import Bench
 
 
@@ -68,6 +71,78 @@ def test_the_oldest_non_persistent_messages_give_way() -> None:
     assert bench.waiting(bench.queue()) == ["kept", "new", "newer"]
     assert [token for token, error in bench.sender.answers if error] == ["newest"]
     assert bench.engine.counters.dropped == 2
+
+
+def short_turns(bench: Bench) -> None:
+    bench.engine.turns.steps = 50
+    bench.engine.turns.begin_turn()
+
+
+def overfull(max_bytes: int = 20_000) -> Bench:
+    """A queue of many small non-persistent messages, above its limit by a large one."""
+    bench = bench_with(when_full=DROP, max_bytes=max_bytes)
+    bench.fill(*range(DROPPED_AT_ONCE + 100), durable=False)
+    queue = bench.queue()
+    assert not queue.full()
+    bench.put("x" * (max_bytes - 100), durable=False)
+    assert queue.full()
+    return bench
+
+
+def offer(bench: Bench, content: str) -> bool:
+    body = bench.encode(content, durable=False)
+    return bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, content, waits=True)
+
+
+def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> None:
+    bench = overfull()
+    queue = bench.queue()
+    short_turns(bench)
+    held = queue.held_messages
+    assert not offer(bench, "new")
+    assert DROPPED_AT_ONCE <= held - queue.held_messages < DROPPED_AT_ONCE + 20
+    turns = 1
+    while not offer(bench, "new"):
+        held_bytes = queue.held_bytes
+        bench.broker.flush()
+        assert queue.held_bytes < held_bytes, "it makes no headway, or takes more"
+        turns += 1
+    assert turns > 3
+    assert not queue.dropping
+    assert bench.waiting(queue)[-1] == "new"
+    assert not refusals(bench)
+
+
+def test_sender_that_cannot_wait_makes_all_the_room_at_once() -> None:
+    bench = overfull()
+    bench.put("new", durable=False)
+    assert bench.waiting(bench.queue())[-1] == "new"
+    bench.broker.settle()
+    assert not bench.queue().dropping
+
+
+def test_messages_of_a_limit_that_is_lowered_go_over_several_turns() -> None:
+    bench = bench_with(when_full=DROP, max_messages=2_000)
+    bench.fill(*range(1_500), durable=False)
+    queue = bench.queue()
+    queue.settings = dataclasses.replace(queue.settings, max_messages=10)
+    short_turns(bench)
+    assert not offer(bench, "new")
+    while queue.dropping:
+        bench.broker.flush()
+    assert queue.held_messages == 9
+    assert offer(bench, "new")
+    assert (bench.waiting(queue)[0], bench.waiting(queue)[-1]) == (1_491, "new")
+
+
+def test_dropping_ends_with_its_queue() -> None:
+    bench = overfull()
+    short_turns(bench)
+    assert not offer(bench, "new")
+    bench.engine.delete_queue(bench.queue())
+    bench.broker.settle()
+    assert offer(bench, "new")
+    assert bench.waiting(bench.queue()) == ["new"]
 
 
 def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:

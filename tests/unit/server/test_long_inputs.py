@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -11,8 +12,9 @@ from bascule.amqp.events import AttachConfirmed
 from bascule.amqp.performatives import Source, Target
 from bascule.amqp.states import LinkState
 from bascule.amqp.types import Symbol
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.server import connection
-from bascule.testing.broker import Sender, message_bytes
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 LINKS = 300
@@ -141,6 +143,36 @@ async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is
     assert client.received(link) == 2 * LINKS
     (consumer,) = served.engine.queue("q").consumers
     assert len(consumer.unacked) == LINKS
+
+
+@run_async
+async def test_client_waits_while_a_queue_drops_many_messages_for_its_own() -> None:
+    served = Served(BrokerInMemory(policy=Policy(AddressPolicy(when_full=DROP, max_messages=2_000)), turn_steps=1_000))
+    busy, other = Client(served, "busy"), Client(served, "other")
+    inbox, producer = other.consumer("inbox", credit=10), busy.producer("q")
+    for number in range(1_500):
+        served.broker.send("q", message_bytes(number, durable=False), Sender(), number)
+    served.broker.settle()
+    queue = served.engine.queue("q")
+    queue.settings = dataclasses.replace(queue.settings, max_messages=10)
+    for body in ("first", "second"):
+        producer.send(message_bytes(body, durable=False))
+    producer.detach()
+    busy.connection.data_received(busy.amqp.data_to_send())
+    assert busy.connection.behind
+    assert not busy.wire.reading
+    assert len(busy.connection.client.links) == 1
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.settle(other)
+    assert other.received(inbox) == 1
+    while busy.connection.behind:
+        served.engine.go_on()
+        await asyncio.sleep(0)
+    assert busy.wire.reading
+    served.settle(busy)
+    assert len(busy.connection.client.links) == 0
+    assert queue.held_messages == 10
+    assert [served.broker.engine.bodies.read(message)[-6:] for message in queue.waiting()][-1] == b"second"
 
 
 @run_async
