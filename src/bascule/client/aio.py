@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from ssl import SSLContext
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from bascule.client.core import Core
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
@@ -30,6 +30,23 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """What runs the operations of asyncio contexts: see ConnectionTask."""
+
+    @property
+    def core(self) -> Core:
+        """The connection."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation in this task."""
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call what waits for nothing."""
+
+    async def stop(self) -> None:
+        """End the connection."""
 
 
 class ConnectionTask:
@@ -99,7 +116,7 @@ class ConnectionTask:
 class AsyncContext:
     """JMSContext for asyncio: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
 
-    def __init__(self, task: ConnectionTask, session: ClientSession, on_exception: ExceptionListener | None) -> None:
+    def __init__(self, task: Runner, session: ClientSession, on_exception: ExceptionListener | None) -> None:
         """Made by ``connect_async`` and ``create_context``."""
         self._task = task
         self._session = session

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bascule.client.core import Core
 from bascule.client.errors import ConnectionLost
-from bascule.client.operation import Operation
+from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
 from bascule.client.url import Plan
 from bascule.threads.lasting import lasting_thread
@@ -29,7 +29,8 @@ class ConnectionThread:
         """Start it."""
         self.core = core
         self._changed = threading.Condition()
-        self._pump = Pump(core, plan, tls, self._changed, self._changed.notify_all)
+        self._observers: set[Callable[[], None]] = set()
+        self._pump = Pump(core, plan, tls, self._changed, self._notify)
         self._flush_due = False
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +47,7 @@ class ConnectionThread:
         with self._changed:
             self._stopped = True
             self.core.fail(ConnectionLost(f"the thread of the connection failed: {error!r}"))
-            self._changed.notify_all()
+            self._notify()
 
     async def _run(self) -> None:
         self._task = asyncio.create_task(self._pump.run())
@@ -70,6 +71,36 @@ class ConnectionThread:
                 operation.close()
                 self._stepped()
 
+    def step(self, operation: Operation[Any], came: bool | None) -> Wait:
+        """Run an operation up to its next wait; ``came`` is the answer to the last one. Raises StopIteration at its end."""
+        with self._changed:
+            try:
+                return next(operation) if came is None else operation.send(came)
+            finally:
+                self._stepped()
+
+    def observe(self, wait: Wait, came: Callable[[], object]) -> Callable[[], None]:
+        """Call ``came``, in any thread, as soon as the condition is true. Returns what ends that."""
+
+        def look() -> None:
+            if wait.condition():
+                came()
+
+        with self._changed:
+            self._observers.add(look)
+            look()
+        return lambda: self._ignore(look)
+
+    def _ignore(self, observer: Callable[[], None]) -> None:
+        with self._changed:
+            self._observers.discard(observer)
+
+    def _notify(self) -> None:
+        """Something may have come true that an operation waits for. Within the lock."""
+        self._changed.notify_all()
+        for observer in self._observers:
+            observer()
+
     def call(self, function: Callable[[], T]) -> T:
         """Call what waits for nothing."""
         with self._changed:
@@ -80,7 +111,7 @@ class ConnectionThread:
 
     def _stepped(self) -> None:
         """Something was done: have what is due written, and wake who waits for it."""
-        self._changed.notify_all()
+        self._notify()
         if self.core.pending and not self._flush_due and not self._stopped:
             self._flush_due = True
             self._loop.call_soon_threadsafe(self._flush_now)

@@ -6,6 +6,7 @@ broker's management node. From then on any connection may end it, over restarts 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bascule.client import ConnectionFactory, ConnectionLost, Context, Long, Message, TransactionRolledBack
+from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.branch import BranchContext, BranchSession, ended
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, Unavailable
@@ -62,7 +64,7 @@ class JmsResource:
         self._consumers_max = consumers_max
         self._connection: Context | None = None
         self._idle: list[BranchSession] = []
-        self._work: dict[Xid, tuple[BranchSession, BranchContext]] = {}
+        self._work: dict[Xid, tuple[BranchSession, BranchContext | AsyncBranchContext]] = {}
         self._branches = BranchStates()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
@@ -79,6 +81,15 @@ class JmsResource:
         with self._lock:
             self._work[xid] = workplace, handle
         self._branches.move(xid, BranchState.ACTIVE)
+        return handle
+
+    def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> AsyncBranchContext:
+        """See WorksOnLoop. The handle is a context of the asyncio face of ``bascule.client``, for one task at a time."""
+        self.start(xid, timeout_s=timeout_s)
+        with self._lock:
+            workplace, _ = self._work[xid]
+            handle = AsyncBranchContext(workplace, loop)
+            self._work[xid] = workplace, handle
         return handle
 
     def end(self, xid: Xid, *, success: bool) -> None:

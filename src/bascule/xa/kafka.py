@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -61,6 +62,27 @@ class KafkaBranch:
         self._send(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 
 
+class AsyncKafkaBranch:
+    """The handle for asyncio. For one task at a time."""
+
+    def __init__(self, branch: KafkaBranch) -> None:
+        self._branch = branch
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """As KafkaBranch.send, in a thread of the event loop's executor: it may wait for Kafka."""
+        send = self._branch.send
+        await asyncio.to_thread(send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+
+
 class KafkaResource:
     """A Kafka cluster. Safe for threads.
 
@@ -101,6 +123,10 @@ class KafkaResource:
         """See Resource. The handle sends."""
         run_blocking(self._branches.start(xid))
         return KafkaBranch(lambda record: run_blocking(self._branches.send(xid, record)))
+
+    def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> AsyncKafkaBranch:  # noqa: ARG002
+        """See WorksOnLoop."""
+        return AsyncKafkaBranch(self.start(xid, timeout_s=timeout_s))
 
     def end(self, xid: Xid, *, success: bool) -> None:
         """See Resource."""

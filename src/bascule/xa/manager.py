@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
@@ -199,7 +199,7 @@ class TransactionManager:
     def suspended(self) -> Iterator[Transaction]:
         """Within the block the current transaction is not the current one: another may begin."""
         transaction = self.current
-        with self._aside():
+        with self.aside():
             yield transaction
 
     def transactional(
@@ -221,7 +221,7 @@ class TransactionManager:
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
             @functools.wraps(function)
             def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-                use = self._use(propagation)
+                use = self.use_of(propagation)
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return function(*args, **kwargs)
@@ -229,17 +229,17 @@ class TransactionManager:
                 while True:
                     attempt += 1
                     try:
-                        with self._aside(), self.begin(timeout_s):
+                        with self.aside(), self.begin(timeout_s):
                             return function(*args, **kwargs)
                     except again as error:
                         if attempt >= attempts:
                             raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
-                    time.sleep(_pause_s(attempt))
+                    time.sleep(retry_pause_s(attempt))
 
             @functools.wraps(function)
             async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
-                use = self._use(propagation)
+                use = self.use_of(propagation)
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return await function(*args, **kwargs)  # type: ignore[misc]
@@ -247,14 +247,14 @@ class TransactionManager:
                 while True:
                     attempt += 1
                     try:
-                        with self._aside():
+                        with self.aside():
                             async with self.begin(timeout_s):
                                 return await function(*args, **kwargs)  # type: ignore[misc]
                     except again as error:
                         if attempt >= attempts:
                             raise
                         _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
-                    await asyncio.sleep(_pause_s(attempt))
+                    await asyncio.sleep(retry_pause_s(attempt))
 
             return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
 
@@ -306,14 +306,16 @@ class TransactionManager:
         return self.resources.get(resource.name) is resource
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
+        """Within the block there is no current transaction."""
         token = self._current.set(None)
         try:
             yield
         finally:
             self._current.reset(token)
 
-    def _use(self, propagation: Propagation) -> TransactionUse:
+    def use_of(self, propagation: Propagation) -> TransactionUse:
+        """Return what a function does here that is called so. Raises NoTransaction, OutOfOrder."""
         entered = self._current.get()
         inside = entered is not None and entered.transaction.status not in ENDED
         use = USES[propagation][0 if inside else 1]
@@ -327,15 +329,14 @@ class TransactionManager:
     def _used(self, use: TransactionUse) -> Iterator[None]:
         """Around a function that begins no transaction."""
         if use is TransactionUse.OUTSIDE:
-            with self._aside():
+            with self.aside():
                 yield
             return
         transaction = self.current
         try:
             yield
         except BaseException:
-            with suppress(OutOfOrder):  # it has ended
-                transaction.set_rollback_only()
+            transaction.give_up()
             raise
 
     def _enter(self, transaction: Transaction) -> Callable[[], None]:
@@ -428,5 +429,6 @@ def _forget_the_parent() -> None:
 os.register_at_fork(after_in_child=_forget_the_parent)
 
 
-def _pause_s(attempt: int) -> float:
+def retry_pause_s(attempt: int) -> float:
+    """How long to wait before the next attempt."""
     return random.random() * RETRY_PAUSE_S * 2.0**attempt

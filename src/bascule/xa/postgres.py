@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
-from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from bascule.core.errors import Unavailable
@@ -16,6 +17,7 @@ from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
+from bascule.xa.psycopg_loop import Finished, LoopConnection
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
@@ -173,22 +175,22 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
         """A copy of the object on the same session: what the application keeps of it ends with its branch, and the session goes on."""
         return copy.copy(connection)
 
-    def cut_off(self, handle: psycopg.Connection[Any]) -> None:
+    def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> LoopConnection:
+        """See WorksOnLoop. The handle is a psycopg.AsyncConnection, for the tasks of the loop."""
+        self.start(xid, timeout_s=timeout_s)
+        with self._lock:
+            work = self._work[xid]
+        self.cut_off(work.handle)
+        handle = LoopConnection.of(work.raw, loop)
+        work.handle = handle  # type: ignore[assignment]  # in the place of the one for threads
+        return handle
+
+    def cut_off(self, handle: psycopg.Connection[Any] | LoopConnection) -> None:
         """See DbapiResource. The handle, and each cursor of it, says that it is closed."""
-        handle.pgconn = _Finished(handle.pgconn.backend_pid)  # type: ignore[assignment]
-
-
-class _Finished:
-    """Stands for the session of a connection whose branch has ended."""
-
-    status = ConnStatus.BAD
-    transaction_status = TransactionStatus.UNKNOWN
-
-    def __init__(self, backend_pid: int) -> None:
-        self.backend_pid = backend_pid
-
-    def __getattr__(self, name: str) -> Any:
-        raise psycopg.OperationalError("the transaction of this connection is over: enlist the resource in the next one")
+        if isinstance(handle, LoopConnection):
+            handle.cut_off()
+        else:
+            handle.pgconn = Finished(handle.pgconn.backend_pid)  # type: ignore[assignment]
 
 
 def _prepares(raw: Any) -> bool:

@@ -7,7 +7,8 @@ import contextvars
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +17,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, now_ms
+from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
@@ -87,18 +89,27 @@ class Transaction:
 
         Raises TransactionTimedOut, OutOfOrder when the transaction is over, and what ``start`` of the resource raises.
         """
-        with self._lock:
-            self._check()
+        handle: HandleT = self.enlist_as(resource, BlockingParticipant(resource))
+        return handle
+
+    def enlist_as(self, resource: Resource[Any], participant: Participant) -> Any:
+        """As ``enlist``, by a participant that makes the calls on the resource."""
+        with self._locked():
             if (known := self._resources.get(resource.name, resource)) is not resource or not self._environment.known(known):
                 raise InvalidInput(f"resource {resource.name!r} is not one that the manager was made with: recovery could not reach it")
-            handle: HandleT = run_blocking(self._protocol.enlist(BlockingParticipant(resource)))
+            handle = run_blocking(self._protocol.enlist(participant))
             self._resources[resource.name] = resource
             return handle
 
     def set_rollback_only(self) -> None:
         """Whatever comes, it will not commit."""
-        with self._lock:
+        with self._locked():
             self._protocol.mark()
+
+    def give_up(self) -> None:
+        """As ``set_rollback_only``, if the transaction has not ended."""
+        with suppress(OutOfOrder):
+            self.set_rollback_only()
 
     def before_completion(self, hook: Callable[[], object]) -> None:
         """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back."""
@@ -113,43 +124,52 @@ class Transaction:
 
         Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder when it is over.
         """
-        with self._lock:
-            self._check()
-            try:
-                while self._before and self.status is TransactionStatus.ACTIVE:
-                    self._before.pop(0)()
-            except BaseException as error:
-                self.rollback()
-                if not isinstance(error, Exception):
-                    raise
-                text = f"was rolled back: a hook before its completion has failed: {error}"
-                raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
+        self._check_process()
+        try:
+            while self._before and self.status is TransactionStatus.ACTIVE:
+                self._before.pop(0)()
+        except BaseException as error:
+            self.rollback()
+            if not isinstance(error, Exception):
+                raise
+            text = f"was rolled back: a hook before its completion has failed: {error}"
+            raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
+        with self._hooks_after(), self._locked():
             self._end(self._protocol.commit)
 
     def rollback(self) -> None:
         """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""
-        with self._lock:
-            if self._expired:
-                return
-            self._check()
-            self._end(self._protocol.rollback)
+        self._check_process()
+        with self._hooks_after(), self._lock:
+            if not self._expired:
+                self._end(self._protocol.rollback)
 
     def expire(self) -> None:
         """Roll back what is over its time, unless a call of the application is at work."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self.status in _OPEN:
-                self._expired = True
-                _log.warning("transaction rolled back, its time is over", transaction=self.id, timeout_s=self.timeout_s)
-                self._end(self._protocol.rollback)
-        finally:
-            self._lock.release()
+        with self._hooks_after():
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                if self.status in _OPEN:
+                    self._expired = True
+                    _log.warning("transaction rolled back, its time is over", transaction=self.id, timeout_s=self.timeout_s)
+                    self._end(self._protocol.rollback)
+            finally:
+                self._lock.release()
+
+    def enter(self) -> None:
+        """Make it the current transaction of this thread or task. Raises OutOfOrder if there is one."""
+        self._leave = self._environment.entered(self)
+
+    def leave(self) -> None:
+        """It is not the current transaction any more."""
+        if self._leave is not None:
+            self._leave()
 
     def __enter__(self) -> Self:
         """It is the current transaction of this thread or task. Whatever it raises, the transaction is over."""
         try:
-            self._leave = self._environment.entered(self)
+            self.enter()
         except BaseException:
             self.rollback()
             raise
@@ -158,10 +178,9 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Commits, or rolls back when an exception passes. What was ended within the block is left as it is."""
         try:
-            self._finish(failed=kind is not None)
+            self.finish(failed=kind is not None)
         finally:
-            if self._leave is not None:
-                self._leave()
+            self.leave()
 
     async def __aenter__(self) -> Self:
         """It is the current transaction of this task."""
@@ -174,54 +193,65 @@ class Transaction:
         """
         try:
             # A future of the executor, and no task: what ends all tasks of an event loop does not leave it behind.
-            finish = functools.partial(contextvars.copy_context().run, self._finish, failed=kind is not None)
-            await _to_the_end(asyncio.get_running_loop().run_in_executor(None, finish))
+            finish = functools.partial(contextvars.copy_context().run, self.finish, failed=kind is not None)
+            await to_the_end(asyncio.get_running_loop().run_in_executor(None, finish))
         finally:
-            if self._leave is not None:
-                self._leave()
+            self.leave()
 
-    def _finish(self, *, failed: bool) -> None:
+    def finish(self, *, failed: bool) -> None:
         """At the end of the block: commit or roll back, unless that was done within the block."""
         if self._process != os.getpid():
             if not failed:
-                self._check()
+                self._check_process()
             return
-        with self._lock:
-            if self._expired and not failed:
-                raise self._protocol.timed_out()
-            if self.status not in _OPEN:
-                return
-            if failed:
-                self.rollback()
-            else:
-                self.commit()
+        if self._expired and not failed:
+            raise self._protocol.timed_out()
+        if self.status not in _OPEN:
+            return
+        if failed:
+            self.rollback()
+        else:
+            self.commit()
 
-    def _check(self) -> None:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Around a call of the application. Raises OutOfOrder in a forked child, TransactionTimedOut."""
+        self._check_process()
+        with self._lock:
+            if self._expired:
+                raise self._protocol.timed_out()
+            yield
+
+    def _check_process(self) -> None:
+        """In the child of a fork the lock may be held by a thread that only the parent has: it is never taken there."""
         if self._process != os.getpid():
             raise OutOfOrder(f"transaction {self.id} is of process {self._process}, which has forked this one")
-        if self._expired:
-            raise self._protocol.timed_out()
 
     def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with self._lock:
-            over = self.status in ENDED
-            try:
-                run_blocking(call())
-            finally:
-                if not over and self.status in ENDED:
-                    self._environment.left(self, self._protocol.pending)
-                    self._call_hooks()
+        over = self.status in ENDED
+        try:
+            run_blocking(call())
+        finally:
+            if not over and self.status in ENDED:
+                self._environment.left(self, self._protocol.pending)
 
-    def _call_hooks(self) -> None:
-        for hook in self._after:
-            try:
-                hook(self.status)
-            except Exception as error:
-                _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
+    @contextmanager
+    def _hooks_after(self) -> Iterator[None]:
+        """Around what may end the transaction. Hooks are called without its lock: one may wait for another thread that asks for it."""
+        over = self.status in ENDED
+        try:
+            yield
+        finally:
+            while self._after and not over and self.status in ENDED:
+                hook = self._after.pop(0)
+                try:
+                    hook(self.status)
+                except Exception as error:
+                    _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
 
 
-async def _to_the_end(ending: asyncio.Future[None]) -> None:
-    """Wait for the end of a transaction; a cancellation of this task is raised after that."""
+async def to_the_end(ending: asyncio.Future[T]) -> T:
+    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
         try:
@@ -230,4 +260,4 @@ async def _to_the_end(ending: asyncio.Future[None]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled from ending.exception()
-    ending.result()
+    return ending.result()

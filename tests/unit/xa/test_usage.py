@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.background import in_background
 from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, TransactionRolledBack, TransactionTimedOut
 from bascule.xa import reaper as reaping
 from bascule.xa.errors import NoTransaction, OutOfOrder, ResourceFailed
@@ -372,6 +373,33 @@ def test_child_of_a_fork_opens_the_manager_for_itself_and_the_parent_goes_on(tmp
         assert "is not open" in closed
         assert (paid, by) == (2, True)
         assert pay() == 2
+
+
+def test_child_of_a_fork_does_not_wait_for_a_lock_that_a_thread_of_the_parent_has() -> None:
+    gate = Gate("one.prepare.before")
+    one, two = ModelResource("one", watch=gate), ModelResource("two")
+    with TransactionManager("shop", ModelLog(), [one, two]) as manager:
+        transaction = manager.begin()
+        for resource in (one, two):
+            transaction.enlist(resource).append("parent")
+        committing = in_background(transaction.commit, "commits")
+        assert gate.reached.wait(WAIT_S)
+
+        def child() -> object:
+            said = []
+            for call in (transaction.commit, transaction.rollback, transaction.set_rollback_only, lambda: transaction.enlist(one)):
+                try:
+                    call()
+                except OutOfOrder as error:
+                    said.append("has forked" in str(error))
+            return said
+
+        try:
+            assert Forked(child).said() == [True] * 4
+        finally:
+            gate.opened.set()
+        committing.result(WAIT_S)
+    assert one.durable.committed == two.durable.committed == ["parent"]
 
 
 def test_child_of_a_fork_within_a_transaction_does_not_end_it(manager: TransactionManager, one: ModelResource) -> None:

@@ -1,0 +1,242 @@
+"""The asyncio face of a transaction manager: nothing of a transaction blocks the event loop.
+
+A branch's work runs in the tasks of the application; both phases, the decision log and the recovery run in threads, by the same code
+as in blocking programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from bascule.core.log import get_log
+from bascule.threads.background import in_background
+from bascule.threads.loops import on_loop
+from bascule.xa.blocking import BlockingParticipant
+from bascule.xa.errors import BranchRolledBack, TransactionRolledBack
+from bascule.xa.manager import TransactionManager, retry_pause_s
+from bascule.xa.propagation import Propagation, TransactionUse
+from bascule.xa.recovery_protocol import Pass
+from bascule.xa.report import TransactionReport
+from bascule.xa.resource import Resource, WorksOnLoop
+from bascule.xa.transaction import Transaction, to_the_end
+from bascule.xa.two_phase import TransactionStatus
+from bascule.xa.xid import Xid
+
+T = TypeVar("T")
+_P = ParamSpec("_P")
+#: What a hook returns: nothing, or something to await.
+Hooked = Awaitable[object] | object
+
+_log = get_log("bascule.xa")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run work in a thread of its own; a cancellation is raised when it has ended.
+
+    A thread of an executor may wait for the loop, which waits for a thread of the same executor (to resolve a name, say).
+    """
+    context = contextvars.copy_context()
+    return await to_the_end(asyncio.wrap_future(in_background(functools.partial(context.run, work), "bascule-xa-async")))
+
+
+class LoopParticipant(BlockingParticipant):
+    """A resource whose handle is for the tasks of an event loop, if it has such a handle."""
+
+    def __init__(self, resource: Resource[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(resource)
+        self._loop = loop
+
+    async def start(self, xid: Xid, *, timeout_s: float) -> Any:
+        """See Participant."""
+        resource = self._resource
+        if isinstance(resource, WorksOnLoop):
+            return resource.start_on_loop(xid, timeout_s=timeout_s, loop=self._loop)
+        return await super().start(xid, timeout_s=timeout_s)
+
+
+class AsyncTransaction:
+    """Made by ``AsyncTransactionManager.begin``; ends with its ``async with`` block, or by ``commit`` or ``rollback``.
+
+    For the tasks of one event loop. See Transaction for what each call raises. A cancellation of a task that waits for ``enlist``,
+    ``commit`` or ``rollback`` is raised when that has ended; ``status`` says how, and a failure is the cause of the CancelledError.
+    """
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.blocking = transaction
+        self.id = transaction.id
+        self.gtrid = transaction.gtrid
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def status(self) -> TransactionStatus:
+        """The state of the transaction."""
+        return self.blocking.status
+
+    @property
+    def unfinished(self) -> dict[str, str]:
+        """See Transaction."""
+        return self.blocking.unfinished
+
+    async def enlist(self, resource: Resource[Any]) -> Any:
+        """The resource takes part from now on. Return what to work with, the same at every call.
+
+        A resource that has no handle for asyncio gives its blocking one.
+        """
+        return await in_thread(lambda: self.blocking.enlist_as(resource, LoopParticipant(resource, self._loop)))
+
+    async def set_rollback_only(self) -> None:
+        """Whatever comes, the transaction will not commit."""
+        await in_thread(self.blocking.set_rollback_only)
+
+    def before_completion(self, hook: Callable[[], Hooked]) -> None:
+        """Call ``hook`` on the event loop, and await what it returns, before the first phase of a commit. What it raises rolls back."""
+        self.blocking.before_completion(lambda: on_loop(self._loop, lambda: _awaited(hook)))
+
+    def after_completion(self, hook: Callable[[TransactionStatus], Hooked]) -> None:
+        """Call ``hook`` on the event loop with the status, and await what it returns, when the transaction has ended."""
+        self.blocking.after_completion(lambda status: on_loop(self._loop, lambda: _awaited(functools.partial(hook, status))))
+
+    async def commit(self) -> None:
+        """Both phases. Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome, OutOfOrder."""
+        await in_thread(self.blocking.commit)
+
+    async def rollback(self) -> None:
+        """Undo everything. Raises HeuristicOutcome, OutOfOrder."""
+        await in_thread(self.blocking.rollback)
+
+    async def __aenter__(self) -> Self:
+        """It is the current transaction of this task. Whatever it raises, the transaction is over."""
+        try:
+            self.blocking.enter()
+        except BaseException:
+            await self.rollback()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Commit, or roll back when an exception passes. What was ended within the block is left as it is."""
+        try:
+            await in_thread(lambda: self.blocking.finish(failed=kind is not None))
+        finally:
+            self.blocking.leave()
+
+
+class AsyncTransactionManager:
+    """A transaction manager for asyncio. It shares name, log, recovery and current transaction with the blocking one.
+
+    shop = AsyncTransactionManager(TransactionManager("shop", FileLog(Path("shop.xalog")), [database, broker]))
+
+    async with shop, shop.begin(timeout_s=10) as transaction:
+        connection = await transaction.enlist(database)
+        await connection.execute("INSERT INTO payments ...")
+    """
+
+    def __init__(self, manager: TransactionManager) -> None:
+        """``manager`` may be used by threads at the same time. ``bascule xa`` takes the blocking manager."""
+        self.blocking = manager
+        self._begun: weakref.WeakValueDictionary[bytes, AsyncTransaction] = weakref.WeakValueDictionary()
+
+    async def open(self) -> Pass:
+        """See TransactionManager."""
+        return await in_thread(self.blocking.open)
+
+    async def close(self) -> None:
+        """See TransactionManager."""
+        await in_thread(self.blocking.close)
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close it."""
+        await self.close()
+
+    def begin(self, timeout_s: float | None = None) -> AsyncTransaction:
+        """A new transaction: use it with ``async with``, which makes it the current one of the task, or end it by yourself."""
+        transaction = AsyncTransaction(self.blocking.begin(timeout_s))
+        self._begun[transaction.gtrid] = transaction
+        return transaction
+
+    @property
+    def current(self) -> AsyncTransaction:
+        """The transaction of this task, or of the task that has started it. Raises NoTransaction."""
+        transaction = self.blocking.current
+        if (known := self._begun.get(transaction.gtrid)) is None:
+            known = self._begun[transaction.gtrid] = AsyncTransaction(transaction)
+        return known
+
+    async def enlist(self, resource: Resource[Any]) -> Any:
+        """As ``enlist`` of the current transaction."""
+        return await self.current.enlist(resource)
+
+    @contextmanager
+    def suspended(self) -> Iterator[AsyncTransaction]:
+        """Within the block the current transaction is not the current one: another may begin."""
+        transaction = self.current
+        with self.blocking.suspended():
+            yield transaction
+
+    async def outcome(self, transaction_id: str) -> TransactionReport:
+        """See TransactionManager."""
+        return await in_thread(lambda: self.blocking.outcome(transaction_id))
+
+    def transactional(
+        self,
+        *,
+        attempts: int = 1,
+        timeout_s: float | None = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        propagation: Propagation = Propagation.REQUIRED,
+    ) -> Callable[[Callable[_P, Awaitable[T]]], Callable[_P, Awaitable[T]]]:
+        """As ``transactional`` of TransactionManager, for coroutine functions."""
+        again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
+
+        def decorate(function: Callable[_P, Awaitable[T]]) -> Callable[_P, Awaitable[T]]:
+            @functools.wraps(function)
+            async def call(*args: _P.args, **kwargs: _P.kwargs) -> T:
+                use = self.blocking.use_of(propagation)
+                if use is TransactionUse.JOINED:
+                    return await self._joined(function(*args, **kwargs))
+                if use is TransactionUse.OUTSIDE:
+                    with self.blocking.aside():
+                        return await function(*args, **kwargs)
+                attempt = 0
+                while True:
+                    attempt += 1
+                    try:
+                        with self.blocking.aside():
+                            async with self.begin(timeout_s):
+                                return await function(*args, **kwargs)
+                    except again as error:
+                        if attempt >= attempts:
+                            raise
+                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                    await asyncio.sleep(retry_pause_s(attempt))
+
+            return call
+
+        return decorate
+
+    async def _joined(self, call: Awaitable[T]) -> T:
+        transaction = self.current
+        try:
+            return await call
+        except BaseException:
+            await in_thread(transaction.blocking.give_up)
+            raise
+
+
+async def _awaited(hook: Callable[[], Hooked]) -> None:
+    returned = hook()
+    if inspect.isawaitable(returned):
+        await returned

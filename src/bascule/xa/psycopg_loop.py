@@ -1,0 +1,85 @@
+"""A session of PostgreSQL in two hands: a connection of psycopg for the tasks of an event loop, another one for the phases of its branch.
+
+Both work on one session, one after the other: the connection of the loop is taken out of use before a phase begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any, Self
+
+import psycopg
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from bascule.threads.loops import LoopGone, on_loop
+from bascule.xa.errors import BranchRolledBack
+
+#: For a task that is within a statement when its transaction ends: the statement fails, since its session is ended.
+RELEASE_WITHIN_S = 5.0
+
+
+class Finished:
+    """Stands for the session of a connection whose branch has ended."""
+
+    status = ConnStatus.BAD
+    transaction_status = TransactionStatus.UNKNOWN
+
+    def __init__(self, backend_pid: int) -> None:
+        self.backend_pid = backend_pid
+
+    def __getattr__(self, name: str) -> Any:
+        raise psycopg.OperationalError("the transaction of this connection is over: enlist the resource in the next one")
+
+
+class LoopConnection(psycopg.AsyncConnection[Any]):
+    """The handle for asyncio: commit and rollback are refused, as on every connection with a two-phase transaction."""
+
+    _on: asyncio.AbstractEventLoop
+
+    @classmethod
+    def of(cls, connection: psycopg.Connection[Any], loop: asyncio.AbstractEventLoop) -> Self:
+        """A second object on the session of a connection. It shares what psycopg knows of the session."""
+        handlers = connection.pgconn.notice_handler, connection.pgconn.notify_handler
+        handle = cls(connection.pgconn)
+        connection.pgconn.notice_handler, connection.pgconn.notify_handler = handlers
+        handle._prepared = connection._prepared  # or both would give the same name to different statements
+        handle._tpc = connection._tpc
+        handle._on = loop
+        return handle
+
+    def cut_off(self) -> None:
+        """End the use of the object. From any thread but the loop's.
+
+        Raises BranchRolledBack if a task is within a statement: its session is ended, and the branch with it.
+        """
+        if isinstance(self.pgconn, Finished):
+            return
+        try:
+            busy = on_loop(self._on, self._release, RELEASE_WITHIN_S)
+        except LoopGone:
+            if busy := self.lock.locked():
+                _shut_down(self.pgconn)
+            self._finish()
+        if busy:
+            raise BranchRolledBack("a task was still within a statement of the branch")
+
+    async def _release(self) -> bool:
+        if busy := self.lock.locked():
+            _shut_down(self.pgconn)
+        async with self.lock:
+            self._finish()
+        return busy
+
+    def _finish(self) -> None:
+        self.pgconn = Finished(0 if self.pgconn.status == ConnStatus.BAD else self.pgconn.backend_pid)  # type: ignore[assignment]
+
+
+def _shut_down(pgconn: Any) -> None:
+    """End a session that another thread or task may be reading from: it finds the end of the stream."""
+    try:
+        with socket.socket(fileno=os.dup(pgconn.socket)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        return  # it has ended already
