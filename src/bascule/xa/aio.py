@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
@@ -25,7 +25,7 @@ from bascule.xa.manager import TransactionManager, retry_pause_s
 from bascule.xa.propagation import Propagation, TransactionUse
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.report import TransactionReport
-from bascule.xa.resource import Resource, WorksOnLoop
+from bascule.xa.resource import Resource
 from bascule.xa.transaction import Transaction, to_the_end
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
@@ -45,6 +45,14 @@ async def in_thread(work: Callable[[], T]) -> T:
     """
     context = contextvars.copy_context()
     return await to_the_end(asyncio.wrap_future(in_background(functools.partial(context.run, work), "bascule-xa-async")))
+
+
+@runtime_checkable
+class WorksOnLoop(Protocol):
+    """A resource that has a handle of its own for the tasks of an event loop. The phases are those of Resource, in other threads."""
+
+    def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> Any:
+        """As ``start`` of Resource, for an application on this loop. Called in another thread, while a task of the loop awaits it."""
 
 
 class LoopParticipant(BlockingParticipant):

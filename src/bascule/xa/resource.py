@@ -6,9 +6,8 @@ A resource is a whole resource manager (a database, a Kafka cluster, a broker), 
 from __future__ import annotations
 
 import enum
-from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from bascule.core.states import Transitions
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid, XaError
@@ -126,14 +125,6 @@ class Decides(Protocol):
 
     def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
         """Delete decisions that nobody needs any more, at some time. Never raises."""
-
-
-@runtime_checkable
-class WorksOnLoop(Protocol):
-    """A resource that has a handle of its own for the tasks of an event loop. The phases are those of Resource, in other threads."""
-
-    def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: AbstractEventLoop) -> Any:
-        """As ``start`` of Resource, for an application on this loop. Called in another thread, while a task of the loop awaits it."""
 
 
 @runtime_checkable
