@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow mutants lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz mutants lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ TEST_JAR_SETS := qpid-jms-javax spring artemis
 ARGS ?=
 # Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
 WORKERS ?= auto
-# Of a soak.
+# Of a soak, and of the fuzzing of each harness.
 SECONDS ?= 1800
 
 help: ## list the targets
@@ -44,6 +44,11 @@ $(VENV)/.jars: $(VENV)/.python src/bascule/embedded/jars.lock
 $(VENV)/.proton: requirements-proton.lock $(VENV)/.python
 	@echo "building Qpid Proton, a peer of the tests"
 	@$(PIP) --no-deps --require-hashes --no-build-isolation -r requirements-proton.lock || echo "not built (a C compiler is needed): its test will be skipped" >&2
+	@touch $@
+
+# atheris comes as wheels for some machines only; nothing but `make fuzz` needs it.
+$(VENV)/.atheris: requirements-fuzz.lock $(VENV)/.python
+	@$(PIP) --no-deps --require-hashes --only-binary :all: -r requirements-fuzz.lock
 	@touch $@
 
 up: setup ## start Kafka, broker and pipelines on this machine
@@ -77,6 +82,9 @@ bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
 soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
+fuzz: setup $(VENV)/.atheris ## coverage-guided fuzzing of each harness, for SECONDS=1800 each; findings: artifacts/fuzz
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
 mutants: setup ## change the code in a sample of 1,000 places; tells what the fast tests do not find (an hour or two)
 	@mkdir -p artifacts
 	$(BIN)/python -m tests.mutants --list artifacts/mutants.txt $(ARGS)
@@ -92,6 +100,8 @@ lock: ## resolve all locks anew (needs uv and mvn)
 		--group build -c requirements-dev.lock -o requirements-build.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group proton --no-emit-package cffi --no-emit-package pycparser -c requirements-build.lock -o requirements-proton.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		--group fuzz --no-build -o requirements-fuzz.lock
 	.ci/lock-jars
 
 clean: ## remove what tools and builds left (not .venv, not the cache of jars)

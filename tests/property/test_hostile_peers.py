@@ -144,7 +144,7 @@ def deliver(broker: BrokerInMemory) -> None:
     client = Client(served, "reader")
     for number, queue in enumerate(list(broker.engine.addresses.anycast.values())):
         expected = queue.held_messages
-        link = client.consumer(queue.name, 1000, name=f"reader-{number}")
+        link = client.consumer(queue.name, expected + 1, name=f"reader-{number}")
         assert client.received(link) == expected
         client.session.end()
         served.settle(client)

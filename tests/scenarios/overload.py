@@ -88,6 +88,7 @@ class Figures:
     blocked_seen: int = 0
     idle_mib: float = 0.0
     peak_mib: float = 0.0
+    longest_turn_s: float = 0.0  # of the broker's event loop, in processor time: a bound that it kept
     normal_after_s: float = 0.0
     refused: int = 0  # transactions
     refusal: str = ""  # of the last of them

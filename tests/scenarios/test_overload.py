@@ -12,6 +12,7 @@ import pytest
 from bascule.core.log import get_log
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.overload import SOON_S, Figures, Overload
+from tests.support.stalls import longest_turn_s
 from tests.support.system import System, wait_for
 
 log = get_log(__name__)
@@ -55,6 +56,7 @@ def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int
             wait_for(lambda: load.canary.look() > round_trips, "the canary")
         finally:
             load.stop()
+        load.figures.longest_turn_s = longest_turn_s(system.metrics())
         said = system.broker.said()
         assert "producers blocked" in said
         assert "producers go on" in said

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tests.soak.site import Site
-from tests.soak.stalls import StallLog
+from tests.support.stalls import StallLog
 from tests.support.usage import disk_mib, memory_mib
 
 INTERVAL_S = 1.0

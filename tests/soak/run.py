@@ -19,8 +19,8 @@ from tests.soak.measures import Measures, Sample
 from tests.soak.plan import EXPIRED, SPILLS, Plan
 from tests.soak.records import Record
 from tests.soak.site import OwnEnd, Site
-from tests.soak.stalls import Stall
 from tests.support.history import Audit, Divert, Operation, Tally, check
+from tests.support.stalls import Stall
 from tests.support.system import Late
 
 PACKAGES = ("bascule", "pyspark", "confluent-kafka")

@@ -54,20 +54,35 @@ def held_bytes() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-async def left_bytes(work: Callable[[], Awaitable[None]], journal: MemoryLog) -> int:
-    """Return how much more is held, beside the journal, behind the third run of ``work`` than behind the second.
+class Leftovers:
+    """Measures how much more is held, beside the journal, behind the last pass of some work than behind the one before.
 
-    The first run fills what is made once. Its own tasks and names are not left over: the third run makes the same again.
+    The first pass fills what is made once. The tasks and names of the last one are not left over: the pass before it made the same.
     """
-    tracemalloc.start()
-    try:
-        for _ in range(2):
-            await work()
-        before = held_bytes() - _size_bytes(journal)
+
+    def __init__(self, journal: MemoryLog) -> None:
+        self.size_bytes = 0
+        self._journal = journal
+
+    def passes(self) -> Iterator[None]:
+        """Do the work in each."""
+        tracemalloc.start()
+        try:
+            before = 0
+            for _ in range(3):
+                yield
+                now = held_bytes() - _size_bytes(self._journal)
+                self.size_bytes, before = now - before, now
+        finally:
+            tracemalloc.stop()
+
+
+async def left_bytes(work: Callable[[], Awaitable[None]], journal: MemoryLog) -> int:
+    """Return what is left over of the work."""
+    leftovers = Leftovers(journal)
+    for _ in leftovers.passes():
         await work()
-        return held_bytes() - _size_bytes(journal) - before
-    finally:
-        tracemalloc.stop()
+    return leftovers.size_bytes
 
 
 def _size_bytes(journal: MemoryLog) -> int:

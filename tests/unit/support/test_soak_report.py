@@ -15,8 +15,8 @@ from tests.soak.records import Record
 from tests.soak.report import write_report
 from tests.soak.run import Evidence, Result
 from tests.soak.site import NO_KAFKA, OwnEnd
-from tests.soak.stalls import Stall
 from tests.support.history import Audit, Divert, Operation, Place
+from tests.support.stalls import Stall
 
 BEGUN_S = 1_000.0
 

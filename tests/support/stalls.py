@@ -45,6 +45,15 @@ class StallLog:
             self.found.append(Stall(at_s, part, round(turns), max(bound for bound, count in news.items() if count > 0)))
 
 
+def longest_turn_s(metrics: str) -> float:
+    """Return a bound that the longest turn kept."""
+    below, longest_s = 0.0, 0.0
+    for bound, text in _BUCKET.findall(metrics):
+        if float(text) > below:
+            below, longest_s = float(text), float(bound)
+    return longest_s
+
+
 def turns_above(metrics: str) -> dict[float, float]:
     """Return, for each bound of the histogram in whose bucket a turn is too long, the turns in it."""
     found: dict[float, float] = {}

@@ -9,7 +9,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bascule.server.stalls import PERIOD_S, StallWatch
-from tests.soak.stalls import TURN_S_MAX, StallLog
+from tests.support.stalls import TURN_S_MAX, StallLog
 
 
 def busy(for_s: float) -> None:

@@ -1,0 +1,250 @@
+"""What the fuzzer feeds: each harness takes one input of any bytes, and raises when the product does what it must not.
+
+A harness lives on: what an input leaves behind meets the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, Self
+
+import uvloop
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.performatives import Role
+from bascule.amqp.sasl import AnonymousServer, SaslServer
+from bascule.broker import administration
+from bascule.broker.matching import wants
+from bascule.core.address_index import AddressIndex
+from bascule.core.destination import address_matches
+from bascule.core.errors import BasculeError
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.jms.selector import compile_selector
+from bascule.server.admin import AdminServer
+from bascule.testing.broker import MemoryLog
+from tests.property.test_hostile_http import STATUSES, ask, node
+from tests.property.test_hostile_management import Conversation
+from tests.property.test_hostile_peers import Peer, complaints
+from tests.support.costs import COST_S_MAX
+from tests.support.hostile import Hostile, frame
+from tests.support.hostile_http import HostileHttp
+from tests.support.hostile_management import HostileManagement
+from tests.unit.server.served import Served
+from tests.unit.server.test_administrator import administrator
+
+#: Inputs that the fuzzer begins with.
+SEEDS: Final = 60
+#: No input is longer.
+INPUT_BYTES_MAX: Final = 16_384
+
+
+class Costly(AssertionError):
+    """An input took more processor time than one may."""
+
+
+class Harness(Protocol):
+    """Takes inputs."""
+
+    #: Where what is stored goes: it is not left behind.
+    journal: MemoryLog
+
+    def __enter__(self) -> Self:
+        """Make what inputs are fed to."""
+
+    def __exit__(self, *_: object) -> None:
+        """Release it."""
+
+    def feed(self, data: bytes) -> None:
+        """Take one input. Raises AssertionError, or what else the product should not raise."""
+
+
+class Engine:
+    """The frame decoder and the protocol engine, as a server's, from the first byte on."""
+
+    journal = MemoryLog()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def feed(self, data: bytes) -> None:
+        """Take the bytes in two pieces, and answer until the connection has ended."""
+        connection = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}))
+        for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+            connection.receive(piece, 0.0)
+            connection.data_to_send()
+
+
+class Server:
+    """The server side of a connection with a broker in memory: each input is the frames of a session."""
+
+    def __init__(self) -> None:
+        self.served = Served()
+        self.journal = self.served.broker.log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def feed(self, data: bytes) -> None:
+        """Open a connection and a session, send the frames, look at all queues, and let nothing remain."""
+        asyncio.run(self._talk(data))
+
+    async def _talk(self, data: bytes) -> None:
+        with complaints() as found:
+            peer, broker = Peer(self.served, seed=0, cost_s_max=float("inf")), self.served.broker
+            peer.say(Hostile(0).opening())
+            for piece in (*Hostile(0).session(), *frames(data)):
+                peer.say(piece)
+            peer.connection.connection_lost(None)
+            broker.settle()
+            for queue in list(broker.engine.addresses.queues.values()):
+                administration.delete(broker.engine, queue, force=True)
+            broker.settle()
+        assert found == []
+        assert broker.engine.memory.used_bytes == 0
+        assert self.served.contained == []
+        assert self.served.usage.users == {}
+
+
+def frames(data: bytes) -> Iterator[bytes]:
+    """Divide an input into frames: two bytes say how long the next one is, and of a longer one there is less."""
+    position = 0
+    while position < len(data):
+        size = int.from_bytes(data[position : position + 2], "big")
+        yield frame(data[position + 2 : position + 2 + size])
+        position += 2 + size
+
+
+class Matching:
+    """Selectors, and address patterns: a selector, patterns and addresses, divided by zeros."""
+
+    journal = MemoryLog()
+
+    def __init__(self) -> None:
+        properties = {"a": 1, "b": "x" * 500, "c": "a%b_c", "d": 2.5, "e": True, "JMSPriority": 4}
+        self._message = encode_message(JmsMessage(body_kind="text", body="x", properties=properties))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def feed(self, data: bytes) -> None:
+        """Evaluate the selector; look for the rest as addresses in an index of itself, and compare it with the matcher."""
+        text, *patterns = data.decode(errors="replace").split("\0")
+        with suppress(BasculeError):
+            wants(compile_selector(text), self._message)
+        patterns = list(dict.fromkeys(pattern[:1000] for pattern in patterns))[:30]
+        index = AddressIndex((pattern, pattern) for pattern in patterns)
+        for address in patterns:
+            assert index.matching(address) == [pattern for pattern in patterns if address_matches(pattern, address)]
+        for pattern in patterns:
+            index.remove(pattern, pattern)
+
+
+class Management:
+    """Requests to ``$management``."""
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner()
+        self._served = Served()
+        self.journal = self._served.broker.log
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def feed(self, data: bytes) -> None:
+        """Send the bytes as a message, check the answer, and ask properly."""
+        self._runner.run(self._talk(data))
+
+    async def _talk(self, data: bytes) -> None:
+        with complaints() as found:
+            conversation = Conversation(self._served)
+            conversation.cost_s(data)
+            conversation.ask_properly()
+            conversation.close()
+        assert found == []
+
+
+class Http:
+    """Requests to the admin server, over a socket."""
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._runner.run(self._begin())
+        return self
+
+    async def _begin(self) -> None:
+        self._node = node()
+        self.journal = self._node.broker.log
+        self._server = AdminServer(administrator(self._node), host="127.0.0.1", port=0)
+        self._server.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._server.stop())
+        self._runner.close()
+
+    def feed(self, data: bytes) -> None:
+        """Send the bytes, and look at the status of the answer."""
+        with complaints() as found:
+            answer = self._runner.run(ask(self._server.port, data))
+        assert found == []
+        assert self._node.contained == []
+        assert self._node.uncaught.counts == {}
+        if answer:
+            version, status = answer.split(b" ", 2)[:2]
+            assert version == b"HTTP/1.1"
+            assert int(status) in {100, *STATUSES}, answer[:200]
+
+
+HARNESSES: Final[Mapping[str, type[Any]]] = {
+    "engine": Engine, "server": Server, "matching": Matching, "management": Management, "http": Http,
+}  # fmt: skip
+
+_SELECTORS = (
+    "a = 1 AND b LIKE 'x%y_' ESCAPE '!'", "NOT (a BETWEEN 1 AND 2.5e3) OR c IN ('a', 'b')", "d IS NOT NULL", "a + 2 * -d / 0 >= 0x1F",
+    "c LIKE '%%%%%a%%%%%b%%%%%c'", "e = TRUE AND JMSPriority <> 4", "((((((a))))))=1", "b LIKE '" + "_%" * 50 + "'",
+)  # fmt: skip
+_PATTERNS = ("#", "*", "#.#", "a.*.b", "a.#.b.#", "", ".", "a..b", "#.a", "*.#", "a.b.c", "##.a*")
+
+
+def seeds(name: str) -> list[bytes]:
+    """Return the inputs with which the fuzzer of a harness begins."""
+    found = [_seed(name, number) for number in range(SEEDS)]
+    return [data for data in found if len(data) <= INPUT_BYTES_MAX]
+
+
+def _seed(name: str, number: int) -> bytes:
+    if name == "engine":
+        hostile = Hostile(number)
+        return hostile.opening() + b"".join(hostile.session()) + b"".join(hostile.frame() for _ in range(6))
+    if name == "server":
+        hostile = Hostile(number)
+        bodies = [hostile.frame()[8:] for _ in range(6)]
+        return b"".join(len(body).to_bytes(2, "big") + body for body in bodies if len(body) < 1 << 16)
+    if name == "management":
+        return HostileManagement(number).request(b"1.1")
+    if name == "http":
+        return HostileHttp(number).request()
+    chance = random.Random(number)
+    return "\0".join((chance.choice(_SELECTORS), *chance.sample(_PATTERNS, 5))).encode()
+
+
+def judged(harness: Harness, data: bytes, cost_s_max: float = COST_S_MAX) -> None:
+    """Feed an input. Raises Costly where it takes more processor time than one may."""
+    began_s = time.process_time()
+    harness.feed(data)
+    spent_s = time.process_time() - began_s
+    if spent_s > cost_s_max:
+        raise Costly(f"{spent_s:.3f} s for {len(data)} bytes")
