@@ -49,7 +49,8 @@ def run(turn: int) -> float:
     for first in range(0, MESSAGES, turn):
         for number in range(first, min(first + turn, MESSAGES)):
             engine.send("queue", Routing.ANYCAST, bodies[number], facts[number], "client", sender, number)
-        broker.flush()
+        engine.dispatch()
+        engine.journaling.flush()
         while broker.in_flight:
             broker.confirm(len(broker.in_flight))
             for message in consumer.unacknowledged:

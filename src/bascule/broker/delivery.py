@@ -68,6 +68,7 @@ class Deliveries:
         self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire).watch
         self.counters = Counters()
         self.next_position = 1
+        self._search = Allowance()  # of the queue that is being served
         self._dirty: dict[BrokerQueue, None] = {}
         self._returns = Returns(self.turns, self._dirty)
 
@@ -237,7 +238,10 @@ class Deliveries:
         message.references -= 1
         self.memory.entries -= 1
         if not message.references:
-            self.errors.run(ErrorKind.BODY, self.bodies.release, message)
+            try:
+                self.bodies.release(message)
+            except Exception as error:
+                self.errors.contain(ErrorKind.BODY, error)
 
     def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
         """Released, or modified with a failed delivery: it waits again, in its place."""
@@ -412,7 +416,8 @@ class Deliveries:
         """
         takers, starved, turns = queue.takers, queue.starved, self.turns
         searching: dict[QueueConsumer, None] = {}  # consumers for which a search goes on: those that wait for nothing else come first
-        search, expired_bytes = Allowance(max(1, turns.left // 2)), 0
+        search, expired_bytes = self._search, 0
+        search.left = max(1, turns.left // 2)
         while takers or searching:
             if turns.left <= 0:
                 takers.update(searching)
@@ -428,9 +433,12 @@ class Deliveries:
                 if starved:
                     queue.feed()  # what this one cannot take may be for another
                 continue
-            turns.left -= search.left
-            message = queue.next_for(consumer, search)
-            turns.left += search.left
+            if consumer.view is None and queue.groups is None:
+                message = queue.ready.peek()
+            else:
+                turns.left -= search.left
+                message = queue.next_for(consumer, search)
+                turns.left += search.left
             if message is None:
                 del takers[consumer]
                 (starved if search.left > 0 else searching)[consumer] = None

@@ -119,7 +119,8 @@ class Destinations:
             crash.point("queue.create.after")
         self.next_queue_id += 1
         self.addresses.add(queue)
-        self.journaling.undo(self._undo_create, queue)
+        if self.journaling.together is not None:
+            self.journaling.together.undo(self._undo_create, queue)
         if entry:
             self.journaling.then(self._created, queue)
         return queue

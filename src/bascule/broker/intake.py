@@ -6,6 +6,7 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.journaling import Together
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
@@ -66,9 +67,9 @@ class Intake:
         if len(sends) > MESSAGES_PER_RECORD_MAX:
             raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
         now_ms = self.clock()
-        with self.journaling.atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends)):
+        with self.journaling.atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends)) as together:
             for send, keep in sends:
-                self._take_in(send, keep, now_ms)
+                self._take_in(send, keep, now_ms, together)
             self.journaling.add(ingress_entry(partition, next_offset))
         self.positions[partition] = next_offset
         self.counters.messages_in += len(sends)
@@ -87,7 +88,7 @@ class Intake:
     def _topic_begun(self, topic_id: str, positions: dict[int, int]) -> None:
         self.topic_id, self.confirmed = topic_id, positions
 
-    def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
+    def _take_in(self, send: Send, keep: bool, now_ms: int, together: Together) -> None:
         routing = Routing(send.routing)
         missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
         if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
@@ -104,5 +105,5 @@ class Intake:
         message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
-            self.journaling.undo(queue.unexpect, message)
+            together.undo(queue.unexpect, message)
         self.journaling.then(self._deliveries.put_in, message, queues, send.delivery_time_ms)

@@ -68,19 +68,24 @@ class Batch:
         return not self.parts and not self.acks
 
 
-class _Atomic:
+class Together:
     """What goes into the open record between entry and exit stays together; if the body of the context raises, all of it is taken back."""
 
-    __slots__ = ("_batch", "_journaling", "_sizes", "acks", "undo")
+    __slots__ = ("_batch", "_journaling", "_sizes", "_undo", "acks")
 
     def __init__(self, journaling: Journaling) -> None:
         batch = self._batch = journaling.batch
         self._journaling = journaling
         self._sizes = (len(batch.parts), batch.size_bytes, batch.messages, len(batch.actions), len(batch.digests))
         self.acks: list[BrokerQueue] = []  # the queue of each acknowledgement
-        self.undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
-    def __enter__(self) -> None: ...
+    def undo(self, action: Callable[..., None], *arguments: Any) -> None:
+        """If the body of the context raises, ``action`` takes back in memory what the caller has done."""
+        self._undo.append((action, arguments))
+
+    def __enter__(self) -> Together:
+        return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if kind is not None:
@@ -102,7 +107,7 @@ class _Atomic:
         parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
         del batch.parts[parts:], batch.actions[actions:], batch.digests[digests:]
         self._journaling.let_go()
-        for action, arguments in reversed(self.undo):
+        for action, arguments in reversed(self._undo):
             action(*arguments)
 
 
@@ -139,7 +144,7 @@ class Journaling:
         self.turns = Allowance()
         self._woken = False
         self._urgent = False
-        self._held: _Atomic | None = None  # a transaction is being written: its entries must stay in one record
+        self.together: Together | None = None  # what must stay in one record, while it is being written
 
     def begin(self, epoch: int, last_sequence: int) -> None:
         """An epoch starts behind the last valid record."""
@@ -156,7 +161,7 @@ class Journaling:
             self._wake()
         self.close_if_full()
 
-    def atomic(self, size_bytes: int, messages: int = 1) -> _Atomic:
+    def atomic(self, size_bytes: int, messages: int = 1) -> Together:
         """A context whose entries go into one record, or, where its body raises, into none; ``size_bytes`` says about how much it is.
 
         ``messages`` is how many it has at most, which a record must be able to number. Its exit raises RecordTooLarge.
@@ -165,15 +170,10 @@ class Journaling:
         batch = self.batch
         if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
-        atomic = _Atomic(self)
+        atomic = Together(self)
         if not self._in_pieces:
-            self._held = atomic
+            self.together = atomic
         return atomic
-
-    def undo(self, action: Callable[..., None], *arguments: Any) -> None:
-        """If the command that is being carried out raises, ``action`` takes back in memory what the caller has done."""
-        if self._held is not None:
-            self._held.undo.append((action, arguments))
 
     def check_size(self) -> None:
         """Raise RecordTooLarge where Kafka would not take the open record."""
@@ -183,7 +183,7 @@ class Journaling:
 
     def let_go(self) -> None:
         """The record may be closed again."""
-        self._held = None
+        self.together = None
         self.close_if_full()
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
@@ -216,8 +216,8 @@ class Journaling:
             mids.append(mid)
             size = batch.size_bytes + ACK_BYTES
         batch.size_bytes = size
-        if self._held is not None:
-            self._held.acks.append(queue)
+        if self.together is not None:
+            self.together.acks.append(queue)
         elif size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
             self.close_if_full()
 
@@ -238,8 +238,9 @@ class Journaling:
         """Whether an action waits for the last record that has decisions."""
         if self._hasty:
             return False
-        if not self.batch.empty:
-            self.batch.actions.append(action)
+        batch = self.batch
+        if batch.parts or batch.acks:
+            batch.actions.append(action)
             if not self._urgent:
                 self._urgent = True
                 self._on_work(True)
@@ -258,7 +259,7 @@ class Journaling:
 
     def close_if_full(self) -> None:
         """Append the open record when it is large, unless what goes together is being added."""
-        if self.batch.size_bytes > RECORD_BYTES_SOFT and self._held is None:
+        if self.batch.size_bytes > RECORD_BYTES_SOFT and self.together is None:
             self.flush()
 
     def _wake(self) -> None:
@@ -291,7 +292,7 @@ class Journaling:
         self._append(KEY_OF_KIND[kind], value)
 
     def _check_whole(self) -> None:
-        if self._held is not None:
+        if self.together is not None:
             raise BrokerFault("an action stopped half-way")
 
     def confirm(self) -> None:
@@ -309,12 +310,13 @@ class Journaling:
         turns = self.turns
         while self._stored:
             batch = self._stored[0]
-            while batch.done < len(batch.actions):
+            actions = batch.actions
+            while (done := batch.done) < len(actions):
                 if turns.left <= 0:
                     return
                 turns.left -= ACTION_STEPS
-                action, arguments, answers = batch.actions[batch.done]
-                batch.done += 1
+                action, arguments, answers = actions[done]
+                batch.done = done + 1
                 try:
                     action(*arguments)
                 except Exception as error:
@@ -324,7 +326,8 @@ class Journaling:
             self.in_flight_bytes -= batch.size_bytes
             self.confirmed_sequence = batch.sequence
             self._stored.popleft()
-            self._look_between()
+            if self._between:
+                self._look_between()
 
     def between_records(self, action: Callable[[], None]) -> None:
         """Do this when no stored record is half carried out: the state is then that at the confirmed sequence. It must not raise."""

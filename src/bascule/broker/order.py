@@ -45,24 +45,24 @@ def _first(block: deque[BrokerMessage]) -> int:
 class Line:
     """Messages of one priority in the order of their positions, in blocks. Only the last block may be empty."""
 
-    __slots__ = ("_blocks", "_tail", "head")
+    __slots__ = ("_blocks", "head", "tail")
 
     def __init__(self) -> None:
         self.head: deque[BrokerMessage] = deque()  # the first block
-        self._tail = self.head
+        self.tail = self.head  # the last block
         self._blocks = [self.head]
 
     def append(self, message: BrokerMessage) -> None:
         """Add a message behind all others."""
-        tail = self._tail
+        tail = self.tail
         if len(tail) >= BLOCK_MESSAGES:
-            tail = self._tail = deque()
+            tail = self.tail = deque()
             self._blocks.append(tail)
         tail.append(message)
 
     def insert(self, message: BrokerMessage) -> None:
         """Add a message at its place."""
-        position, tail = message.position, self._tail
+        position, tail = message.position, self.tail
         if not tail or tail[-1].position < position:
             self.append(message)
             return
@@ -78,15 +78,21 @@ class Line:
         for _ in half:
             block.pop()
         self._blocks.insert(index + 1, half)
-        self._tail = self._blocks[-1]
+        self.tail = self._blocks[-1]
 
     def _index(self, position: int) -> int:
         """The block in which a position lies; -1 for one before all."""
         blocks = self._blocks
-        return bisect_right(blocks, position, hi=len(blocks) - (not self._tail), key=_first) - 1
+        return bisect_right(blocks, position, hi=len(blocks) - (not self.tail), key=_first) - 1
 
     def remove(self, message: BrokerMessage) -> bool:
         """Remove a message. Return False if it is not here."""
+        head = self.head
+        if head and head[0] is message:
+            head.popleft()
+            if not head and len(self._blocks) > 1:
+                self._drop(0)
+            return True
         index = self._index(message.position)
         if index < 0:
             return False
@@ -99,24 +105,17 @@ class Line:
             self._drop(index)
         return True
 
-    def pop_first(self) -> None:
-        """Remove the first message."""
-        head = self.head
-        head.popleft()
-        if not head:
-            self._drop(0)
-
     def _drop(self, index: int) -> None:
         blocks = self._blocks
         if len(blocks) > 1:
             del blocks[index]
-            self.head, self._tail = blocks[0], blocks[-1]
+            self.head, self.tail = blocks[0], blocks[-1]
 
     def pop_block(self) -> deque[BrokerMessage]:
         """Remove and return some of the first messages."""
         block = self.head
         if len(self._blocks) == 1:
-            self.head = self._tail = deque()
+            self.head = self.tail = deque()
             self._blocks[0] = self.head
         else:
             self._drop(0)
@@ -142,11 +141,12 @@ class Line:
 class Lines:
     """Messages of all priorities. ``count`` says how many."""
 
-    __slots__ = ("count", "lines", "size_bytes")
+    __slots__ = ("_top", "count", "lines", "size_bytes")
 
     def __init__(self) -> None:
         self.count = 0
         self.size_bytes = 0
+        self._top = 0  # no message has a higher priority
         self.lines: list[Line | None] = [None] * (PRIORITY_MAX + 1)
 
     def line(self, priority: int) -> Line:
@@ -158,31 +158,43 @@ class Lines:
 
     def append(self, message: BrokerMessage) -> None:
         """Add a message behind all others of its priority."""
-        self.line(message.priority).append(message)
+        priority = message.priority
+        line = self.lines[priority] or self.line(priority)
+        if len(line.tail) < BLOCK_MESSAGES:  # as Line.append does; a call costs more
+            line.tail.append(message)
+        else:
+            line.append(message)
+        if priority > self._top:
+            self._top = priority
         self.count += 1
         self.size_bytes += message.size_bytes
 
     def insert(self, message: BrokerMessage) -> None:
         """Add a message at its place."""
-        self.line(message.priority).insert(message)
+        priority = message.priority
+        self.line(priority).insert(message)
+        self._top = max(priority, self._top)
         self.count += 1
         self.size_bytes += message.size_bytes
 
     def peek(self) -> BrokerMessage | None:
         """Return the first message."""
-        if self.count:
-            for line in reversed(self.lines):
-                if line is not None and line.head:
-                    return line.head[0]
-        return None
+        if not self.count:
+            return None
+        lines, top = self.lines, self._top
+        while (line := lines[top]) is None or not line.head:
+            top -= 1
+        self._top = top
+        return line.head[0]
 
     def remove(self, message: BrokerMessage) -> bool:
         """Remove a message. Return False if it is not here."""
         line = self.lines[message.priority]
         if line is None:
             return False
-        if line.head and line.head[0] is message:
-            line.pop_first()
+        head = line.head
+        if head and head[0] is message and (len(head) > 1 or head is line.tail):
+            head.popleft()
         elif not line.remove(message):
             return False
         self.count -= 1

@@ -254,7 +254,8 @@ class Sending:
         except Exception:
             window.take_back(draft.duplicate_ids)
             raise
-        self.journaling.undo(window.take_back, draft.duplicate_ids)
+        if self.journaling.together is not None:
+            self.journaling.together.undo(window.take_back, draft.duplicate_ids)
         return queues
 
     def _route(self, draft: Draft, window: DuplicateWindow | None, now_ms: int) -> tuple[BrokerQueue, ...]:
@@ -281,7 +282,8 @@ class Sending:
                 message.mid = mid
         for queue in queues:
             queue.expect(message)
-        self.journaling.undo(self._undo_route, message, queues)
+        if self.journaling.together is not None:
+            self.journaling.together.undo(self._undo_route, message, queues)
         return queues
 
     @staticmethod
