@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.testing.broker import Receiver
@@ -129,9 +130,15 @@ def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Ben
     assert queue.groups is not None
     assert queue.groups.count == 200
     bench.fill(*["c"] * 100, ttl_ms=10)
-    searched: list[int] = []
-    block_of = Line._index
-    monkeypatch.setattr(Line, "_index", lambda line, position: searched.append(position) or block_of(line, position))
+    searched: list[BrokerMessage] = []
+    remove = Line.remove
+
+    def search(line: Line, message: BrokerMessage) -> bool:
+        if not line.head or line.head[0] is not message:
+            searched.append(message)
+        return remove(line, message)
+
+    monkeypatch.setattr(Line, "remove", search)
     bench.now_ms += 10_000
     bench.engine.tick()
     bench.broker.settle()
