@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bascule.broker import expiry
 from bascule.broker.containment import ErrorKind
@@ -13,7 +13,7 @@ from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
 from bascule.broker.matching import EVALUATION_STEPS, wants
 from bascule.broker.message import Bodies, BrokerMessage
-from bascule.broker.ports import ConsumerPort
+from bascule.broker.ports import ConsumerPort, DeliveryHooks
 from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
 from bascule.broker.returns import Returns
 from bascule.broker.schedule import Schedule
@@ -34,22 +34,6 @@ FAILED_RETRY_MS = 60_000
 
 #: Why a message left its queue for another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
-
-
-class DeliveryHooks(Protocol):
-    """What deliveries need of the other parts of the engine."""
-
-    @property
-    def move(self) -> Callable[[BrokerQueue, BrokerMessage, str, str], bool]:
-        """Send a message on, for a reason; see Sending."""
-
-    @property
-    def look_for_use(self) -> Callable[[BrokerQueue], None]:
-        """The queue may be one that nobody uses any more; see Destinations."""
-
-    @property
-    def begin_use(self) -> Callable[[BrokerQueue], None]:
-        """A durable subscription has a consumer again; see SubscriptionUse."""
 
 
 class Deliveries:

@@ -1,11 +1,15 @@
-"""What the broker engine talks to: the links of clients."""
+"""What the broker engine talks to: the links of clients, and what its parts need of one another."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bascule.broker.message import BrokerMessage
 from bascule.core.errors import BasculeError
+
+if TYPE_CHECKING:
+    from bascule.broker.queue import BrokerQueue
 
 
 class SendPort(Protocol):
@@ -33,3 +37,19 @@ class ConsumerPort(Protocol):
 
     def ended(self, error: BasculeError) -> None:
         """The queue has been deleted: nothing will come any more."""
+
+
+class DeliveryHooks(Protocol):
+    """What deliveries need of the other parts of the engine."""
+
+    @property
+    def move(self) -> Callable[[BrokerQueue, BrokerMessage, str, str], bool]:
+        """Send a message on, for a reason; see Sending."""
+
+    @property
+    def look_for_use(self) -> Callable[[BrokerQueue], None]:
+        """The queue may be one that nobody uses any more; see Destinations."""
+
+    @property
+    def begin_use(self) -> Callable[[BrokerQueue], None]:
+        """A durable subscription has a consumer again; see SubscriptionUse."""

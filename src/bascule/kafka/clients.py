@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 #: Syslog's "critical".
 _LOG_LEVEL: Final = 2
+#: How often a client asks who leads, without a reason. A node that is cut off from its peers, and not from the client, goes on calling
+#: itself the leader, and gives no reason.
+_REFRESH_MS: Final = 10_000
 
 
 def producer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Producer:
@@ -35,4 +38,4 @@ def admin(settings: Mapping[str, Any]) -> AdminClient:
 
 
 def _quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"log_level": _LOG_LEVEL, **settings}
+    return {"log_level": _LOG_LEVEL, "topic.metadata.refresh.interval.ms": _REFRESH_MS, **settings}

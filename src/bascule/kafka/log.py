@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.broker.epoch import Outcome
 from bascule.core.errors import Unavailable
@@ -31,6 +31,9 @@ POLL_S = 0.25
 AT_END_S = 0.02
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
+#: A reader to which nothing comes for so long, though there is more, goes on with a new client. The old one may read from a node that is
+#: cut off from its peers and goes on calling itself the leader. A new client may ask another node who leads.
+RENEW_S = 5.0
 #: A client that is full is given so long to have some record delivered.
 ROOM_POLL_S = 0.1
 
@@ -171,20 +174,50 @@ class JournalWriter:
         del self._producer  # its threads and connections end here; the epoch that has it may be held for long
 
 
+class _Silence:
+    """How long a reader has read nothing, though there is more."""
+
+    def __init__(self, reader: PartitionReader) -> None:
+        self._reader = reader
+        self._idle_s = 0.0
+        self._renewed_s = 0.0
+
+    def lasts(self, waited_s: float, *, came: bool) -> bool:
+        """Count a read that took ``waited_s``. Return whether nothing comes any more. Raises Unavailable as ``renew`` does."""
+        if came:
+            self._idle_s = self._renewed_s = 0.0
+            return False
+        self._idle_s += waited_s
+        if self._idle_s - self._renewed_s > RENEW_S:
+            self._renewed_s = self._idle_s
+            self._reader.renew()
+        return self._idle_s > ANSWER_TIMEOUT_S
+
+
 class PartitionReader:
     """Reads one partition from an offset on, up to the high watermark if asked (never only to the last stable offset)."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False) -> None:
         """Raises Unavailable where no client can be made, as without file descriptors."""
-        isolation = "read_committed" if committed_only else "read_uncommitted"
-        try:
-            self._consumer = clients.consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
-        except KafkaException as error:
-            raise Unavailable(f"no client to read {topic}: {error}") from error
+        self._settings = {**kafka, **READ_SETTINGS, "isolation.level": "read_committed" if committed_only else "read_uncommitted"}
         self._topic = topic
         self._partition = partition
         self._position = OFFSET_BEGINNING
+        self._consumer = self._client()
         self.at_end = False  # the last read came to the end of what can be read
+
+    def _client(self) -> Consumer:
+        try:
+            return clients.consumer(self._settings)
+        except KafkaException as error:
+            raise Unavailable(f"no client to read {self._topic}: {error}") from error
+
+    def renew(self) -> None:
+        """Go on reading with a new client. Raises Unavailable where none can be made."""
+        fresh = self._client()
+        self._consumer.close()
+        self._consumer = fresh
+        self.seek(self._position)
 
     def range(self) -> tuple[int, int]:
         """(first offset, high watermark). Raises Unavailable."""
@@ -236,23 +269,21 @@ class PartitionReader:
 
         Raises Unavailable when nothing comes any more.
         """
-        idle_s = 0.0
+        silence = _Silence(self)
         self.at_end = False
         while not self.at_end or self._position <= barrier:
             # The client waits for so long for as many as asked for, though it knows that it is at the end.
             messages = self.read(timeout_s=AT_END_S)
-            idle_s = 0.0 if messages else idle_s + AT_END_S
-            if idle_s > ANSWER_TIMEOUT_S:
+            if silence.lasts(AT_END_S, came=bool(messages)):
                 raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s before its end")
             yield from messages
 
     def up_to(self, end_offset: int) -> Iterator[Message]:
         """Every record before ``end_offset``, which must hold a record just before it. Raises Unavailable when nothing comes any more."""
-        position, idle_s = -1, 0.0
+        position, silence = -1, _Silence(self)
         while position < end_offset - 1:
             messages = self.read()
-            idle_s = 0.0 if messages else idle_s + POLL_S
-            if idle_s > ANSWER_TIMEOUT_S:
+            if silence.lasts(POLL_S, came=bool(messages)):
                 raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position + 1} of {end_offset}")
             for message in messages:
                 position = offset_of(message)

@@ -17,7 +17,7 @@ from bascule.broker.loading import Loader
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
-from bascule.kafka.log import PartitionReader, offset_of
+from bascule.kafka.log import RENEW_S, PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.effects import write_note
 from bascule.server.housekeeping import StoredMessages
@@ -103,6 +103,7 @@ class _Effects:
         self.journal_id = ""  # of the topic
         self._reader: PartitionReader | None = None
         self._position = -1
+        self._heard_s = time.monotonic()  # when a record came, or a client was made, or nothing was to come
 
     def now_s(self) -> float:
         """Return the time of a monotonic clock."""
@@ -154,6 +155,12 @@ class _Effects:
             self._reader.seek(offset)
             self._position = offset
         found = [(offset_of(message), message.value()) for message in self._reader.read(timeout_s=READ_S)]
+        now_s = time.monotonic()
+        if found or self.end is None:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > RENEW_S:
+            self._heard_s = now_s
+            self._reader.renew()
         if found:
             self._position = found[-1][0] + 1
         return found

@@ -140,6 +140,25 @@ def test_reader_tells_what_is_deleted_and_what_is_cut_off(kafka: KafkaInMemory, 
             list(reader.to_end())
 
 
+def test_reader_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one reads from a node that is cut off from its peers, for example."""
+    monkeypatch.setattr(log, "RENEW_S", 0.1)
+    kafka.create("t")
+    for number in range(5):
+        kafka.put("t", bytes([number]))
+
+    def cut_off(reader: PartitionReader) -> None:
+        reader.seek(1)
+        monkeypatch.setattr(reader._consumer, "consume", lambda *_: [])
+
+    with closing(PartitionReader(SETTINGS, "t", 0)) as reader:
+        cut_off(reader)
+        assert [each.value() for each in reader.up_to(4)] == [b"\1", b"\2", b"\3"]
+        cut_off(reader)
+        assert [each.value() for each in reader.to_end()] == [b"\1", b"\2", b"\3", b"\4"]
+    assert kafka.open_clients() == []
+
+
 def test_range_is_asked_again_where_the_connection_breaks(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     with closing(PartitionReader(SETTINGS, "t", 0)) as reader:

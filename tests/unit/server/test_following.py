@@ -1,0 +1,43 @@
+"""How a broker reads its journal while it loads."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from bascule.broker.retention import OwnersRetention
+from bascule.core.topics import JournalTopics
+from bascule.server import following
+from bascule.server.epoch import JournalPlace
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]
+
+PLACE = JournalPlace(
+    SETTINGS, JournalTopics("t"), "following", append_timeout_s=15, snapshot_records=1000,
+    session_timeout_s=60, retention=OwnersRetention(0), pinned_bytes_max=0,
+)  # fmt: skip
+
+
+def test_load_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one reads from a node that is cut off from its peers, for example, and the end is known from another node."""
+    monkeypatch.setattr(following, "RENEW_S", -1)
+    kafka.create(PLACE.topics.journal)
+    for number in range(3):
+        kafka.put(PLACE.topics.journal, bytes([number]))
+
+    async def load() -> None:
+        assert await effects.read(1) == [(1, b"\1"), (2, b"\2")]
+        assert effects._reader is not None
+        monkeypatch.setattr(effects._reader._consumer, "consume", lambda *_: [])
+        assert await effects.read(1) == []
+        assert await effects.read(1) == []  # nothing is to come yet
+        effects.end = 3
+        assert await effects.read(1) == []
+        assert await effects.read(1) == [(1, b"\1"), (2, b"\2")]
+
+    with closing(following._Effects(PLACE, lambda: pytest.fail("no engine is needed"))) as effects:
+        asyncio.run(load())
