@@ -152,6 +152,17 @@ class Model(RuleBasedStateMachine):
             self.lanes[self.lane(item)].remove(item)
             self.scheduler.done(item)
 
+    @precondition(lambda self: self.at_work)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        given_up = data.draw(st.sampled_from(self.at_work))
+        other = Job(given_up.ref, given_up.key)
+        self.at_work.remove(given_up)
+        lane = self.lanes.pop(self.lane(given_up))
+        self.lanes[self.lane(other)] = [other, *lane[1:]]
+        self.due[other] = 0.0
+        self.scheduler.replace(given_up, other)
+
     @rule(token=st.sampled_from("xy"))
     def drop(self, token: str) -> None:
         self.scheduler.drop(token)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from bascule.core.errors import BadRecord, Denied, TopicMissing
 from bascule.core.kafka_records import Output
@@ -255,6 +255,25 @@ def test_what_a_denied_topic_does_not_take_any_more_goes_to_its_fallback(worker:
     assert [record.value() for record in worker.records("open")] == [b"open"]
     assert b"may not be written" in bytes(worker.records("dead")[0].value() or b"")
     assert worker.offsets()[("a", 0)] == 3
+
+
+def test_record_of_a_divert_that_kafka_refuses_is_a_dead_letter_of_that_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = carry.TransactionalWriter.write
+    target = f"{bridge.pipelines.topics.prefix}.x"
+
+    def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+        if faults := {place: KafkaError(KafkaError.INVALID_RECORD) for place, output in enumerate(outputs) if output.topic == target}:
+            raise carry.Unwritable(faults)
+        write(self, outputs, *more)
+
+    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    with bridge.running(bridge.divert("x", start=StartPosition(EARLIEST)), bridge.divert("y", start=StartPosition(EARLIEST))) as running:
+        running.settle()
+    assert (bridge.carried("x"), bridge.carried("y"), bridge.dead()) == ([], ["1"], ["x: 1"])
+    headers: dict[str, Any] = dict(bridge.records("dead")[0].headers() or ())
+    assert headers["__connect.errors.stage"] == b"KAFKA_PRODUCE"
 
 
 def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge: Bridge) -> None:

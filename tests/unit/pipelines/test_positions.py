@@ -300,6 +300,19 @@ def test_what_removed_exclusive_diverts_took_is_dead_lettered_whoever_is_left(br
     assert bridge.dead() == ["x: 2"]
 
 
+def test_removed_exclusive_divert_stays_known_while_brokers_that_restart_still_apply_it(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(exclusive=("x",))
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    bridge.send("1", taken_by=["x"])
+    with bridge.running(bridge.divert("plain")) as running:
+        running.settle()
+        bridge.journal.start_epoch(exclusive=("x",))
+        bridge.send("2", taken_by=["x"])
+        running.settle()
+    assert bridge.dead() == ["x: 1", "x: 2"]
+
+
 def test_exclusive_diverts_that_nobody_knew_begin_where_that_begins_which_they_took(bridge: Bridge) -> None:
     bridge.journal.start_epoch(exclusive=("x",))
     bridge.send("1", "2", taken_by=["x"])

@@ -14,9 +14,10 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionFinding, TransactionInDoubt, TransactionManager, TransactionRolledBack
+from bascule.xa import deciding_database as module
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
 from bascule.xa.decision_table import TABLE
-from bascule.xa.errors import BranchRolledBack, OutOfOrder
+from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.log import DECISION_KEPT_S, Decision, LogState, Outcome
 from bascule.xa.plan import Action
@@ -403,3 +404,51 @@ def test_manager_uses_the_database_by_itself_and_leaves_commit_to_nobody_else(sh
             handle.execute("INSERT INTO payments VALUES ('late')")
     assert shop.where == BOTH
     assert not may_be_in_database(new_gtrid("shop", 0, "aaaaaaaa"))
+
+
+def decision(outcome: Outcome = Outcome.COMMIT) -> Decision:
+    return Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), outcome, ("broker",), 1, "x")
+
+
+def lost(*_: Any) -> None:
+    raise sqlite3.OperationalError("connection lost")
+
+
+def test_connection_that_is_lost_before_the_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction = shop.begin()
+    monkeypatch.setattr(shop.database._table, "insert", lost)
+    with pytest.raises(TransactionRolledBack, match=r"database lost it: .*connection lost"):
+        run_blocking(transaction.commit())
+    assert (shop.where, shop.decisions()) == (NEITHER, [])
+
+
+def test_decision_that_the_database_could_not_store_is_not_answered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.database._table, "insert", lost)
+        with pytest.raises(ResourceFailed, match="connection lost"):
+            shop.database.decide(decision(Outcome.ROLLBACK))
+    assert shop.decisions() == []
+
+
+def test_database_without_a_table_of_decisions_has_decided_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shop.database, "has_decisions", lambda _: False)
+    asked = decision(Outcome.ROLLBACK)
+    assert shop.database.decide(asked) == asked
+    assert (shop.database.decisions("shop"), shop.decisions()) == ([], [])
+
+
+def test_many_forgotten_decisions_are_deleted_without_a_recovery_and_later_if_the_database_is_away(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FORGOTTEN_MAX", 2)
+    first, second, third = stored = [decision() for _ in range(3)]
+    for each in stored:
+        shop.database.decide(each)
+    shop.database.forget_decisions([first.gtrid])
+    assert len(shop.decisions()) == 3
+    shop.away = sqlite3.OperationalError("unable to open database file")
+    shop.database.forget_decisions([second.gtrid])
+    shop.away = None
+    assert len(shop.decisions()) == 3
+    shop.database.forget_decisions([first.gtrid])
+    assert [each.gtrid for each in shop.database.decisions("shop")] == [third.gtrid]

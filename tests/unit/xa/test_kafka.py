@@ -14,10 +14,11 @@ from bascule.core.errors import InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
 from bascule.testing.xa import ModelLog, ModelResource
+from bascule.writer.errors import RecordRefused
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
 from bascule.xa.blocking import now_ms
-from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
+from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceError, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_protocol import BranchLimits
 from bascule.xa.kafka_records import STARTED
@@ -254,3 +255,106 @@ def test_branch_votes_yes_when_its_record_is_stored_and_not_before() -> None:
         clients.stored.set_result(1)
         assert vote.result(WAIT_S) is Vote.YES
         assert transaction.status is TransactionStatus.ACTIVE
+
+
+def prepared(resource: KafkaResource, *values: bytes) -> Xid:
+    """A prepared branch that has sent these."""
+    xid = new_xid()
+    handle = resource.start(xid, timeout_s=60)
+    for value in values:
+        handle.send("receipts", value)
+    resource.end(xid, success=True)
+    resource.prepare(xid)
+    return xid
+
+
+def committed_together(resource: KafkaResource, clients: Here, *xids: Xid) -> list[BaseException | None]:
+    """What each commit raises, when all of them wait for the same transactional id."""
+    with ThreadPoolExecutor(len(xids)) as threads:
+        with clients.lock:
+            ended = []
+            for count, xid in enumerate(xids, 1):
+                ended.append(threads.submit(resource.commit, xid))
+                wait_for(lambda count=count: [len(each) for each in resource._branches._waiting.values()] == [count], "it to wait")  # type: ignore[misc]
+        return [each.exception(WAIT_S) for each in ended]
+
+
+def test_branch_that_has_ended_takes_no_more_records(here: tuple[KafkaResource, Here]) -> None:
+    resource, clients = here
+    xid = new_xid()
+    handle = resource.start(xid, timeout_s=60)
+    resource.end(xid, success=True)
+    with pytest.raises(OutOfOrder, match=r"send: branch .* is ended"):
+        handle.send("receipts", b"late")
+    assert clients.table == {}
+
+
+def test_branch_that_has_sent_nothing_ends_without_a_word_to_kafka(here: tuple[KafkaResource, Here]) -> None:
+    resource, clients = here
+    one_phase, undone = new_xid(), new_xid()
+    for xid in (one_phase, undone):
+        resource.start(xid, timeout_s=60)
+        resource.end(xid, success=True)
+    resource.commit(one_phase, one_phase=True)
+    resource.rollback(undone)
+    assert (clients.table, clients.written, clients.deleted) == ({}, [], [])
+    assert resource._branches.at_work == set()
+
+
+def test_record_that_kafka_refuses_fails_its_own_branch_and_none_that_commits_with_it(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource, clients = here
+    xids = [prepared(resource, value) for value in (b"1", b"refused", b"3")]
+    write = clients.transact
+
+    def transact(make: Callable[[Mapping[bytes, Stored]], list[Outgoing]]) -> None:
+        records = make(clients.table)
+        if any(record.value == b"refused" for record in records):
+            raise RecordRefused("its timestamp is wrong")
+        write(lambda _: records)
+
+    monkeypatch.setattr(clients, "transact", transact)
+    first, refused, third = committed_together(resource, clients, *xids)
+    assert (first, third) == (None, None)
+    assert isinstance(refused, ResourceError)
+    assert str(xids[1]) in str(refused)
+    assert "its timestamp is wrong" in str(refused)
+    assert sorted(clients.written) == [[b"1"], [b"3"]]
+
+
+def test_thread_that_is_interrupted_while_it_commits_for_others_tells_them(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource, clients = here
+    xids = [prepared(resource, value) for value in (b"1", b"2")]
+
+    def interrupted(_make: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clients, "transact", interrupted)
+    raised = committed_together(resource, clients, *xids)
+    assert sorted(type(each).__name__ for each in raised) == ["KeyboardInterrupt", "ResourceFailed"]
+    monkeypatch.undo()
+    for xid in xids:
+        resource.commit(xid)
+    assert clients.written == [[b"1"], [b"2"]], "each can be committed again"
+
+
+class Unplaced(Here):
+    """In the stead of a Kafka that has stored a message at an offset that it does not tell."""
+
+    def append(self, record: Outgoing) -> Future[int]:
+        if not record.topic.endswith(".side"):
+            return super().append(record)
+        future: Future[Any] = Future()
+        future.set_result(None)
+        return future
+
+
+def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
+    clients = Unplaced()
+    with sent(clients, []) as (resource, transaction):
+        with pytest.raises(TransactionRolledBack, match=r"does not say at which offset 'bascule\.xa\.side' has stored"):
+            transaction.commit()
+        assert resource._branches.at_work == set()

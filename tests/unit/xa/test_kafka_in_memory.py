@@ -16,7 +16,7 @@ from bascule.core.errors import InvalidInput, TooLarge
 from bascule.kafka import clients
 from bascule.kafka.guards import UnsafeTopic
 from bascule.xa import Vote, Xid
-from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits, LogEntry
@@ -284,6 +284,29 @@ def test_branch_whose_messages_cannot_be_read_back_stays_prepared(make: Make, ka
     for partition in kafka.topics["xa.side"].partitions:
         partition.delete(partition.end)
     with pytest.raises(ResourceFailed, match=r"kafka: xa\.side"):
+        other.commit(xid)
+    assert list(other.recover()) == [xid]
+    assert kafka.values("orders") == []
+
+
+def test_branch_that_is_too_large_to_be_kept_is_committed_from_the_side_topic(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one", BranchLimits(kept_bytes_max=250))
+    xid = sent(resource, bytes(100), b"2" * 100, b"3")
+    assert resource._branches._sent[xid].messages is None
+    resource.prepare(xid)
+    resource.commit(xid)
+    assert kafka.values("orders") == [bytes(100), b"2" * 100, b"3"]
+
+
+def test_branch_of_which_messages_are_missing_is_not_committed_in_part(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1", b"2")
+    one.prepare(xid)
+    for partition in kafka.topics["xa.side"].partitions:
+        for offset, record in list(partition.records.items()):
+            if record.value == b"2":
+                del partition.records[offset]
+    with pytest.raises(ResourceError, match=r"of 2 messages of .* only 1 are in xa\.side"):
         other.commit(xid)
     assert list(other.recover()) == [xid]
     assert kafka.values("orders") == []

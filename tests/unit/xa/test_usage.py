@@ -17,8 +17,9 @@ import pytest
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa import manager as managing
 from bascule.xa import reaper as reaping
-from bascule.xa.errors import NoTransaction, OutOfOrder, ResourceFailed
+from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, ResourceFailed
 from bascule.xa.two_phase import TransactionStatus
 
 #: A fork of a process with threads is what these tests are about.
@@ -321,6 +322,46 @@ def test_refused_nested_begin_leaves_nothing(manager: TransactionManager) -> Non
         with pytest.raises(OutOfOrder, match="do not nest"), manager.begin():
             pass
         assert list(manager._live) == [transaction.gtrid]
+
+
+def test_transactional_coroutine_is_tried_again_after_a_rollback_and_gives_up(
+    manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managing, "RETRY_PAUSE_S", 0.0)
+    attempts: list[int] = []
+
+    @manager.transactional(attempts=3)
+    async def work(succeeds_at: int) -> str:
+        attempts.append(1)
+        manager.enlist(one).append(f"attempt {len(attempts)}")
+        if len(attempts) < succeeds_at:
+            raise BranchRolledBack("as a database would")
+        return "done"
+
+    assert asyncio.run(work(2)) == "done"
+    assert one.durable.committed == ["attempt 2"]
+    attempts.clear()
+    with pytest.raises(BranchRolledBack):
+        asyncio.run(work(4))
+    assert len(attempts) == 3
+    assert one.durable.committed == ["attempt 2"]
+
+
+def test_manager_that_was_never_opened_can_be_closed_and_opened_afterwards(one: ModelResource) -> None:
+    manager = TransactionManager("shop", ModelLog(), [one])
+    manager.close()
+    with manager, manager.begin() as transaction:
+        transaction.enlist(one).append("a")
+    assert one.durable.committed == ["a"]
+
+
+def test_transaction_that_is_over_does_not_expire(manager: TransactionManager, one: ModelResource) -> None:
+    with manager.begin() as transaction:
+        transaction.enlist(one).append("a")
+    transaction.expire()
+    assert transaction.status is TransactionStatus.COMMITTED
+    with pytest.raises(OutOfOrder):  # and not that its time is over
+        transaction.enlist(one)
 
 
 # -- fork
