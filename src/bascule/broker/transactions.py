@@ -24,9 +24,12 @@ class Draft(NamedTuple):
 
 
 class LocalTransaction:
-    """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
+    """What one transaction has gathered. ``doomed`` is why it can only be rolled back.
 
-    __slots__ = ("acks", "charged_bytes", "charged_deliveries", "doomed", "drafts", "id", "since_ms", "size_bytes")
+    ``handed_over`` tells that it became a branch: prepared, read-only or committed in one phase.
+    """
+
+    __slots__ = ("acks", "charged_bytes", "charged_deliveries", "doomed", "drafts", "handed_over", "id", "since_ms", "size_bytes")
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
@@ -37,3 +40,4 @@ class LocalTransaction:
         self.charged_deliveries = 0  # the same: deliveries that it has acknowledged, which stay unsettled until it ends
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None
+        self.handed_over = False

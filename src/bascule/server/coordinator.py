@@ -9,6 +9,7 @@ from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected
 from bascule.amqp.session import Session
 from bascule.broker.errors import ResourceLimit, UnknownTransaction
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.errors import BasculeError
 from bascule.server.connection_reset import consumers_of, reset_connection, rollback_loses_messages
 from bascule.server.links import PRODUCER_CREDIT
@@ -28,7 +29,7 @@ class CoordinatorLink:
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
-        self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
+        self._declared: dict[bytes, LocalTransaction] = {}  # a connection has a coordinator link for each of its sessions
         # An interruption may have fallen into the first transaction: b"" before it, None behind it.
         self._first: bytes | None = None
         if client.history is not None:
@@ -51,26 +52,31 @@ class CoordinatorLink:
             self._waits = reset_connection(self.client, self.link)
         if self._waits:
             return
-        self._declared &= self.client.transactions.keys()  # without those that have become branches
+        for handed_over in self._declared.keys() - self.client.transactions.keys():
+            del self._declared[handed_over]
         try:
             transaction = self.client.begin()
         except ResourceLimit as error:
             self._answer(delivery_id, error)
             return
-        self._declared.add(transaction.id)
+        self._declared[transaction.id] = transaction
         if self._first == b"":
             self._first = transaction.id
         self.link.settle(delivery_id, Declared(transaction.id))
         self.link.flow(PRODUCER_CREDIT)
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
-        """Commit, or roll back. The answer to a commit comes when it is stored."""
+        """Commit, or roll back. The answer to a commit comes when it is stored.
+
+        A transaction that a request has made a branch, or has rolled back, may be discharged in accordance with that: Qpid JMS
+        discharges every transaction.
+        """
         if self.client.reset is not None:
             self._waits = True
             self.client.reset.hold(self.link, txn_id)
             return
         transaction = self.client.transactions.pop(txn_id, None)
-        self._declared.discard(txn_id)
+        declared = self._declared.pop(txn_id, None)
         engine = self.client.engine
         if self._first is not None and txn_id == self._first:
             session = self.link.session
@@ -82,7 +88,9 @@ class CoordinatorLink:
             self._first_is_over()
             for consumer in consumers_of(self.client, session):
                 consumer.spend_all()
-        if transaction is None:
+        if transaction is None and declared is not None and declared.handed_over is not fail:
+            engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it that way
+        elif transaction is None:
             self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
         elif fail:
             engine.rollback(transaction)
