@@ -11,7 +11,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # Fetched when a test first wants them; here so that a test waits for no download.
-TEST_JAR_SETS := qpid-jms-javax spring artemis
+TEST_JAR_SETS := qpid-jms-javax spring artemis maven
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
 # Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
@@ -51,13 +51,19 @@ $(VENV)/.atheris: requirements-fuzz.lock $(VENV)/.python
 	@$(PIP) --no-deps --require-hashes --only-binary :all: -r requirements-fuzz.lock
 	@touch $@
 
+# Maven and its plugins, for the tests of the Java artifacts.
+$(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
+	@echo "building the Java artifacts (Maven fetches its plugins the first time)"
+	@$(BIN)/python -m tests.support.maven
+	@touch $@
+
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
 demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO_ROWS=N for fewer)
 	$(BIN)/python -m demo.run $(ARGS)
 
-test: setup $(VENV)/.proton ## every test except the slow ones
+test: setup $(VENV)/.proton $(VENV)/.maven ## every test except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
+from bascule.amqp.events import Dispositioned
+from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Rejected, Source
+from bascule.amqp.transactions import encode_control
+from bascule.amqp.types import Int
+from bascule.broker.errors import ResourceLimit
+from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import client as client_module
 from bascule.server.client import Client
 from bascule.server.coordinator import CoordinatorLink
+from bascule.server.management import TYPE
 from bascule.testing.broker import BrokerInMemory
-from tests.unit.server.served import Served
+from tests.unit.server import served
+from tests.unit.server.served import Served, run_async
 
 
 class Peer:
@@ -54,3 +63,27 @@ def test_a_coordinator_forgets_transactions_that_are_handed_over_and_rolls_back_
     assert coordinator._declared.keys() == {peer.answers[-1].txn_id}
     coordinator.abandon()
     assert peer.answers[-1].txn_id not in broker.engine.transactions
+
+
+@pytest.mark.parametrize("operation", ["prepare", "commit"])
+@pytest.mark.parametrize("taken", [True, False], ids=["branch", "rolled back"])
+@pytest.mark.parametrize("fail", [True, False], ids=["rollback", "commit"])
+@run_async
+async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answer(operation: str, taken: bool, fail: bool) -> None:
+    broker = Served()
+    client = served.Client(broker)
+    coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
+    broker.settle(client)
+    coordinator.send(encode_control(Declare()))
+    broker.settle(client)
+    (transaction,) = (bytes(event.state.txn_id) for event in client.told(Dispositioned) if isinstance(event.state, Declared))
+    if not taken:
+        broker.engine.transactions[transaction].doomed = ResourceLimit("a message was refused")
+    fields = {"type": TYPE, "operation": operation, "formatId": Int(7), "gtrid": "67", "bqual": "62", "txnId": transaction.hex()}
+    request = JmsMessage(destination=MANAGEMENT_ADDRESS, body_kind="message", properties=fields)
+    client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
+    broker.settle(client)
+    coordinator.send(encode_control(Discharge(transaction, fail)))
+    broker.settle(client)
+    answer = client.told(Dispositioned)[-1].state
+    assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)

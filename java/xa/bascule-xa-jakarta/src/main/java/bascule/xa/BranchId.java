@@ -1,0 +1,61 @@
+package bascule.xa;
+
+import java.util.Arrays;
+import javax.transaction.xa.Xid;
+
+/** An Xid that is compared by its value. */
+final class BranchId implements Xid {
+    private final int formatId;
+    private final byte[] gtrid;
+    private final byte[] bqual;
+
+    private BranchId(int formatId, byte[] gtrid, byte[] bqual) {
+        this.formatId = formatId;
+        this.gtrid = gtrid;
+        this.bqual = bqual;
+    }
+
+    static BranchId of(Xid xid) {
+        return new BranchId(xid.getFormatId(), xid.getGlobalTransactionId().clone(), xid.getBranchQualifier().clone());
+    }
+
+    /** Returns the branch that a line of the broker's list names: {@code STATE SINCE_MS FORMAT:GTRID:BQUAL}. */
+    static BranchId listed(String line) {
+        String[] parts = line.split(" ")[2].split(":", -1);
+        return new BranchId(Integer.parseInt(parts[0]), Hex.parse(parts[1]), Hex.parse(parts[2]));
+    }
+
+    @Override
+    public int getFormatId() {
+        return formatId;
+    }
+
+    @Override
+    public byte[] getGlobalTransactionId() {
+        return gtrid.clone();
+    }
+
+    @Override
+    public byte[] getBranchQualifier() {
+        return bqual.clone();
+    }
+
+    @Override
+    public boolean equals(Object other) {
+        if (!(other instanceof BranchId)) {
+            return false;
+        }
+        BranchId that = (BranchId) other;
+        return formatId == that.formatId && Arrays.equals(gtrid, that.gtrid) && Arrays.equals(bqual, that.bqual);
+    }
+
+    @Override
+    public int hashCode() {
+        return 31 * (31 * formatId + Arrays.hashCode(gtrid)) + Arrays.hashCode(bqual);
+    }
+
+    @Override
+    public String toString() {
+        return formatId + ":" + Hex.of(gtrid) + ":" + Hex.of(bqual);
+    }
+}

@@ -1,0 +1,138 @@
+package bascule.xa;
+
+import java.util.concurrent.TimeUnit;
+import javax.transaction.xa.XAException;
+import javax.transaction.xa.Xid;
+
+/** The requests about branches, and what their answers mean. */
+final class BranchRequests {
+    /** A commit that was not answered may be on its way into the journal for so long. */
+    private static final long SETTLE_NANOS = TimeUnit.SECONDS.toNanos(30);
+    private static final long ASK_AGAIN_MS = 50;
+
+    private final Management management;
+
+    BranchRequests(Management management) {
+        this.management = management;
+    }
+
+    /** Returns the vote, XA_OK or XA_RDONLY. A repeated request is answered by what became of the first. */
+    int prepare(BranchId id, String transaction) throws XAException {
+        Reply reply;
+        try {
+            reply = management.handOver("prepare", id, transaction, 0);
+        } catch (AnswerLost lost) {
+            reply = asked(() -> management.askAgain("prepare", id, transaction, 0));
+        }
+        check(withoutRetry(reply));
+        return reply.code;
+    }
+
+    /** Throws XAER_RMFAIL if the outcome stays unknown, XA_RBCOMMFAIL if the broker did not get the commit. */
+    void commitOnePhase(BranchId id, String transaction) throws XAException {
+        long since = management.position();
+        try {
+            Reply reply = management.handOver("commit", id, transaction, since);
+            if (reply.hasEnded(Reply.FORGOTTEN)) {
+                throw Failure.of(XAException.XAER_RMFAIL, reply.description);
+            }
+            check(withoutRetry(reply));
+        } catch (AnswerLost lost) {
+            settle(id, since, lost);
+        }
+    }
+
+    /** Commits a prepared branch. */
+    void commit(BranchId id) throws XAException {
+        Reply reply = asked(() -> management.ask("commit", id, 0));
+        if (reply.hasEnded(Reply.COMMITTED)) {
+            return; // the answer to an earlier request was lost
+        }
+        if (reply.hasEnded(Reply.ROLLED_BACK) || reply.rolledBack()) {
+            throw Failure.of(XAException.XA_HEURRB, reply.description);
+        }
+        if (reply.hasEnded(Reply.FORGOTTEN)) {
+            throw Failure.of(XAException.XA_HEURHAZ, reply.description);
+        }
+        check(reply);
+    }
+
+    /** Rolls a prepared branch back. */
+    void rollback(BranchId id) throws XAException {
+        Reply reply = asked(() -> management.ask("rollback", id, 0));
+        if (reply.hasEnded(Reply.ROLLED_BACK)) {
+            return;
+        }
+        if (reply.hasEnded(Reply.COMMITTED)) {
+            throw Failure.of(XAException.XA_HEURCOM, reply.description);
+        }
+        check(withoutRetry(reply));
+    }
+
+    void forget(BranchId id) throws XAException {
+        check(withoutRetry(asked(() -> management.ask("forget", id, 0))));
+    }
+
+    /** Returns the branches that are prepared, or were ended by an administrator. */
+    Xid[] recover() throws XAException {
+        Reply reply = withoutRetry(asked(() -> management.ask("recover", null, 0)));
+        check(reply);
+        return reply.text == null ? new Xid[0] : reply.text.lines().map(BranchId::listed).toArray(Xid[]::new);
+    }
+
+    /** A rollback settles what became of a one-phase commit: the broker refuses the commit from then on, if it was not carried out. */
+    private void settle(BranchId id, long since, AnswerLost lost) throws XAException {
+        long start = System.nanoTime();
+        while (true) {
+            Reply reply = asked(() -> management.ask("rollback", id, since));
+            if (reply.hasEnded(Reply.COMMITTED)) {
+                return;
+            }
+            if (reply.hasEnded(Reply.FORGOTTEN)) {
+                throw Failure.of(XAException.XAER_RMFAIL, reply.description, lost);
+            }
+            if (reply.succeeded() || reply.code == XAException.XAER_NOTA) {
+                throw Failure.of(XAException.XA_RBCOMMFAIL, "the broker lost branch " + id + ": " + lost.getMessage(), lost);
+            }
+            if (reply.code != XAException.XA_RETRY || System.nanoTime() - start > SETTLE_NANOS) {
+                throw Failure.of(XAException.XAER_RMFAIL, reply.description, lost);
+            }
+            pause();
+        }
+    }
+
+    private static void pause() throws XAException {
+        try {
+            TimeUnit.MILLISECONDS.sleep(ASK_AGAIN_MS);
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+            throw Failure.of(XAException.XAER_RMFAIL, "interrupted while the outcome of a commit was unknown", interrupted);
+        }
+    }
+
+    /** XA_RETRY is an answer to commit alone. */
+    private static Reply withoutRetry(Reply reply) throws XAException {
+        if (reply.code == XAException.XA_RETRY) {
+            throw Failure.of(XAException.XAER_RMFAIL, reply.description);
+        }
+        return reply;
+    }
+
+    private static void check(Reply reply) throws XAException {
+        if (!reply.succeeded()) {
+            throw Failure.of(reply.code, reply.description);
+        }
+    }
+
+    private interface Question {
+        Reply ask() throws AnswerLost;
+    }
+
+    private static Reply asked(Question question) throws XAException {
+        try {
+            return question.ask();
+        } catch (AnswerLost lost) {
+            throw Failure.of(XAException.XAER_RMFAIL, lost.getMessage(), lost);
+        }
+    }
+}

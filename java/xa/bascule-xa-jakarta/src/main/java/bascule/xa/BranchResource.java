@@ -1,0 +1,239 @@
+package bascule.xa;
+
+import jakarta.jms.JMSException;
+import javax.transaction.xa.XAException;
+import javax.transaction.xa.XAResource;
+import javax.transaction.xa.Xid;
+
+/**
+ * The {@code XAResource} of one session.
+ *
+ * <p>Until it is prepared, a branch is the local transaction of its session and ends with the session's connection. A prepared branch is
+ * the broker's: any resource ends it. A session has one branch at a time; the next one starts after the prepare, the one-phase commit or
+ * the rollback.
+ */
+final class BranchResource implements XAResource {
+    private enum State {
+        ACTIVE,
+        SUSPENDED,
+        ENDED,
+        /** Can only be rolled back. */
+        FAILED
+    }
+
+    private final BranchSession session;
+    private final BranchRequests requests;
+    private BranchId branch;
+    private State state;
+    private String transaction;
+    private Deadline deadline = Deadline.NONE;
+    private int timeoutSeconds;
+    private boolean scanning;
+
+    BranchResource(BranchSession session, Management management) {
+        this.session = session;
+        this.requests = new BranchRequests(management);
+    }
+
+    @Override
+    public synchronized void start(Xid xid, int flags) throws XAException {
+        BranchId id = BranchId.of(xid);
+        switch (flags) {
+            case TMNOFLAGS:
+                begin(id);
+                break;
+            case TMJOIN:
+                require(id, State.ENDED, "start(TMJOIN)");
+                break;
+            case TMRESUME:
+                require(id, State.SUSPENDED, "start(TMRESUME)");
+                break;
+            default:
+                throw Failure.of(XAException.XAER_INVAL, "start: flags " + flags + " are not TMNOFLAGS, TMJOIN or TMRESUME");
+        }
+        state = State.ACTIVE;
+        session.activate(deadline);
+    }
+
+    private void begin(BranchId id) throws XAException {
+        if (id.equals(branch)) {
+            throw Failure.of(XAException.XAER_DUPID, "branch " + id + " was started before");
+        }
+        if (branch != null) {
+            throw Failure.of(XAException.XAER_PROTO, "branch " + branch + " of this session is not prepared, committed or rolled back yet");
+        }
+        try {
+            transaction = session.freshTransactionId();
+        } catch (JMSException failure) {
+            throw Failure.of(XAException.XAER_RMFAIL, "start: " + failure.getMessage(), failure);
+        }
+        if (transaction == null) {
+            throw Failure.of(XAException.XAER_RMFAIL, "start: the session has no transaction; its connection is lost or closed");
+        }
+        branch = id;
+        deadline = Deadline.in(timeoutSeconds);
+    }
+
+    @Override
+    public synchronized void end(Xid xid, int flags) throws XAException {
+        BranchId id = own(xid, "end");
+        if (state != State.ACTIVE && !(state == State.SUSPENDED && flags != TMSUSPEND)) {
+            throw Failure.of(XAException.XAER_PROTO, "end: branch " + id + " is not active");
+        }
+        switch (flags) {
+            case TMSUCCESS:
+                state = State.ENDED;
+                break;
+            case TMFAIL:
+                state = State.FAILED;
+                break;
+            case TMSUSPEND:
+                state = State.SUSPENDED;
+                break;
+            default:
+                throw Failure.of(XAException.XAER_INVAL, "end: flags " + flags + " are not TMSUCCESS, TMFAIL or TMSUSPEND");
+        }
+        session.suspend();
+    }
+
+    @Override
+    public synchronized int prepare(Xid xid) throws XAException {
+        BranchId id = own(xid, "prepare");
+        checkCommittable("prepare");
+        try {
+            int vote = requests.prepare(id, transaction);
+            handedOver();
+            return vote;
+        } catch (XAException failure) {
+            giveUp();
+            throw failure;
+        }
+    }
+
+    @Override
+    public synchronized void commit(Xid xid, boolean onePhase) throws XAException {
+        BranchId id = BranchId.of(xid);
+        if (!onePhase) {
+            refuseUnprepared(id, "commit");
+            requests.commit(id);
+            return;
+        }
+        own(xid, "commit");
+        checkCommittable("commit");
+        try {
+            requests.commitOnePhase(id, transaction);
+            handedOver();
+        } catch (XAException failure) {
+            giveUp();
+            throw failure;
+        }
+    }
+
+    @Override
+    public synchronized void rollback(Xid xid) throws XAException {
+        BranchId id = BranchId.of(xid);
+        if (!id.equals(branch)) {
+            requests.rollback(id);
+            return;
+        }
+        branch = null;
+        session.rollback();
+    }
+
+    @Override
+    public synchronized Xid[] recover(int flags) throws XAException {
+        if ((flags & ~(TMSTARTRSCAN | TMENDRSCAN)) != 0) {
+            throw Failure.of(XAException.XAER_INVAL, "recover: flags " + flags + " are not of TMSTARTRSCAN, TMENDRSCAN and TMNOFLAGS");
+        }
+        boolean starts = (flags & TMSTARTRSCAN) != 0;
+        if (!starts && flags == TMNOFLAGS && !scanning) {
+            throw Failure.of(XAException.XAER_PROTO, "recover: no scan was started");
+        }
+        scanning = (flags & TMENDRSCAN) == 0;
+        return starts ? requests.recover() : new Xid[0]; // a start returns all
+    }
+
+    @Override
+    public synchronized void forget(Xid xid) throws XAException {
+        requests.forget(BranchId.of(xid));
+    }
+
+    /** Returns the seconds after which a branch can only be rolled back, 0 where only the broker's {@code transaction_timeout_s} counts. */
+    @Override
+    public synchronized int getTransactionTimeout() {
+        return timeoutSeconds;
+    }
+
+    @Override
+    public synchronized boolean setTransactionTimeout(int seconds) throws XAException {
+        if (seconds < 0) {
+            throw Failure.of(XAException.XAER_INVAL, "a transaction timeout of " + seconds + " s; 0 is the default, a positive number sets it");
+        }
+        timeoutSeconds = seconds;
+        return true;
+    }
+
+    /** Returns whether a branch can be joined: by its own session alone, since a local transaction belongs to one session. */
+    @Override
+    public boolean isSameRM(XAResource other) {
+        return other == this;
+    }
+
+    private BranchId own(Xid xid, String call) throws XAException {
+        BranchId id = BranchId.of(xid);
+        if (!id.equals(branch)) {
+            throw Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
+        }
+        return id;
+    }
+
+    private void require(BranchId id, State wanted, String call) throws XAException {
+        own(id, call);
+        if (state != wanted) {
+            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is " + state);
+        }
+    }
+
+    private void refuseUnprepared(BranchId id, String call) throws XAException {
+        if (id.equals(branch)) {
+            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is not prepared");
+        }
+    }
+
+    /** Rolls a branch back that cannot be committed, and tells why. */
+    private void checkCommittable(String call) throws XAException {
+        if (state == State.ACTIVE || state == State.SUSPENDED) {
+            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + branch + " has not ended");
+        }
+        int code = 0;
+        String why = "";
+        if (state == State.FAILED) {
+            code = XAException.XA_RBROLLBACK;
+            why = "its work has failed";
+        } else if (deadline.isOver()) {
+            code = XAException.XA_RBTIMEOUT;
+            why = "it took longer than " + timeoutSeconds + " s";
+        } else if (!transaction.equals(session.transactionId())) {
+            code = XAException.XA_RBCOMMFAIL;
+            why = "the connection was lost while it was at work";
+        }
+        if (code != 0) {
+            BranchId rolledBack = branch;
+            giveUp();
+            throw Failure.of(code, call + ": branch " + rolledBack + " is rolled back: " + why);
+        }
+    }
+
+    /** The local transaction has become the branch, which is the broker's from now on. */
+    private void handedOver() {
+        branch = null;
+        session.handedOver(transaction);
+    }
+
+    private void giveUp() {
+        if (branch != null) {
+            branch = null;
+            session.rollback();
+        }
+    }
+}

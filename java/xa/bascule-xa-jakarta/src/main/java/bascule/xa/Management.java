@@ -1,0 +1,167 @@
+package bascule.xa;
+
+import jakarta.jms.JMSException;
+import jakarta.jms.Message;
+import jakarta.jms.MessageConsumer;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.Session;
+import jakarta.jms.TemporaryQueue;
+import java.util.concurrent.TimeUnit;
+import org.apache.qpid.jms.JmsConnection;
+
+/** Requests to the broker's management node, on the connection of a session. */
+final class Management {
+    private static final String ADDRESS = "$management";
+    private static final String TYPE = "bascule.xa";
+    /** A broker answers within the time of a journal append, or closes the connection. This is well above. */
+    private static final long ANSWER_TIMEOUT_NANOS = TimeUnit.SECONDS.toNanos(120);
+    /** How soon a request notices that its connection was lost. */
+    private static final long LOOK_MS = 100;
+
+    private final JmsConnection connection;
+    private final Interruptions interruptions;
+    private final Connector connector;
+    private Session session;
+    private MessageProducer producer;
+    private MessageConsumer consumer;
+    private TemporaryQueue answers;
+    private int opened;
+    private long requests;
+    private long position;
+
+    Management(JmsConnection connection, Interruptions interruptions, Connector connector) {
+        this.connection = connection;
+        this.interruptions = interruptions;
+        this.connector = connector;
+    }
+
+    /** Returns the largest position of the answers so far, 0 without one. */
+    synchronized long position() {
+        return position;
+    }
+
+    /** Makes a request about the local transaction of a branch; only this connection has it. */
+    synchronized Reply handOver(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+        return request(operation, branch, transaction, since);
+    }
+
+    /** Makes a request that may be repeated: on this connection, and if no answer comes, once more on a new one. */
+    synchronized Reply ask(String operation, BranchId branch, long since) throws AnswerLost {
+        return askAgain(operation, branch, null, since);
+    }
+
+    /** Repeats a request whose answer was lost, which may be the one about a local transaction; see {@link #ask}. */
+    synchronized Reply askAgain(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+        try {
+            return request(operation, branch, transaction, since);
+        } catch (AnswerLost lost) {
+            return askOnNewConnection(operation, branch, transaction, since);
+        }
+    }
+
+    synchronized void close() {
+        Session closing = session;
+        session = null;
+        if (closing != null) {
+            try {
+                closing.close();
+            } catch (JMSException broken) {
+                return; // the connection is gone, and the session with it
+            }
+        }
+    }
+
+    private Reply askOnNewConnection(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+        JmsConnection other;
+        try {
+            other = connector.connect();
+        } catch (JMSException failure) {
+            throw new AnswerLost("no connection to the broker: " + failure.getMessage(), failure);
+        }
+        Interruptions losses = new Interruptions();
+        other.addConnectionListener(losses);
+        try {
+            Reply reply = new Management(other, losses, connector).request(operation, branch, transaction, since);
+            position = Math.max(position, reply.position);
+            return reply;
+        } finally {
+            try {
+                other.close();
+            } catch (JMSException broken) {
+                other = null; // the answer is there
+            }
+        }
+    }
+
+    private Reply request(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+        try {
+            open();
+            boolean started = connection.isStarted();
+            if (!started) {
+                connection.start(); // no answer is delivered otherwise; the application may not have started its connection yet
+            }
+            try {
+                Reply reply = new Reply(answer(message(operation, branch, transaction, since)));
+                position = Math.max(position, reply.position);
+                return reply;
+            } finally {
+                if (!started) {
+                    connection.stop();
+                }
+            }
+        } catch (JMSException failure) {
+            close();
+            throw new AnswerLost(operation + ": " + failure.getMessage(), failure);
+        }
+    }
+
+    /** After an interruption everything is made anew: what the old temporary queue was sent is gone with the old connection. */
+    private void open() throws JMSException {
+        int lost = interruptions.count();
+        if (session != null && lost == opened) {
+            return;
+        }
+        close();
+        session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        answers = session.createTemporaryQueue();
+        consumer = session.createConsumer(answers);
+        producer = session.createProducer(session.createQueue(ADDRESS));
+        opened = lost;
+    }
+
+    private Message message(String operation, BranchId branch, String transaction, long since) throws JMSException {
+        Message request = session.createMessage();
+        request.setStringProperty("type", TYPE);
+        request.setStringProperty("operation", operation);
+        if (branch != null) {
+            request.setIntProperty("formatId", branch.getFormatId());
+            request.setStringProperty("gtrid", Hex.of(branch.getGlobalTransactionId()));
+            request.setStringProperty("bqual", Hex.of(branch.getBranchQualifier()));
+        }
+        if (transaction != null) {
+            request.setStringProperty("txnId", transaction);
+        }
+        if (since > 0) {
+            request.setLongProperty("since", since);
+        }
+        request.setJMSReplyTo(answers);
+        request.setJMSCorrelationID(Long.toString(++requests));
+        return request;
+    }
+
+    private Message answer(Message request) throws JMSException {
+        String id = request.getJMSCorrelationID();
+        producer.send(request);
+        long start = System.nanoTime();
+        while (interruptions.count() == opened) {
+            Message answer = consumer.receive(LOOK_MS);
+            if (answer != null && id.equals(answer.getJMSCorrelationID())) {
+                return answer;
+            }
+            if (System.nanoTime() - start > ANSWER_TIMEOUT_NANOS) {
+                throw new JMSException("the broker did not answer");
+            }
+        }
+        throw new JMSException("the connection was lost before the broker answered");
+    }
+}

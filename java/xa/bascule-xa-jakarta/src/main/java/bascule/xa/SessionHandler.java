@@ -1,0 +1,87 @@
+package bascule.xa;
+
+import jakarta.jms.IllegalStateException;
+import jakarta.jms.JMSException;
+import jakarta.jms.MessageConsumer;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.TransactionInProgressException;
+import java.lang.reflect.Method;
+import java.lang.reflect.Proxy;
+
+/** An {@code XASession}: sends and receives within the branch that its {@code XAResource} has started, and nowhere else. */
+final class SessionHandler extends DelegatingHandler {
+    private final BranchSession session;
+    private final Management management;
+    private final BranchResource resource;
+
+    SessionHandler(BranchSession session, Management management) {
+        super(session.session());
+        this.session = session;
+        this.management = management;
+        this.resource = new BranchResource(session, management);
+    }
+
+    @Override
+    Object handle(Object proxy, Method method, Object[] arguments) throws Throwable {
+        switch (method.getName()) {
+            case "getXAResource":
+                return resource;
+            case "getSession":
+                return proxy;
+            case "commit":
+            case "rollback":
+                throw new TransactionInProgressException("the transaction manager ends the transaction, not " + method.getName() + "()");
+            case "recover":
+                throw new IllegalStateException("recover() is not for transacted sessions");
+            case "getMessageListener":
+                return null;
+            case "setMessageListener":
+                throw noListener();
+            case "close":
+                management.close();
+                session.close();
+                return null;
+            default:
+                return guarded(method.getReturnType(), delegate(method, arguments));
+        }
+    }
+
+    /** Wraps what sends or receives. */
+    private Object guarded(Class<?> type, Object result) {
+        if (!MessageProducer.class.isAssignableFrom(type) && !MessageConsumer.class.isAssignableFrom(type)) {
+            return result;
+        }
+        return Proxy.newProxyInstance(type.getClassLoader(), new Class<?>[] {type}, new LinkHandler(result));
+    }
+
+    private static JMSException noListener() {
+        return new IllegalStateException("a message listener cannot take part in a transaction; call receive() within the transaction");
+    }
+
+    /** A producer or a consumer of the session. */
+    private final class LinkHandler extends DelegatingHandler {
+        LinkHandler(Object target) {
+            super(target);
+        }
+
+        @Override
+        Object handle(Object proxy, Method method, Object[] arguments) throws Throwable {
+            switch (method.getName()) {
+                case "send":
+                case "publish":
+                case "receive":
+                case "receiveNoWait":
+                    session.enter();
+                    try {
+                        return delegate(method, arguments);
+                    } finally {
+                        session.leave();
+                    }
+                case "setMessageListener":
+                    throw noListener();
+                default:
+                    return delegate(method, arguments);
+            }
+        }
+    }
+}
