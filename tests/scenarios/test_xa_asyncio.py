@@ -204,7 +204,6 @@ class Payment(Base):
 
 @pytest.fixture
 def alchemy(postgres: EmbeddedPostgres) -> Iterator[Any]:
-    pytest.importorskip("greenlet", reason="SQLAlchemy's asyncio needs greenlet")
     from bascule.xa.sqlalchemy import SqlAlchemyResource
 
     engine = sa.create_engine(postgres.url)
