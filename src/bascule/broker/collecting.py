@@ -41,12 +41,13 @@ ROUNDS_MAX: Final = 5
 class CollectedQueue:
     """The part of one queue."""
 
-    __slots__ = ("copy", "described", "reserved_mid", "unconfirmed", "unused_since_ms")
+    __slots__ = ("copy", "described", "leaving", "reserved_mid", "unconfirmed", "unused_since_ms")
 
     def __init__(self, queue: BrokerQueue) -> None:
         self.described = queue.describe()
         self.copy = queue.held.copy = HeldCopy()
         self.reserved_mid, self.unused_since_ms = -1, 0
+        self.leaving: list[int] = []  # mids of messages that are acknowledged and still held: see LeavingMessages
         self.unconfirmed: list[int] = []  # mids of messages whose acknowledgements are behind the sequence of the snapshot
 
     def take(self, queue: BrokerQueue, limit: int) -> Work:
@@ -80,7 +81,7 @@ class CollectedQueue:
 
     def state(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the mids of the messages, ascending, and their delivery counts."""
-        mids, removed = self.copy.mids, set(self.copy.removed)
+        mids, removed = self.copy.mids, {*self.copy.removed, *self.leaving}
         if removed:
             mids = [mid for mid in mids if mid not in removed]
         counts = sorted((mid, count) for mid, count in self.copy.counts.items() if count and has(mids, mid))
@@ -188,6 +189,9 @@ class Collector:
             if queue.durable and queue.confirmed:
                 queues[queue] = collected = self._collected(queue)
                 collected.finish(queue)
+        for queue, mid in engine.deliveries.leaving.mids():
+            if queue in queues:
+                queues[queue].leaving.append(mid)
         for queue, mids in journaling.unconfirmed_acks():
             if queue in queues:
                 queues[queue].unconfirmed += mids

@@ -11,6 +11,7 @@ from bascule.broker.containment import ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
+from bascule.broker.leaving import LeavingMessages
 from bascule.broker.matching import EVALUATION_STEPS, wants
 from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort, DeliveryHooks
@@ -55,6 +56,7 @@ class Deliveries:
         self._search = Allowance()  # of the queue that is being served
         self._dirty: dict[BrokerQueue, None] = {}
         self._returns = Returns(self.turns, self._dirty)
+        self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
         """Do what is due by now, or the first part of it: then the next is due at once."""

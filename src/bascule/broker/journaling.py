@@ -77,7 +77,7 @@ class Together:
         batch = self._batch = journaling.batch
         self._journaling = journaling
         self._sizes = (len(batch.parts), batch.size_bytes, batch.messages, len(batch.actions), len(batch.digests))
-        self.acks: list[BrokerQueue] = []  # the queue of each acknowledgement
+        self.acks: list[tuple[BrokerQueue, int]] = []  # how many acknowledgements of which queue
         self._undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def undo(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -100,8 +100,8 @@ class Together:
 
     def _take_back(self) -> None:
         batch = self._batch
-        for queue in self.acks:
-            batch.acks[queue].pop()
+        for queue, count in self.acks:
+            del batch.acks[queue][-count:]
             if not batch.acks[queue]:
                 del batch.acks[queue]
         parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
@@ -217,9 +217,22 @@ class Journaling:
             size = batch.size_bytes + ACK_BYTES
         batch.size_bytes = size
         if self.together is not None:
-            self.together.acks.append(queue)
+            self.together.acks.append((queue, 1))
         elif size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
             self.close_if_full()
+
+    def add_acks(self, queue: BrokerQueue, mids: list[int]) -> None:
+        """Messages gone from a queue, at least one: as ``add_ack`` for each."""
+        together = self.together
+        if together is None:
+            for mid in mids:
+                self.add_ack(queue, mid)
+            return
+        self.add_ack(queue, mids[0])
+        if rest := mids[1:]:
+            self.batch.acks[queue] += rest
+            self.batch.size_bytes += ACK_BYTES * len(rest)
+            together.acks.append((queue, len(rest)))
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do this once all that was decided so far is stored; at once where it is already.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
@@ -17,6 +18,11 @@ from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
+
+#: Messages of a commit that go into their queues at once.
+PIECE_MESSAGES: Final = 200
+#: A message of a commit, its queues, and when it is due.
+Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 
 class EngineViolation(enum.StrEnum):
@@ -176,7 +182,7 @@ class LocalTransactions:
     ) -> None:
         """What a transaction has gathered, as one journal record, with an entry that says so. If it raises, nothing was done."""
         now_ms = self.clock()
-        stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]] = []
+        stored: list[Stored] = []
         with self.journaling.atomic(size_bytes, len(drafts)):
             if ended:
                 self.journaling.add(ended)
@@ -184,15 +190,18 @@ class LocalTransactions:
                 queues = self._sending.decide(draft, now_ms)
                 if queues is not None:
                     stored.append((draft.message, queues, draft.delivery_time_ms))
-            for queue, message in acks:
-                self._deliveries.journal_gone(queue, message)
-        for queue, message in acks:
-            self.counters.acknowledged += 1
-            self._deliveries.forget(queue, message)
-        self.journaling.then(self._carried_out, stored)
+            self._deliveries.leaving.journal(acks)
+        self.counters.acknowledged += len(acks)
+        self._deliveries.leaving.forget(acks)
+        self.journaling.then(self._carried_out, stored[:PIECE_MESSAGES])
+        for first in range(PIECE_MESSAGES, len(stored), PIECE_MESSAGES):
+            self.journaling.then(self._put_in, stored[first : first + PIECE_MESSAGES])
 
-    def _carried_out(self, stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]]) -> None:
+    def _carried_out(self, stored: Sequence[Stored]) -> None:
         self.counters.committed += 1
+        self._put_in(stored)
+
+    def _put_in(self, stored: Sequence[Stored]) -> None:
         for message, queues, due_ms in stored:
             self._deliveries.put_in(message, queues, due_ms)
 

@@ -1,0 +1,70 @@
+"""Messages whose acknowledgements are journaled by one commit and that leave their queues piece by piece, if they are many.
+
+The commit is one record at once. Until a message has left, its queue counts it as delivered to somebody, and a snapshot must take it for
+gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from bascule.broker.journaling import Journaling
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.turns import Turns, Work
+
+#: Messages that leave at once, and the steps for each of them.
+PIECE_MESSAGES: Final = 200
+LEAVE_STEPS: Final = 4
+
+Ack = tuple[BrokerQueue, BrokerMessage]
+
+
+class LeavingMessages:
+    """The messages of one broker that have not left yet. ``remove(queue, message)`` removes one from memory."""
+
+    def __init__(self, journaling: Journaling, turns: Turns, remove: Callable[[BrokerQueue, BrokerMessage], None]) -> None:
+        self._journaling = journaling
+        self._turns = turns
+        self._remove = remove
+        self._remaining: list[deque[Ack]] = []
+
+    def journal(self, acks: Sequence[Ack]) -> None:
+        """Add the acknowledgements to the open record."""
+        gone: dict[BrokerQueue, list[int]] = {}
+        for queue, message in acks:
+            if message.mid >= 0 and queue.durable and not queue.deleted:
+                mids = gone.get(queue)
+                if mids is None:
+                    gone[queue] = [message.mid]
+                else:
+                    mids.append(message.mid)
+        for queue, mids in gone.items():
+            self._journaling.add_acks(queue, mids)
+
+    def forget(self, acks: Sequence[Ack]) -> None:
+        """Remove messages from their queues, once their acknowledgements are in the open record."""
+        if len(acks) <= PIECE_MESSAGES:
+            for queue, message in acks:
+                self._remove(queue, message)
+            return
+        remaining = deque(acks)
+        self._remaining.append(remaining)
+        self._turns.begin(self._leave(remaining))
+
+    def _leave(self, remaining: deque[Ack]) -> Work:
+        while remaining:
+            count = min(PIECE_MESSAGES, len(remaining))
+            for _ in range(count):
+                self._remove(*remaining.popleft())
+            yield count * LEAVE_STEPS
+        self._remaining = [other for other in self._remaining if other is not remaining]
+
+    def mids(self) -> Iterator[tuple[BrokerQueue, int]]:
+        """The journaled messages that have not left yet."""
+        for remaining in self._remaining:
+            for queue, message in remaining:
+                if message.mid >= 0:
+                    yield queue, message.mid

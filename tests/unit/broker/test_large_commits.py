@@ -1,0 +1,142 @@
+"""A commit of many messages is one record; what it does in memory is divided into short turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.broker.errors import RecordTooLarge
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.testing.broker import snapshot_of
+from tests.unit.broker.conftest import Bench
+
+MANY = 1_000
+STEPS = 200
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(Policy(AddressPolicy(auto_delete=False)))
+
+
+def short_turns(bench: Bench) -> None:
+    bench.engine.turns.steps = STEPS
+    bench.engine.turns.begin_turn()
+
+
+def received(bench: Bench) -> Any:
+    """A transaction that has received many messages; one more waits."""
+    bench.fill(*range(MANY + 1))
+    consumer = bench.consumer(credit=MANY)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.broker.settle()
+    short_turns(bench)
+    return transaction
+
+
+def commit(bench: Bench, transaction: Any) -> list[Any]:
+    answers: list[Any] = []
+    bench.engine.commit(transaction, answers.append)
+    return answers
+
+
+def store_all(bench: Bench) -> None:
+    """What is in flight is stored; work in turns does not go on."""
+    bench.engine.journaling.flush()
+    bench.engine.turns.begin_turn()
+    bench.broker.confirm(len(bench.broker.in_flight))
+
+
+def loaded(bench: Bench, taken: Any) -> list[Any]:
+    """The messages that a broker has which starts from a snapshot."""
+    bench.broker.announce(taken)
+    store_all(bench)
+    data = bench.broker.snapshots[taken.id]
+    return [bench.content(message) for message in bench.broker.replay(data).engine.addresses.anycast["q"].ready]
+
+
+def test_many_acknowledgements_are_one_record_and_leave_the_queue_over_several_turns(bench: Bench) -> None:
+    transaction = received(bench)
+    records = len(bench.values())
+    answers = commit(bench, transaction)
+    queue, turns = bench.queue(), 0
+    assert queue.held_messages > MANY // 2
+    store_all(bench)
+    assert len(bench.values()) == records + 1
+    assert answers == [None]
+    while queue.held_messages > 1:
+        bench.broker.flush()
+        turns += 1
+    assert turns > 3
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [MANY]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("turns", [0, 2, 100])
+def test_snapshot_taken_while_committed_messages_leave_brings_none_of_them_back(bench: Bench, stored: bool, turns: int) -> None:
+    commit(bench, received(bench))
+    for _ in range(turns):
+        bench.engine.go_on()
+    if stored:
+        store_all(bench)
+    taken = snapshot_of(bench.engine, bench.broker.offsets)
+    (mids,) = (mids for mids in taken.mids if mids)
+    assert len(mids) == len(set(mids)) == (1 if stored else MANY + 1)
+    assert mids == sorted(mids)
+    assert loaded(bench, taken) == [MANY]
+
+
+def test_crash_before_the_record_is_stored_brings_all_committed_messages_back(bench: Bench) -> None:
+    commit(bench, received(bench))
+    bench.engine.go_on()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == list(range(MANY + 1))
+
+
+def test_queue_may_be_deleted_while_committed_messages_leave_it(bench: Bench) -> None:
+    commit(bench, received(bench))
+    entries = bench.engine.memory.entries
+    assert entries > 1
+    bench.engine.delete_queue(bench.queue())
+    bench.broker.settle()
+    assert bench.engine.memory.entries == 0
+    bench.fill("new")
+    assert bench.waiting(bench.queue()) == ["new"]
+
+
+def test_many_sends_come_into_their_queue_over_several_turns_in_order(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    for number in range(MANY):
+        bench.put(number, transaction=transaction)
+    bench.broker.settle()
+    records = len(bench.values())
+    bench.engine.turns.steps = STEPS
+    answers = commit(bench, transaction)
+    bench.engine.journaling.flush()
+    bench.engine.turns.begin_turn()
+    bench.broker.confirm(len(bench.broker.in_flight))
+    assert len(bench.values()) == records + 1
+    queue = bench.queue()
+    assert 0 < queue.ready.count <= MANY // 2
+    assert answers == []
+    bench.broker.settle()
+    assert answers == [None]
+    assert bench.waiting(queue) == list(range(MANY))
+    bench.crash()
+    assert bench.waiting(bench.queue()) == list(range(MANY))
+
+
+def test_commit_that_is_too_large_for_a_record_acknowledges_nothing(bench: Bench) -> None:
+    transaction = received(bench)
+    bench.engine.turns.steps = 1 << 60
+    bench.engine.journaling.record_bytes_max = 2_000
+    (error,) = commit(bench, transaction)
+    assert isinstance(error.__cause__ or error.cause, RecordTooLarge)
+    bench.broker.settle()
+    queue = bench.queue()
+    assert (queue.held_messages, queue.delivering_count) == (MANY + 1, 0)
+    assert bench.engine.journaling.batch.acks == {}
