@@ -87,3 +87,19 @@ async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answe
     broker.settle(client)
     answer = client.told(Dispositioned)[-1].state
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
+
+
+def test_discharge_of_a_transaction_that_is_over_is_answered_and_ends_no_other() -> None:
+    broker, peer = BrokerInMemory(), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    coordinator.declare(1)
+    coordinator.declare(2)
+    over, open_ = (answer.txn_id for answer in peer.answers)
+    for number in (3, 4):
+        coordinator.discharge(number, over, fail=True)
+    assert peer.answers[2] is ACCEPTED
+    assert peer.answers[3].error.condition == "amqp:transaction:unknown-id"
+    assert f"no transaction {over.hex()} on this connection" in peer.answers[3].error.description
+    assert set(client.transactions) == {open_}

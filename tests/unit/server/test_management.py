@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.events import Transferred
+from bascule.amqp.events import Dispositioned, Transferred
+from bascule.amqp.performatives import Rejected
 from bascule.amqp.types import Int
 from bascule.broker.policy import Policy
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -106,3 +107,36 @@ async def test_a_request_whose_answer_no_queue_can_take_makes_none(reply_to: str
     served.settle(client)
     assert list(served.engine.addresses.anycast) == []
     assert served.contained == []
+
+
+@pytest.mark.parametrize("since", [True, "7"])
+@run_async
+async def test_position_that_no_answer_has_named_is_refused(since: Any) -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=1)
+    properties = {**FIELDS, "operation": "commit", "since": since}
+    request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties=properties)
+    client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
+    served.settle(client)
+    (event,) = client.told(Transferred)
+    said = decode_message(event.payload).properties
+    assert said["statusCode"] == 400
+    assert f"since {since!r}: the position of an earlier answer is expected" in said["statusDescription"]
+
+
+@run_async
+async def test_request_that_is_too_large_is_rejected_before_it_is_read_and_its_sender_goes_on() -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=1)
+    producer = client.producer(MANAGEMENT_ADDRESS)
+    large = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="text", body="x" * management.REQUEST_SIZE_BYTES_MAX)
+    producer.send(encode_message(large))
+    served.settle(client)
+    (answer,) = client.told(Dispositioned)
+    assert isinstance(answer.state, Rejected)
+    assert f"at most {management.REQUEST_SIZE_BYTES_MAX} are taken" in str(answer.state.error)
+    producer.send(recover("answers"), settled=True)
+    served.settle(client)
+    assert answers(client) == [0]

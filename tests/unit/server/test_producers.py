@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from bascule.amqp.events import Dispositioned
 from bascule.amqp.frames import frame_head
 from bascule.amqp.performatives import Rejected, Source, Target, Transfer
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.jms.message import JmsMessage, encode_message
+from bascule.server import links
 from bascule.server.links import PRODUCER_CREDIT
-from bascule.testing.broker import BrokerInMemory
+from bascule.testing.broker import BrokerInMemory, message_bytes
 from tests.unit.server.served import Client, Served, run_async
 
 
@@ -48,3 +53,41 @@ async def test_message_of_an_anonymous_producer_goes_to_the_queue_that_it_names_
     assert [served.engine.queue(address).held_messages for address in ("q", "other")] == [1, 1]
     refused = [event.state for event in client.told(Dispositioned) if isinstance(event.state, Rejected)]
     assert [str(state.error.condition) for state in refused] == ["amqp:resource-limit-exceeded"]
+
+
+@pytest.mark.parametrize("consumed", [True, False])
+@run_async
+async def test_producer_that_outruns_the_consumers_of_its_queue_gets_credit_later(consumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "OUTRUN_MESSAGES", 5)
+    monkeypatch.setattr(links, "YIELD_S", 0.0)
+    served = Served()
+    served.fill("q", 6)
+    client = Client(served)
+    if consumed:
+        client.consumer("q")
+    producer = client.producer("q")
+    left = producer.credit // 4
+    while producer.credit > left:
+        producer.send(message_bytes("x"), settled=True)
+    served.settle(client)
+    assert (producer.credit == left) is consumed, "a queue that nobody consumes from may be filled"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    served.settle(client)
+    assert producer.credit > left
+
+
+@run_async
+async def test_client_is_not_read_from_while_the_journal_is_congested() -> None:
+    served = Served()
+    client = Client(served)
+    served.congested = True
+    producer = client.producer("q")
+    assert not client.wire.reading
+    assert list(served.held_back) == [client.connection]
+    served.congested, served.held_back = False, {}
+    client.connection.read_on()
+    assert client.wire.reading
+    producer.send(message_bytes("x"))
+    served.settle(client)
+    assert served.engine.queue("q").held_messages == 1

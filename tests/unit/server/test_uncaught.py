@@ -1,18 +1,21 @@
-"""Errors of the event loop that nobody awaits are logged with a name and a count."""
+"""Errors of the event loop that nobody awaits are logged with a name and a count, and contained ones up to so many a second."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 
 import pytest
 
+from bascule.broker.containment import ErrorKind
 from bascule.config.settings import Settings
 from bascule.core.errors import Unavailable
+from bascule.server import uncaught as module
 from bascule.server.life import BrokerLife
 from bascule.server.node import Node
 from bascule.server.status import status_of
-from bascule.server.uncaught import UncaughtErrorHandler
+from bascule.server.uncaught import LINES_PER_S, ErrorLog, UncaughtErrorHandler
 
 
 async def _failing() -> None:
@@ -68,12 +71,47 @@ def test_error_that_nobody_awaits_is_a_metric_of_the_broker_from_its_start_on(mo
         node = Node(Settings())
         with pytest.raises(Unavailable):
             await node.run(lambda *_: None, lambda *_: None)
-        assert status_of(node)["counters"]["uncaught_errors"] == 0
+        assert status_of(node, [], [])["counters"]["uncaught_errors"] == 0
         for _ in range(2):
             task = asyncio.get_running_loop().create_task(_failing())
             await asyncio.wait([task])
             del task
             gc.collect()
-        return status_of(node)["counters"]
+        return status_of(node, [], [])["counters"]
 
     assert asyncio.run(run())["uncaught_errors"] == 2
+
+
+def test_contained_errors_beyond_so_many_in_a_second_are_counted_and_told_in_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [7.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    errors = ErrorLog()
+
+    def lines(count: int) -> list[str]:
+        caplog.clear()
+        for _ in range(count):
+            errors.write(ErrorKind.LINK, ValueError("x"), {"queue": "q" * 1000})
+        return [record.getMessage() for record in caplog.records]
+
+    assert len(lines(LINES_PER_S + 3)) == LINES_PER_S
+    now_s[0] += 1
+    told, first = lines(1)
+    assert told == "contained errors left out count=3"
+    assert "kind=link" in first
+    assert len(first) < 500
+    now_s[0] += 1
+    assert len(lines(1)) == 1
+
+
+def test_error_of_nothing_that_has_a_name_is_counted_as_one_of_the_loop() -> None:
+    uncaught = UncaughtErrorHandler()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        uncaught.install(loop)
+        loop.call_exception_handler({"message": "socket.accept() out of system resource"})
+
+    asyncio.run(run())
+    assert uncaught.counts == {"event loop": 1}

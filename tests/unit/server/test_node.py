@@ -1,0 +1,60 @@
+"""What a node tells connections and logs of itself before it serves, and the limits that it takes from file descriptors."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from bascule.config.settings import Broker, Settings
+from bascule.core.errors import Unavailable
+from bascule.server import descriptors
+from bascule.server.node import Node, usage_limits
+
+
+def test_node_that_starts_has_no_engine_and_says_so() -> None:
+    node = Node(Settings())
+    with pytest.raises(Unavailable, match="the broker is starting"):
+        node.engine  # noqa: B018 - it raises
+    assert node.reason == "starting"
+    node.end_epoch(Unavailable("of an epoch that there is not"))
+    assert not node.awake()
+
+
+def test_clients_are_told_of_other_brokers_by_host_port_and_scheme() -> None:
+    node = Node(Settings(broker=Broker(failover=("one:5672", "::1:5673"))))
+    assert node.failover == [
+        {"network-host": "one", "hostname": "one", "port": 5672, "scheme": "amqp"},
+        {"network-host": "::1", "hostname": "::1", "port": 5673, "scheme": "amqp"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "level"), [({}, 10, "INFO"), ({"max_connections": 100}, 10, "WARNING"), ({"max_connections": 5}, 5, None)]
+)
+def test_connections_are_limited_by_descriptors_and_a_warning_says_so_where_more_were_asked_for(
+    asked: dict[str, int], allowed: int, level: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "client_share", lambda _: 10)
+    caplog.set_level("INFO")
+    assert usage_limits(Broker(**asked)).connections == allowed
+    assert [record.levelname for record in caplog.records if "file descriptors" in record.getMessage()] == ([level] if level else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((4096, 4096), None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+        ((1024, resource.RLIM_INFINITY), (1 << 20, resource.RLIM_INFINITY)),
+    ],
+)
+def test_limit_of_descriptors_is_raised_as_far_as_the_system_allows(
+    limits: tuple[int, int], raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: told.append(wanted))
+    descriptors.raise_limit()
+    assert told == ([raised] if raised else [])
