@@ -1,0 +1,87 @@
+package bascule.payments;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import javax.transaction.xa.XAException;
+import javax.transaction.xa.XAResource;
+import javax.transaction.xa.Xid;
+
+/** A resource that stops before and after each call which a test names: the test kills something, and lets it go on. */
+final class PausingResource implements XAResource {
+    private final String name;
+    private final XAResource target;
+    private final String point;
+
+    PausingResource(String name, XAResource target, String point) {
+        this.name = name;
+        this.target = target;
+        this.point = point;
+    }
+
+    private void pass(String call) {
+        if (point.equals(name + "." + call)) {
+            System.out.println("at " + point);
+            try {
+                System.in.read();
+            } catch (IOException broken) {
+                throw new UncheckedIOException(broken);
+            }
+        }
+    }
+
+    @Override
+    public void start(Xid xid, int flags) throws XAException {
+        target.start(xid, flags);
+    }
+
+    @Override
+    public void end(Xid xid, int flags) throws XAException {
+        target.end(xid, flags);
+        pass("end.after");
+    }
+
+    @Override
+    public int prepare(Xid xid) throws XAException {
+        pass("prepare.before");
+        int vote = target.prepare(xid);
+        pass("prepare.after");
+        return vote;
+    }
+
+    @Override
+    public void commit(Xid xid, boolean onePhase) throws XAException {
+        pass("commit.before");
+        target.commit(xid, onePhase);
+        pass("commit.after");
+    }
+
+    @Override
+    public void rollback(Xid xid) throws XAException {
+        target.rollback(xid);
+    }
+
+    @Override
+    public Xid[] recover(int flags) throws XAException {
+        return target.recover(flags);
+    }
+
+    @Override
+    public void forget(Xid xid) throws XAException {
+        target.forget(xid);
+    }
+
+    @Override
+    public int getTransactionTimeout() throws XAException {
+        return target.getTransactionTimeout();
+    }
+
+    @Override
+    public boolean setTransactionTimeout(int seconds) throws XAException {
+        return target.setTransactionTimeout(seconds);
+    }
+
+    @Override
+    public boolean isSameRM(XAResource other) throws XAException {
+        return target.isSameRM(other instanceof PausingResource ? ((PausingResource) other).target : other);
+    }
+}
