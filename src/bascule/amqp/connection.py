@@ -276,8 +276,13 @@ class Connection:
         sessions = self.sessions
         while size - position >= _FRAME_HEADER_SIZE:
             length, offset, kind, channel = _frame_header_from(data, position)
-            if length > self._frame_limit or offset < 2 or length < offset << 2:
-                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken (offset {offset})")
+            if length > self._frame_limit:
+                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken")
+            if offset < 2 or length < offset << 2:
+                raise ConnectionFault(
+                    FRAMING_ERROR,
+                    f"frame of {length} bytes whose body begins at byte {offset << 2}: it must begin within the frame, at 8 or later",
+                )
             end = position + length
             if end > size:
                 self._needed_bytes = length

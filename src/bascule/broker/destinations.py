@@ -15,6 +15,7 @@ from bascule.broker.turns import Work
 from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 #: Steps of letting go of a message of a deleted queue.
@@ -57,6 +58,8 @@ class Destinations:
         kind = "queue" if routing is Routing.ANYCAST else "topic"
         if not 0 < len(name) <= ADDRESS_MAX:
             raise InvalidInput(f"the name of a {kind} has 1 to {ADDRESS_MAX} characters, not {len(name)} ({name[:60]!r})")
+        if name == MANAGEMENT_ADDRESS:
+            raise InvalidInput(f"{MANAGEMENT_ADDRESS} is the address of the management node: no {kind} can have this name")
         if name.startswith(TEMPORARY_PREFIX):
             if name not in self.addresses.temporary:
                 raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")

@@ -16,6 +16,7 @@ from bascule.core.defaults import (
     MAX_DELIVERY_ATTEMPTS,
 )
 from bascule.core.destination import ADDRESS_MAX
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 
 #: A century; a delay without end would leave the integers in which the broker counts time.
 _LONGEST_S = 100 * 365 * 86_400.0
@@ -135,4 +136,6 @@ def check_address(value: str) -> str:
         raise ValueError("must be printable")
     if any(word in ("*", "#") for word in value.split(".")):
         raise ValueError("names one destination: '*' and '#' stand for others")
+    if value == MANAGEMENT_ADDRESS:
+        raise ValueError("is the address of the management node: no queue or topic can have this name")
     return value

@@ -10,8 +10,10 @@ import enum
 from collections.abc import Collection
 
 from bascule.core import crash
+from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
 from bascule.core.kafka_records import Headers, KafkaRecord, Output
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.jms.from_kafka import message_of
 from bascule.jms.message import encode_message
@@ -21,8 +23,6 @@ from bascule.pipelines.spec import IngressSpec
 
 UNBOUND_HEADER = "unbound"
 INGRESS_FLAGS = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
-#: The journal has two bytes for the length of an address; nobody needs a hundredth of that.
-ADDRESS_BYTES_MAX = 1024
 
 
 class IngressViolation(enum.StrEnum):
@@ -88,9 +88,14 @@ class IngressEngine:
 
 
 def ingress_record(send: Send, message_bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
-    """A record of ``bascule.ingress``. Raises BadRecord for a message that the broker would have no room for in its journal."""
-    if not 0 < len(send.address.encode()) <= ADDRESS_BYTES_MAX:
-        raise BadRecord(f"an address has 1 to {ADDRESS_BYTES_MAX} bytes, {send.address!r:.60} does not")
+    """A record of ``bascule.ingress``.
+
+    Raises BadRecord for a message that the broker would have no room for in its journal, and for an address that no client can name.
+    """
+    if not 0 < len(send.address) <= ADDRESS_MAX:
+        raise BadRecord(f"an address has 1 to {ADDRESS_MAX} characters, {send.address!r:.60} does not")
+    if send.address == MANAGEMENT_ADDRESS:
+        raise BadRecord(f"{MANAGEMENT_ADDRESS} is the address of the management node: no client could consume from it")
     if len(send.body) > message_bytes_max:
         raise BadRecord(f"a message of {len(send.body)} bytes; it may have {message_bytes_max}")
     return encode_record(Kind.DATA, 0, 0, send_entry(send))

@@ -154,6 +154,16 @@ def test_bytes_that_are_no_frame_close_with_the_condition(raw: bytes, condition:
     assert error.condition == condition
 
 
+@pytest.mark.parametrize("raw", [b"\0\0\0\x07\x02\0\0\0", b"\0\0\0\x09\x01\0\0\0", b"\0\0\0\x08\xff\0\0\0"])
+def test_frame_whose_body_is_not_within_it_is_told_so_and_not_that_it_is_too_large(raw: bytes) -> None:
+    script = Script().opened()
+    script.say_bytes(raw)
+    error = script.answer(Close).error
+    assert error is not None
+    assert f"whose body begins at byte {raw[4] * 4}" in str(error.description)
+    assert "at most" not in str(error.description)
+
+
 def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:
     script = Script(limits=ConnectionLimits(channel_max=3)).opened()
     script.say(Begin(None, 0, 1, 1), channel=4)

@@ -194,6 +194,8 @@ ERRORS = [
     ),
     ("[[address]]\nmatch = 'a'\ndead_letter_address = 'DLQ.#'", "dead_letter_address = \"DLQ.#\": names one destination: '*' and '#'"),
     ("[[queue]]\nname = 'orders.*'", """queue["orders.*"].name = "orders.*": names one destination: '*' and '#' stand for others"""),
+    ("[[queue]]\nname = '$management'", """name = "$management": is the address of the management node"""),
+    ("[[address]]\nmatch = 'a'\ndead_letter_address = '$management'", """dead_letter_address = "$management": is the address of the"""),
     ("[[queue]]\nname = 'a'\nmax_messages = 1", """queue["a"].max_messages = 1: unknown setting; known are name"""),
     ("[[topic]]\nname = 'a'\n[[topic]]\nname = 'a'", """bascule.toml:4: topic["a"].name = "a": 'a' is given twice"""),
     ("[broker.tls]\nkey = 'k'", "bascule.toml:1: broker.tls: key without certificate: nothing would be encrypted"),

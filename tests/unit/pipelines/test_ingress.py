@@ -166,8 +166,10 @@ def test_a_header_may_name_the_destination_and_its_kind(header: bytes, address: 
         ([], b"no header 'to', from which '${header:to}' is filled in"),
         ([("to", b"")], b"no header 'to'"),
         ([("to", b"\xff")], b"header 'to' is no UTF-8 text"),
-        ([("to", b"queue://")], b"an address has 1 to 1024 bytes"),
-        ([("to", b"x" * 2000)], b"an address has 1 to 1024 bytes"),
+        ([("to", b"queue://")], b"an address has 1 to 1000 characters"),
+        ([("to", b"x" * 1001)], b"an address has 1 to 1000 characters"),
+        ([("to", b"$management")], b"$management is the address of the management node"),
+        ([("to", b"topic://$management")], b"$management is the address of the management node"),
     ],
 )
 def test_a_record_whose_header_names_no_destination_is_dead_lettered(headers: list[tuple[str, bytes]], reason: bytes) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import BadRecord
 from bascule.core.topics import MESSAGE_BYTES_MAX
-from bascule.pipelines.ingress import ADDRESS_BYTES_MAX
 from bascule.pipelines.sink import DestinationWriter
 
 WRITER = DestinationWriter({"id": "w", "address": "q"}, {}, StructType([StructField("value", StringType())]))
 
 
-@pytest.mark.parametrize("size", [ADDRESS_BYTES_MAX + 1, 70_000])
+@pytest.mark.parametrize("size", [ADDRESS_MAX + 1, 70_000])
 def test_an_address_that_no_ingress_would_take_is_refused(size: int) -> None:
-    assert WRITER._encoded({"value": "a", "address": "x" * ADDRESS_BYTES_MAX})
-    with pytest.raises(BadRecord, match="an address has 1 to 1024 bytes"):
+    assert WRITER._encoded({"value": "a", "address": "x" * ADDRESS_MAX})
+    with pytest.raises(BadRecord, match="an address has 1 to 1000 characters"):
         WRITER._encoded({"value": "a", "address": "x" * size})
 
 

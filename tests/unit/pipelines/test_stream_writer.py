@@ -112,7 +112,7 @@ def test_a_row_without_more_than_a_value_is_a_message_to_the_address_of_the_opti
 def test_a_row_without_an_address_and_one_that_is_too_large_are_refused(task: TaskContext) -> None:
     with pytest.raises(InvalidInput, match="a row has no address"):
         writer({"id": "w"}, schema(value=StringType(), address=StringType())).write(iter([Row(value="x", address=None)]))
-    with pytest.raises(BadRecord, match="an address has 1 to 1024 bytes"):
+    with pytest.raises(BadRecord, match="an address has 1 to 1000 characters"):
         writer().write(iter([Row(value="x", address="a" * 1025)]))
 
 

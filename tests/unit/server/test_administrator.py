@@ -15,6 +15,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.config import Settings
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server import actions
 from bascule.server.administrator import Administrator
 from bascule.server.uncaught import UncaughtErrorHandler
@@ -101,6 +102,19 @@ async def test_messages_are_moved_as_far_as_a_selector_wants_them() -> None:
     assert (answer, node.queued("q")) == ({"moved": 0, "left": {}}, 3)
     answer = await administrator(node).act("queues/move", {"name": "q", "to": "other"})
     assert (answer, node.queued("q"), node.queued("other")) == ({"moved": 3, "left": {}}, 0, 3)
+
+
+@run_async
+async def test_no_queue_is_made_at_the_address_of_the_management_node() -> None:
+    """No client could consume from it."""
+    node = Node()
+    node.fill("q", 1)
+    for action, arguments in (("queues/move", {"name": "q", "to": MANAGEMENT_ADDRESS}), ("queues/create", {"name": MANAGEMENT_ADDRESS})):
+        with pytest.raises(InvalidInput, match="the address of the management node"):
+            await administrator(node).act(action, arguments)
+    with pytest.raises(InvalidInput, match="the address of the management node"):
+        node.engine.queue(MANAGEMENT_ADDRESS)
+    assert (node.queued("q"), node.queued(MANAGEMENT_ADDRESS)) == (1, -1)
 
 
 @run_async
