@@ -19,6 +19,8 @@ from tests.support.costs import LEFT_BYTES_MAX, Leftovers, quiet
 MEMORY_MIB_MAX: Final = 2048
 #: An input that takes longer is a finding, whatever else it does.
 HANG_S: Final = 20
+#: How libFuzzer begins the name of an input at which it ends; what was only slow by the clock has another one.
+ENDS: Final = ("crash-", "leak-", "oom-", "timeout-")
 #: How often an input that has cost much is judged again.
 ATTEMPTS: Final = 3
 #: Inputs that are judged for the memory that they leave behind.
@@ -81,7 +83,7 @@ def _guided(name: str, directory: Path, seconds: int) -> Path | None:
         ended = subprocess.run(command, stdout=log, stderr=log, check=False)
     if ended.returncode == 0:
         return None
-    suspects = sorted((file for file in directory.iterdir() if "-" in file.name), key=lambda file: file.stat().st_mtime)
+    suspects = sorted((file for file in directory.iterdir() if file.name.startswith(ENDS)), key=lambda file: file.stat().st_mtime)
     if not suspects:
         raise RuntimeError(f"the fuzzer has ended with {ended.returncode} and no input; its log is {directory / 'log'}")
     return suspects[-1]
