@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
 from bascule.journal.reading import Trimmed
+from bascule.xa.effects import AtOnce
 from tests.sim.kafka import TRIMMED, KafkaFault
 from tests.sim.world import TROUBLE, Process, Promise, TimeOut
 
@@ -20,6 +21,22 @@ async def answered(promise: Promise[T]) -> T:
         return await promise
     except KafkaFault as fault:
         raise (Trimmed if fault.code == TRIMMED else Unavailable)(str(fault)) from fault
+
+
+def at_once(process: Process) -> AtOnce:
+    """Steps that a process takes at the same time, in virtual time."""
+
+    async def take(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
+        promises = [process.spawn(step()) for step in steps]
+        results: list[T | BaseException] = []
+        for each in promises:
+            try:
+                results.append(await each)
+            except Exception as error:
+                results.append(error)
+        return results
+
+    return take
 
 
 class PromiseWaiter(Generic[T]):

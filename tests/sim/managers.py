@@ -27,6 +27,7 @@ from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.clients import Stage, Transacted, id_of
 from tests.sim.connections import Connection, ConnectionLost
+from tests.sim.effects import at_once
 from tests.sim.world import Process
 from tests.sim.xa_resources import Database, FaultRates, Log
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said
@@ -191,7 +192,8 @@ class Manager(Transacted):
     async def _transaction(self, work: Work) -> None:
         pick, violations = self.world.random, self.world.violations
         timeout_s = pick.choice(TIMEOUTS_S)
-        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.state.log, self.clock, self.name, violations=violations)
+        parallel = at_once(self.process) if work.xid.gtrid[-1:] < b"8" else None  # of half of them
+        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.state.log, self.clock, self.name, at_once=parallel, violations=violations)
         connection = await self.connected()
         work.alone = pick.random() < 0.33
         parts: list[Participant] = [BrokerPart(self, connection, work), *([] if work.alone else [DatabasePart(self)])]

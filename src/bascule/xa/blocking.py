@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from bascule.core.effects import run_blocking
+from bascule.threads.background import in_background
 from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
 from bascule.xa.resource import Decides, Resource, TellsOutcome, Vote, priority_of
 from bascule.xa.xid import Xid
@@ -16,6 +20,20 @@ T = TypeVar("T")
 def directly(_resource: str, call: Callable[[], T]) -> T:
     """Call a resource, and wait for its answer however long it takes."""
     return call()
+
+
+async def in_threads(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
+    """See AtOnce. The first step runs in the calling thread."""
+    context = contextvars.copy_context
+    others = [in_background(partial(context().run, _ended, step), "bascule-xa-phase") for step in steps[1:]]
+    return [*map(_ended, steps[:1]), *(each.result() for each in others)]
+
+
+def _ended(step: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
+    try:
+        return run_blocking(step())
+    except BaseException as error:
+        return error
 
 
 class BlockingParticipant:

@@ -6,12 +6,14 @@ virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
+
+T = TypeVar("T")
 
 
 class Decider(Protocol):
@@ -75,6 +77,13 @@ class Participant(Protocol):
 
     async def outcome(self, xid: Xid, token: str) -> Outcome | None:
         """Return how a branch has ended; None if the resource does not know. Raises XaError if the resource cannot answer now."""
+
+
+class AtOnce(Protocol):
+    """Takes steps at the same time."""
+
+    async def __call__(self, steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
+        """Return, when all steps have ended, the result or the error of each, in their order."""
 
 
 class Decisions(Protocol):

@@ -32,7 +32,7 @@ from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
 from bascule.xa.forks import Forks, abandon
 from bascule.xa.log import DecisionLog, LogDamaged
-from bascule.xa.plan import own_log
+from bascule.xa.plan import Action, own_log
 from bascule.xa.propagation import USES, Propagation, TransactionUse
 from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
@@ -86,6 +86,8 @@ class TransactionManager:
         timeout_s: float = TIMEOUT_S,
         recovery_interval_s: float = RECOVERY_INTERVAL_S,
         lost_logs: Collection[str] = (),
+        parallel: bool = False,
+        finish_within_s: float = 0.0,
     ) -> None:
         """``name`` marks its transactions: the same after a restart, another one for each application on the same resources.
 
@@ -94,6 +96,11 @@ class TransactionManager:
 
         Branches of this name that were begun with another decision log are named, and left alone. ``lost_logs`` has the ids of logs that
         are gone for good: their branches are then finished as this log says, which is a rollback where it says nothing.
+
+        ``parallel``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it the last branch
+        commits in one phase if no other one has written.
+
+        ``finish_within_s``: how long a commit waits for resources that cannot be told at once, until recovery has told them.
         """
         self.name = named(MANAGER_NAME, name, "transaction manager")
         self.log = log
@@ -106,6 +113,8 @@ class TransactionManager:
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
         self._log_id = ""
         self._timeout_s = timeout_s
+        self._parallel, self._finish_within_s = parallel, finish_within_s
+        self._untold: weakref.WeakValueDictionary[bytes, Transaction] = weakref.WeakValueDictionary()
         self._interval_s = recovery_interval_s
         self._current: ContextVar[_Entered | None] = ContextVar(f"bascule.xa.{name}", default=None)
         self._live: dict[bytes, Transaction] = {}
@@ -173,7 +182,18 @@ class TransactionManager:
         if self._failure:
             raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
         decides = any(each.decides is not False for each in self._deciding)
-        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave, self._log_id, decides)
+        environment = TransactionEnvironment(
+            self.name,
+            self.log,
+            self._by,
+            self._knows,
+            self._enter,
+            self._leave,
+            self._log_id,
+            decides,
+            self._parallel,
+            self._finish_within_s,
+        )
         transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction
@@ -350,6 +370,8 @@ class TransactionManager:
         self._reaper.drop(transaction.gtrid)
         with self._lock:
             self._live.pop(transaction.gtrid, None)
+            if transaction.unfinished:
+                self._untold[transaction.gtrid] = transaction
             if (ended := _FINDINGS.get(transaction.status)) is not None:
                 self._remember(transaction.gtrid, ended)
         if pending:
@@ -364,6 +386,15 @@ class TransactionManager:
         with self._lock:
             return set(self._live)
 
+    def _told(self, transactions: Collection[Transaction], done: Pass) -> None:
+        """Tell transactions that a pass, which began after their end, has left nothing to do for them."""
+        left = {step.xid.gtrid for step in done.failed} | {step.xid.gtrid for step in done.steps if step.action is Action.WAIT}
+        for each in transactions:
+            if each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys():
+                with self._lock:
+                    self._untold.pop(each.gtrid, None)
+                each.finished()
+
     def _reaper_failed(self, error: BaseException) -> None:
         self._failure = f"its reaper failed: {error!r}"
 
@@ -372,6 +403,7 @@ class TransactionManager:
         abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
         self._by = _this_process()
         self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
+        self._untold = weakref.WeakValueDictionary()
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
         self._current.set(None)
         for each in (self.log, *self.resources.values()):
@@ -392,7 +424,10 @@ class TransactionManager:
             if closing.is_set():
                 return
             try:
+                with self._lock:
+                    untold = list(self._untold.values())
                 done = recoverer.run(self._at_work)
+                self._told(untold, done)
                 finished, self._failure = done.finished, ""
                 with self._lock:
                     for gtrid in done.committed:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
-from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, now_ms
+from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import DecisionLog
@@ -45,6 +45,9 @@ class TransactionEnvironment:
     log_id: str = ""
     #: A resource may have the decision in its own table.
     decides: bool = False
+    #: See TransactionManager.
+    parallel: bool = False
+    finish_within_s: float = 0.0
 
 
 class Transaction:
@@ -55,12 +58,14 @@ class Transaction:
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
         self._environment = environment
-        self._protocol = TwoPhase(self.gtrid, timeout_s, BlockingLog(environment.log), SystemClock(), environment.by)
+        at_once = in_threads if environment.parallel else None
+        self._protocol = TwoPhase(self.gtrid, timeout_s, BlockingLog(environment.log), SystemClock(), environment.by, at_once=at_once)
         self._resources: dict[str, Resource[Any]] = {}
         self._lock = threading.RLock()
         self._leave: Callable[[], None] | None = None
         self._process = os.getpid()
         self._expired = False
+        self._finished = threading.Event()
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[TransactionStatus], object]] = []
 
@@ -136,6 +141,17 @@ class Transaction:
             raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
         with self._hooks_after(), self._locked():
             self._end(self._protocol.commit)
+        if self.unfinished and self._environment.finish_within_s:
+            self.wait_finished(self._environment.finish_within_s)
+
+    def wait_finished(self, timeout_s: float) -> bool:
+        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time."""
+        return self._finished.wait(timeout_s)
+
+    def finished(self) -> None:
+        """Recovery has told the resources in ``unfinished``."""
+        self.unfinished.clear()
+        self._finished.set()
 
     def rollback(self) -> None:
         """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""
@@ -234,6 +250,8 @@ class Transaction:
         finally:
             if not over and self.status in ENDED:
                 self._environment.left(self, self._protocol.pending)
+                if not self._protocol.pending:
+                    self._finished.set()
 
     @contextmanager
     def _hooks_after(self) -> Iterator[None]:

@@ -7,15 +7,17 @@ that cannot be told is left to recovery.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.core.log import get_log
 from bascule.core.states import Transitions
-from bascule.xa.effects import Clock, Decisions, Participant
+from bascule.xa.effects import AtOnce, Clock, Decisions, Participant
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
@@ -126,6 +128,17 @@ class _Enlisted:
     token: str = ""
 
 
+def _priority(each: _Enlisted) -> int:
+    return each.participant.priority
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    """Raise the first error, one that ends the process before others."""
+    errors = [each for each in results if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
+        raise error
+
+
 class TwoPhase:
     """The protocol of one transaction; one call at a time.
 
@@ -141,9 +154,14 @@ class TwoPhase:
         clock: Clock,
         by: str,
         *,
+        at_once: AtOnce | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``by`` names this process in the decision. After ``timeout_s`` the transaction takes no more work and does not commit."""
+        """``by`` names this process in the decision. After ``timeout_s`` the transaction takes no more work and does not commit.
+
+        ``at_once``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it they prepare
+        one after the other, so that the last one commits in one phase if no other has anything to commit.
+        """
         self.gtrid = gtrid
         self.id = gtrid.decode()
         self.status = TransactionStatus.ACTIVE
@@ -153,6 +171,7 @@ class TwoPhase:
         self._log = log
         self._clock = clock
         self._by = by
+        self._at_once = at_once
         self._violations = violations
         self._deadline_s = clock.monotonic_s() + timeout_s
         self._branches: dict[str, _Enlisted] = {}
@@ -266,10 +285,11 @@ class TwoPhase:
         for each in list(self._branches.values()):
             await each.participant.end(each.xid, success=True)
         branches = sorted(self._branches.values(), key=lambda each: each.participant.decides)
+        if self._at_once is not None and len(branches) > 1:
+            return await self._prepare_at_once(self._at_once, branches)
         prepared: list[_Enlisted] = []
         for place, each in enumerate(branches):
-            if self._clock.monotonic_s() > self._deadline_s:
-                raise self.timed_out()
+            self._refuse_late()
             last = place == len(branches) - 1
             if last and (not prepared or TwoPhaseViolation.LAST_BRANCH_IN_ONE_PHASE in self._violations):
                 await self._one_phase(each)
@@ -277,8 +297,23 @@ class TwoPhase:
                 self._deciding = each
             elif await self._vote(each) is Vote.YES:
                 prepared.append(each)
-        if prepared and self._clock.monotonic_s() > self._deadline_s:
-            raise self.timed_out()
+        if prepared:
+            self._refuse_late()
+        return prepared
+
+    async def _prepare_at_once(self, at_once: AtOnce, branches: list[_Enlisted]) -> list[_Enlisted]:
+        """Return the prepared branches. Each has answered when this returns or raises."""
+        self._refuse_late()
+        voting = [each for each in branches if not each.participant.decides]
+        deciding = next((each for each in branches if each.participant.decides), None)
+        votes = await at_once([partial(self._vote, each) for each in voting])
+        _raise_first(votes)
+        prepared = [each for each, vote in zip(voting, votes, strict=True) if vote is Vote.YES]
+        self._refuse_late()
+        if deciding is not None and not prepared:
+            await self._one_phase(deciding)
+        else:
+            self._deciding = deciding
         return prepared
 
     async def _vote(self, each: _Enlisted) -> Vote:
@@ -340,8 +375,8 @@ class TwoPhase:
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
         try:
-            for each in sorted(prepared, key=lambda each: each.participant.priority):
-                await self._tell(each, Outcome.COMMIT)
+            for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
+                await self._tell_all(list(equal), Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
@@ -383,12 +418,18 @@ class TwoPhase:
 
     async def _undo(self) -> None:
         try:
-            for each in self._branches.values():
-                await self._tell(each, Outcome.ROLLBACK)
+            await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
         finally:
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
         self._report_heuristics()
+
+    async def _tell_all(self, branches: list[_Enlisted], outcome: Outcome) -> None:
+        if self._at_once is not None and len(branches) > 1:
+            _raise_first(await self._at_once([partial(self._tell, each, outcome) for each in branches]))
+            return
+        for each in branches:
+            await self._tell(each, outcome)
 
     async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
         name = each.participant.name
@@ -416,6 +457,10 @@ class TwoPhase:
 
     def _refusal(self) -> OutOfOrder:
         return OutOfOrder(f"transaction {self.id} is {self.status.value}")
+
+    def _refuse_late(self) -> None:
+        if self._clock.monotonic_s() > self._deadline_s:
+            raise self.timed_out()
 
     def timed_out(self) -> TransactionTimedOut:
         """Return what to raise when the time of the transaction is over."""
