@@ -86,6 +86,13 @@ class AtOnce(Protocol):
         """Return, when all steps have ended, the result or the error of each, in their order."""
 
 
+def raise_first(results: Sequence[object]) -> None:
+    """Raise the first error of what AtOnce has returned, one that ends the process before others."""
+    errors = [each for each in results if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
+        raise error
+
+
 class Decisions(Protocol):
     """The calls on the decision log. See ``DecisionLog``."""
 

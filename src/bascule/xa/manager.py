@@ -39,6 +39,7 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
+from bascule.xa.statistics import Snapshot, Statistics
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
@@ -125,6 +126,7 @@ class TransactionManager:
         self._closing = threading.Event()
         self._reaper = Reaper()
         self._failure = ""
+        self._statistics = Statistics()
 
     def open(self) -> Pass:
         """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
@@ -139,6 +141,7 @@ class TransactionManager:
         if len(self.resources) > 1:  # one alone prepares nothing
             self._check()
         first = self.recoverer().run()
+        self._statistics.recovered(first, (), time.monotonic())
         self._log_id = first.log_id
         if not first.finished:
             self.recover_soon()
@@ -293,6 +296,15 @@ class TransactionManager:
             ended = self._ended.get(gtrid)
         return found if ended is None or found.decision is not None else dataclasses.replace(found, finding=ended)
 
+    def statistics(self) -> Snapshot:
+        """Return what the manager has counted since it was made; ``bascule.xa.metrics`` gives it to Prometheus."""
+        return self._statistics.snapshot(time.monotonic())
+
+    @property
+    def active(self) -> int:
+        """How many transactions are at work in this process."""
+        return len(self._at_work())
+
     def owns(self, gtrid: bytes) -> bool:
         """Return whether a transaction is one of this manager, by its name and its decision log. The manager must be open."""
         return manager_of_gtrid(gtrid) == self.name and own_log(gtrid, self._log_id, self._lost_logs)
@@ -368,6 +380,7 @@ class TransactionManager:
 
     def _leave(self, transaction: Transaction, pending: bool) -> None:
         self._reaper.drop(transaction.gtrid)
+        self._statistics.ended(transaction.gtrid, transaction.status, transaction.times_s, pending, time.monotonic())
         with self._lock:
             self._live.pop(transaction.gtrid, None)
             if transaction.unfinished:
@@ -403,7 +416,7 @@ class TransactionManager:
         abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
         self._by = _this_process()
         self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
-        self._untold = weakref.WeakValueDictionary()
+        self._untold, self._statistics = weakref.WeakValueDictionary(), Statistics()
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
         self._current.set(None)
         for each in (self.log, *self.resources.values()):
@@ -426,7 +439,9 @@ class TransactionManager:
             try:
                 with self._lock:
                     untold = list(self._untold.values())
+                in_doubt = self._statistics.known()
                 done = recoverer.run(self._at_work)
+                self._statistics.recovered(done, in_doubt, time.monotonic())
                 self._told(untold, done)
                 finished, self._failure = done.finished, ""
                 with self._lock:

@@ -7,7 +7,7 @@ import contextvars
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +21,7 @@ from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
-from bascule.xa.two_phase import ENDED, TransactionStatus, TwoPhase
+from bascule.xa.two_phase import ENDED, Phase, TransactionStatus, TwoPhase
 from bascule.xa.xid import new_gtrid
 
 HandleT = TypeVar("HandleT")
@@ -78,6 +78,11 @@ class Transaction:
     def unfinished(self) -> dict[str, str]:
         """After a commit, the resources that could not be told yet, and why; recovery tells them."""
         return self._protocol.unfinished
+
+    @property
+    def times_s(self) -> Mapping[Phase, float]:
+        """How long each phase took, in seconds."""
+        return self._protocol.times_s
 
     @property
     def deadline_s(self) -> float:
@@ -249,7 +254,7 @@ class Transaction:
             run_blocking(call())
         finally:
             if not over and self.status in ENDED:
-                self._environment.left(self, self._protocol.pending)
+                self._environment.left(self, self._protocol.pending or bool(self._protocol.heuristics))
                 if not self._protocol.pending:
                     self._finished.set()
 

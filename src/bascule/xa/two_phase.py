@@ -7,7 +7,8 @@ that cannot be told is left to recovery.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -17,7 +18,7 @@ from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.core.log import get_log
 from bascule.core.states import Transitions
-from bascule.xa.effects import AtOnce, Clock, Decisions, Participant
+from bascule.xa.effects import AtOnce, Clock, Decisions, Participant, raise_first
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
@@ -88,6 +89,16 @@ class TransactionEvent(enum.Enum):
     TOLD = "each branch is told, or left to recovery"
 
 
+class Phase(enum.StrEnum):
+    """What takes time when a transaction ends."""
+
+    #: Or the commit, where one resource commits in one phase.
+    PREPARE = "prepare"
+    DECIDE = "decide"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
 #: The states of a transaction. An event that is not here is refused.
 TRANSITIONS: Final = Transitions(
     "XA transaction",
@@ -132,18 +143,12 @@ def _priority(each: _Enlisted) -> int:
     return each.participant.priority
 
 
-def _raise_first(results: Sequence[object]) -> None:
-    """Raise the first error, one that ends the process before others."""
-    errors = [each for each in results if isinstance(each, BaseException)]
-    for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
-        raise error
-
-
 class TwoPhase:
     """The protocol of one transaction; one call at a time.
 
     ``status`` is the state, ``unfinished`` names the resources that could not be told their outcome and says why, ``pending`` says
-    whether recovery has something left to do when the transaction has ended.
+    whether recovery has something left to do when the transaction has ended, ``times_s`` how long each phase
+    took, ``heuristics`` which branches were finished from outside.
     """
 
     def __init__(
@@ -167,6 +172,7 @@ class TwoPhase:
         self.status = TransactionStatus.ACTIVE
         self.unfinished: dict[str, str] = {}
         self.pending = False
+        self.times_s: dict[Phase, float] = {}
         self._timeout_s = timeout_s
         self._log = log
         self._clock = clock
@@ -175,7 +181,7 @@ class TwoPhase:
         self._violations = violations
         self._deadline_s = clock.monotonic_s() + timeout_s
         self._branches: dict[str, _Enlisted] = {}
-        self._heuristics: list[Heuristic] = []
+        self.heuristics: list[Heuristic] = []
         self._refused_by: XaError | None = None
         self._deciding: _Enlisted | None = None  # its commit is the decision
         self._asked = False  # a branch was asked to commit in one phase, and has not refused
@@ -248,7 +254,8 @@ class TwoPhase:
             await self._undo()
             raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
         try:
-            prepared = await self._phase_one()
+            with self._timed(Phase.PREPARE):
+                prepared = await self._phase_one()
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -307,7 +314,7 @@ class TwoPhase:
         voting = [each for each in branches if not each.participant.decides]
         deciding = next((each for each in branches if each.participant.decides), None)
         votes = await at_once([partial(self._vote, each) for each in voting])
-        _raise_first(votes)
+        raise_first(votes)
         prepared = [each for each, vote in zip(voting, votes, strict=True) if vote is Vote.YES]
         self._refuse_late()
         if deciding is not None and not prepared:
@@ -347,7 +354,7 @@ class TwoPhase:
         except BranchHeuristic as error:
             heuristic = Heuristic(each.xid, error.xa_code, Outcome.COMMIT, str(error), self._clock.now_ms())
             await self._log.record(heuristic)
-            self._heuristics.append(heuristic)
+            self.heuristics.append(heuristic)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -364,7 +371,8 @@ class TwoPhase:
         if TwoPhaseViolation.COMMIT_BEFORE_DECISION in self._violations:
             for each in prepared:
                 await self._tell(each, Outcome.COMMIT)
-        decision = await self._decided(prepared)
+        with self._timed(Phase.DECIDE):
+            decision = await self._decided(prepared)
         if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
             self._move(TransactionEvent.ROLLBACK_STANDS)
             await self._undo()
@@ -375,8 +383,9 @@ class TwoPhase:
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
         try:
-            for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
-                await self._tell_all(list(equal), Outcome.COMMIT)
+            with self._timed(Phase.COMMIT):
+                for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
+                    await self._tell_all(list(equal), Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
@@ -418,7 +427,8 @@ class TwoPhase:
 
     async def _undo(self) -> None:
         try:
-            await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
+            with self._timed(Phase.ROLLBACK):
+                await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
         finally:
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
@@ -426,7 +436,7 @@ class TwoPhase:
 
     async def _tell_all(self, branches: list[_Enlisted], outcome: Outcome) -> None:
         if self._at_once is not None and len(branches) > 1:
-            _raise_first(await self._at_once([partial(self._tell, each, outcome) for each in branches]))
+            raise_first(await self._at_once([partial(self._tell, each, outcome) for each in branches]))
             return
         for each in branches:
             await self._tell(each, outcome)
@@ -446,7 +456,7 @@ class TwoPhase:
             return
         del self.unfinished[name]
         if heuristic is not None:
-            self._heuristics.append(heuristic)
+            self.heuristics.append(heuristic)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -457,6 +467,14 @@ class TwoPhase:
 
     def _refusal(self) -> OutOfOrder:
         return OutOfOrder(f"transaction {self.id} is {self.status.value}")
+
+    @contextmanager
+    def _timed(self, phase: Phase) -> Iterator[None]:
+        began_s = self._clock.monotonic_s()
+        try:
+            yield
+        finally:
+            self.times_s[phase] = self._clock.monotonic_s() - began_s
 
     def _refuse_late(self) -> None:
         if self._clock.monotonic_s() > self._deadline_s:
@@ -473,6 +491,6 @@ class TwoPhase:
         return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 
     def _report_heuristics(self) -> None:
-        if bad := [each for each in self._heuristics if split(each)]:
+        if bad := [each for each in self.heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
             raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)

@@ -1,0 +1,77 @@
+"""How a transaction manager stands, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bascule.core.errors import Unavailable
+from bascule.core.xa_codes import Code
+from bascule.xa.manager import TransactionManager
+from bascule.xa.statistics import BOUNDS_S
+from bascule.xa.two_phase import TransactionStatus
+
+#: The value of the label ``outcome``.
+OUTCOMES = {
+    TransactionStatus.COMMITTED: "committed",
+    TransactionStatus.ROLLED_BACK: "rolled_back",
+    TransactionStatus.IN_DOUBT: "in_doubt",
+}
+#: The value of the label ``kind``.
+KINDS = {Code.XA_HEURCOM: "commit", Code.XA_HEURRB: "rollback", Code.XA_HEURMIX: "mixed", Code.XA_HEURHAZ: "hazard"}
+
+
+class TransactionCollector(Collector):
+    """Register it where your program's metrics are: ``REGISTRY.register(TransactionCollector(manager))``."""
+
+    def __init__(self, *managers: TransactionManager) -> None:
+        """All managers of a registry belong into one collector."""
+        self._managers = managers
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, by manager."""
+        labels = ("manager",)
+        ended = CounterMetricFamily(
+            "bascule_xa_transactions", "transactions that have ended, by what the application was told", labels=("manager", "outcome")
+        )
+        active = GaugeMetricFamily("bascule_xa_active", "transactions at work in this process", labels=labels)
+        doubts = GaugeMetricFamily("bascule_xa_in_doubt", "transactions that are not finished in all resources", labels=labels)
+        oldest = GaugeMetricFamily(
+            "bascule_xa_in_doubt_oldest_seconds", "for how long this process has known the oldest of them", labels=labels
+        )
+        heuristics = GaugeMetricFamily(
+            "bascule_xa_heuristics", "heuristic outcomes in the decision log that nobody has forgotten", labels=("manager", "kind")
+        )
+        phases = HistogramMetricFamily("bascule_xa_phase_seconds", "how long each phase of a transaction took", labels=("manager", "phase"))
+        for manager in self._managers:
+            now = manager.statistics()
+            for status, outcome in OUTCOMES.items():
+                ended.add_metric((manager.name, outcome), now.ended[status])
+            active.add_metric((manager.name,), manager.active)
+            doubts.add_metric((manager.name,), len(now.in_doubt))
+            oldest.add_metric((manager.name,), max(now.in_doubt.values(), default=0.0))
+            found = Counter(each.code for each in now.heuristics)
+            for code, kind in KINDS.items():
+                heuristics.add_metric((manager.name, kind), found[code])
+            for phase, times in now.phases.items():
+                buckets, total = [], 0
+                for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), times.counts, strict=True):
+                    total += count
+                    buckets.append((bound, total))
+                phases.add_metric((manager.name, phase.value), buckets, times.sum_s)
+        yield from (ended, active, doubts, oldest, heuristics, phases)
+
+
+def serve_metrics(manager: TransactionManager, port: int, host: str = "127.0.0.1") -> int:
+    """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, chosen if it was 0. Raises Unavailable."""
+    registry = CollectorRegistry()
+    registry.register(TransactionCollector(manager))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Unavailable(f"metrics cannot be served at {host}:{port}: {error}") from error
+    return int(server.server_port)

@@ -1,0 +1,86 @@
+"""What a transaction manager counts: how transactions ended, how long each phase took, what is in doubt."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bascule.xa.log import Heuristic
+from bascule.xa.plan import Action
+from bascule.xa.recovery_protocol import Pass
+from bascule.xa.two_phase import Phase, TransactionStatus
+
+#: Upper bounds of the histogram of phases: from a commit in memory to a resource that hangs.
+BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """How long a phase took. ``counts`` has a number for each of BOUNDS_S, not cumulative, and one for what took longer."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    sum_s: float = 0.0
+
+    def with_one(self, seconds: float) -> PhaseTimes:
+        """Return these and one more."""
+        place = bisect_left(BOUNDS_S, seconds)
+        return PhaseTimes((*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]), self.sum_s + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The numbers of a moment.
+
+    ``ended`` counts what applications were told. ``in_doubt`` has the transactions that are not finished in all resources, as far as this
+    process knows, and for how many seconds it has known that. ``heuristics`` are recorded in the log and not forgotten.
+    """
+
+    ended: Mapping[TransactionStatus, int]
+    phases: Mapping[Phase, PhaseTimes]
+    in_doubt: Mapping[bytes, float]
+    heuristics: tuple[Heuristic, ...]
+
+
+class Statistics:
+    """Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = dict.fromkeys((TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT), 0)
+        self._phases = dict.fromkeys(Phase, PhaseTimes())
+        self._in_doubt: dict[bytes, float] = {}
+        self._heuristics: tuple[Heuristic, ...] = ()
+
+    def ended(self, gtrid: bytes, status: TransactionStatus, times_s: Mapping[Phase, float], pending: bool, now_s: float) -> None:
+        """A transaction of this process has ended; ``pending`` if recovery has something left to do."""
+        with self._lock:
+            self._ended[status] += 1
+            for phase, seconds in times_s.items():
+                self._phases[phase] = self._phases[phase].with_one(seconds)
+            if pending:
+                self._in_doubt[gtrid] = now_s
+
+    def known(self) -> Collection[bytes]:
+        """Return the transactions in doubt."""
+        with self._lock:
+            return set(self._in_doubt)
+
+    def recovered(self, done: Pass, before: Collection[bytes], now_s: float) -> None:
+        """A pass of recovery has ended, which began when ``before`` was in doubt."""
+        left = {step.xid.gtrid for step in done.steps if step in done.failed or step.action in (Action.WAIT, Action.FOREIGN)}
+        with self._lock:
+            if not done.unreachable:  # else nobody knows what the silent resource has
+                for gtrid in set(before) - left:
+                    self._in_doubt.pop(gtrid, None)
+            for gtrid in left:
+                self._in_doubt.setdefault(gtrid, now_s)
+            self._heuristics = tuple(done.heuristics)
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """Return the numbers of this moment."""
+        with self._lock:
+            in_doubt = {gtrid: now_s - since_s for gtrid, since_s in self._in_doubt.items()}
+            return Snapshot(dict(self._ended), dict(self._phases), in_doubt, self._heuristics)
