@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import Any, Self
 
 import psycopg
@@ -16,8 +17,9 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from bascule.threads.loops import LoopGone, on_loop
 from bascule.xa.errors import BranchRolledBack
 
-#: For a task that is within a statement when its transaction ends: the statement fails, since its session is ended.
-RELEASE_WITHIN_S = 5.0
+#: For a task that is within a statement when its transaction ends: the server is asked to cancel the statement; then the session is ended.
+CANCEL_WITHIN_S = 3.0
+RELEASE_WITHIN_S = CANCEL_WITHIN_S + 2.0
 
 
 class Finished:
@@ -52,7 +54,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
     def cut_off(self) -> None:
         """End the use of the object. From any thread but the loop's.
 
-        Raises BranchRolledBack if a task is within a statement: its session is ended, and the branch with it.
+        Raises BranchRolledBack if a task is within a statement, which is cancelled.
         """
         if isinstance(self.pgconn, Finished):
             return
@@ -67,6 +69,12 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 
     async def _release(self) -> bool:
         if busy := self.lock.locked():
+            with suppress(psycopg.Error, TimeoutError):
+                async with asyncio.timeout(CANCEL_WITHIN_S):
+                    await self.cancel_safe(timeout=CANCEL_WITHIN_S)
+                    async with self.lock:
+                        self._finish()
+                return True
             _shut_down(self.pgconn)
         async with self.lock:
             self._finish()
