@@ -39,7 +39,7 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
-from bascule.xa.statistics import Snapshot, Statistics
+from bascule.xa.statistics import ManagerStatistics, Statistics
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
@@ -296,7 +296,7 @@ class TransactionManager:
             ended = self._ended.get(gtrid)
         return found if ended is None or found.decision is not None else dataclasses.replace(found, finding=ended)
 
-    def statistics(self) -> Snapshot:
+    def statistics(self) -> ManagerStatistics:
         """Return what the manager has counted since it was made; ``bascule.xa.metrics`` gives it to Prometheus."""
         return self._statistics.snapshot(time.monotonic())
 

@@ -11,7 +11,7 @@ from typing import Final
 from bascule.xa.log import Heuristic
 from bascule.xa.plan import Action
 from bascule.xa.recovery_protocol import Pass
-from bascule.xa.two_phase import Phase, TransactionStatus
+from bascule.xa.two_phase import TransactionPhase, TransactionStatus
 
 #: Upper bounds of the histogram of phases: from a commit in memory to a resource that hangs.
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -31,7 +31,7 @@ class PhaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ManagerStatistics:
     """The numbers of a moment.
 
     ``ended`` counts what applications were told. ``in_doubt`` has the transactions that are not finished in all resources, as far as this
@@ -39,7 +39,7 @@ class Snapshot:
     """
 
     ended: Mapping[TransactionStatus, int]
-    phases: Mapping[Phase, PhaseTimes]
+    phases: Mapping[TransactionPhase, PhaseTimes]
     in_doubt: Mapping[bytes, float]
     heuristics: tuple[Heuristic, ...]
 
@@ -50,11 +50,13 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended = dict.fromkeys((TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT), 0)
-        self._phases = dict.fromkeys(Phase, PhaseTimes())
+        self._phases = dict.fromkeys(TransactionPhase, PhaseTimes())
         self._in_doubt: dict[bytes, float] = {}
         self._heuristics: tuple[Heuristic, ...] = ()
 
-    def ended(self, gtrid: bytes, status: TransactionStatus, times_s: Mapping[Phase, float], pending: bool, now_s: float) -> None:
+    def ended(
+        self, gtrid: bytes, status: TransactionStatus, times_s: Mapping[TransactionPhase, float], pending: bool, now_s: float
+    ) -> None:
         """A transaction of this process has ended; ``pending`` if recovery has something left to do."""
         with self._lock:
             self._ended[status] += 1
@@ -79,8 +81,8 @@ class Statistics:
                 self._in_doubt.setdefault(gtrid, now_s)
             self._heuristics = tuple(done.heuristics)
 
-    def snapshot(self, now_s: float) -> Snapshot:
+    def snapshot(self, now_s: float) -> ManagerStatistics:
         """Return the numbers of this moment."""
         with self._lock:
             in_doubt = {gtrid: now_s - since_s for gtrid, since_s in self._in_doubt.items()}
-            return Snapshot(dict(self._ended), dict(self._phases), in_doubt, self._heuristics)
+            return ManagerStatistics(dict(self._ended), dict(self._phases), in_doubt, self._heuristics)

@@ -21,7 +21,7 @@ from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
-from bascule.xa.two_phase import ENDED, Phase, TransactionStatus, TwoPhase
+from bascule.xa.two_phase import ENDED, TransactionPhase, TransactionStatus, TwoPhase
 from bascule.xa.xid import new_gtrid
 
 HandleT = TypeVar("HandleT")
@@ -80,7 +80,7 @@ class Transaction:
         return self._protocol.unfinished
 
     @property
-    def times_s(self) -> Mapping[Phase, float]:
+    def times_s(self) -> Mapping[TransactionPhase, float]:
         """How long each phase took, in seconds."""
         return self._protocol.times_s
 

@@ -89,7 +89,7 @@ class TransactionEvent(enum.Enum):
     TOLD = "each branch is told, or left to recovery"
 
 
-class Phase(enum.StrEnum):
+class TransactionPhase(enum.StrEnum):
     """What takes time when a transaction ends."""
 
     #: Or the commit, where one resource commits in one phase.
@@ -172,7 +172,7 @@ class TwoPhase:
         self.status = TransactionStatus.ACTIVE
         self.unfinished: dict[str, str] = {}
         self.pending = False
-        self.times_s: dict[Phase, float] = {}
+        self.times_s: dict[TransactionPhase, float] = {}
         self._timeout_s = timeout_s
         self._log = log
         self._clock = clock
@@ -254,7 +254,7 @@ class TwoPhase:
             await self._undo()
             raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
         try:
-            with self._timed(Phase.PREPARE):
+            with self._timed(TransactionPhase.PREPARE):
                 prepared = await self._phase_one()
         except GeneratorExit:
             raise
@@ -371,7 +371,7 @@ class TwoPhase:
         if TwoPhaseViolation.COMMIT_BEFORE_DECISION in self._violations:
             for each in prepared:
                 await self._tell(each, Outcome.COMMIT)
-        with self._timed(Phase.DECIDE):
+        with self._timed(TransactionPhase.DECIDE):
             decision = await self._decided(prepared)
         if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
             self._move(TransactionEvent.ROLLBACK_STANDS)
@@ -383,7 +383,7 @@ class TwoPhase:
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
         try:
-            with self._timed(Phase.COMMIT):
+            with self._timed(TransactionPhase.COMMIT):
                 for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
                     await self._tell_all(list(equal), Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
@@ -427,7 +427,7 @@ class TwoPhase:
 
     async def _undo(self) -> None:
         try:
-            with self._timed(Phase.ROLLBACK):
+            with self._timed(TransactionPhase.ROLLBACK):
                 await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
         finally:
             self.pending = bool(self.unfinished)
@@ -469,7 +469,7 @@ class TwoPhase:
         return OutOfOrder(f"transaction {self.id} is {self.status.value}")
 
     @contextmanager
-    def _timed(self, phase: Phase) -> Iterator[None]:
+    def _timed(self, phase: TransactionPhase) -> Iterator[None]:
         began_s = self._clock.monotonic_s()
         try:
             yield

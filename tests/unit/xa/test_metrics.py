@@ -13,7 +13,7 @@ from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import HeuristicOutcome, TransactionInDoubt, TransactionManager
 from bascule.xa.errors import BranchHeuristic, ResourceFailed
 from bascule.xa.metrics import TransactionCollector, serve_metrics
-from bascule.xa.two_phase import Phase
+from bascule.xa.two_phase import TransactionPhase
 from tests.support.system import wait_for
 
 WAIT_S = 20.0
@@ -58,11 +58,11 @@ def test_ends_phases_and_transactions_at_work_are_counted(shop: Shop) -> None:
         assert shop.value("active") == 0
         assert shop.value("transactions_total", outcome="committed") == 1
         assert shop.value("transactions_total", outcome="rolled_back") == 1
-        assert {phase: shop.value("phase_seconds_count", phase=phase.value) for phase in Phase} == {
-            Phase.PREPARE: 1,
-            Phase.DECIDE: 1,
-            Phase.COMMIT: 1,
-            Phase.ROLLBACK: 1,
+        assert {phase: shop.value("phase_seconds_count", phase=phase.value) for phase in TransactionPhase} == {
+            TransactionPhase.PREPARE: 1,
+            TransactionPhase.DECIDE: 1,
+            TransactionPhase.COMMIT: 1,
+            TransactionPhase.ROLLBACK: 1,
         }
         assert shop.value("phase_seconds_bucket", phase="commit", le="+Inf") == 1
 
