@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
+from bascule.core.log import PRODUCT
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
@@ -42,8 +44,7 @@ LASTING_DIRECTORIES = ("chaos", "simulation", "property")
 #: In lines of libraries that no test may print: librdkafka's log but for what ends a client (its level 0, which
 #: no setting turns off), and asyncio's of an error that nobody was told.
 NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never retrieved")
-#: Standard error of the run, which tests do not capture.
-_STDERR = os.dup(2)
+_STDERR = pytest.StashKey[int]()
 _WATCHDOG = pytest.StashKey[Watchdog]()
 #: All others come before these: a long test that only computes goes well beside such that wait, and with the short ones at the end no
 #: process of a run is left alone with a long one.
@@ -69,8 +70,10 @@ settings.register_profile(
 settings.load_profile("bascule")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Of several processes of a run each chooses ports from a share of its own: that of a broker is free to the others while it is dead."""
+    # Here the standard error is still that of the run: pytest captures it while it imports this file and while a test runs.
+    config.stash[_STDERR] = os.dup(2)
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         first, count = process.LASTING_PORT_MIN, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         share = max(0, process._first_passing_port() - first) // count
@@ -119,7 +122,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     limit_s = pytest_timeout._get_item_settings(item).timeout
     if not limit_s:
         return (yield)
-    item.stash[_WATCHDOG] = watchdog = Watchdog(limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), _say)
+    stderr = item.config.stash[_STDERR]
+    item.stash[_WATCHDOG] = watchdog = Watchdog(
+        limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), lambda text: _say(stderr, text)
+    )
     with watchdog:
         return (yield)
 
@@ -129,8 +135,8 @@ def _noise(report: pytest.TestReport) -> list[str]:
     return [line for line in (report.capstderr + report.caplog).splitlines() if NOISE.search(line)]
 
 
-def _say(text: str) -> None:
-    os.write(_STDERR, text.encode())
+def _say(stderr: int, text: str) -> None:
+    os.write(stderr, text.encode())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,6 +192,17 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left, f"the tests left processes behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _log_restored() -> Iterator[None]:
+    """A command that a test runs in its own process sets the log up for that process; later tests find it as it was."""
+    loggers = [logging.getLogger(), logging.getLogger(PRODUCT)]
+    before = [(each, each.level, [*each.handlers]) for each in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

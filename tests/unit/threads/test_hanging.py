@@ -29,9 +29,9 @@ def test_hangs():
 """
 
 
-def run(directory: Path, before: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, before: str, *options: str) -> subprocess.CompletedProcess[str]:
     (directory / "test_hanging.py").write_text(HANGING.format(before=before))
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--timeout=4", "-q", directory]
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--timeout=4", "-q", *options, directory]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     del env["PYTEST_CURRENT_TEST"]
     env.pop("PYTEST_XDIST_WORKER", None)
@@ -46,10 +46,11 @@ def test_test_that_hangs_fails_with_stacks_of_all_processes(tmp_path: Path) -> N
     assert "Timeout" in ended.stdout
 
 
-def test_test_that_takes_no_signal_ends_with_its_process_and_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "process of a run"])
+def test_test_that_takes_no_signal_ends_with_its_process_and_its_children(tmp_path: Path, options: list[str]) -> None:
     script = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0"
-    ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])")
-    assert ended.returncode == stacks.EXIT_CODE, ended.stdout
+    ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])", *options)
+    assert ended.returncode == (pytest.ExitCode.TESTS_FAILED if options else stacks.EXIT_CODE), ended.stdout
     assert "in test_hangs" in ended.stderr
     assert "in waits_for_ever" in ended.stderr
 
