@@ -25,6 +25,9 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 #: What a delivery and a look at a consumer cost, in steps.
 DELIVERY_STEPS = 10
 LOOK_STEPS = 1
+#: The same of a message that comes into one queue, and of one whose delay there has ended.
+ARRIVAL_STEPS = 2
+DUE_STEPS = 4
 #: Actions of the schedule in one turn, so that it stays short: messages whose delay has ended, for example.
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
@@ -60,13 +63,14 @@ class Deliveries:
 
     def tick(self) -> None:
         """Do what is due by now, or the first part of it: then the next is due at once."""
-        self.schedule.run(self.clock(), DUE_MAX)
+        self.turns.left = max(self.turns.left, self.turns.steps // 2)
+        self.schedule.run(self.clock(), DUE_MAX, self.turns)
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
     def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> None:
         """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
-        self.turns.left -= len(queues)
+        self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
         self.next_position += 1
         if due_ms and due_ms > self.clock():
@@ -91,6 +95,7 @@ class Deliveries:
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """Its time has come: it takes its place behind what came before."""
+        self.turns.left -= DUE_STEPS * len(queues)
         there = [queue for queue in queues if queue.delayed.remove(message)]
         message.position = self.next_position
         self.next_position += 1
@@ -292,6 +297,7 @@ class Deliveries:
         self.schedule.at(due_ms, self._try_again, queue, messages)
 
     def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
+        self.turns.left -= DUE_STEPS * len(messages)
         self.put_back(queue, [message for message in messages if queue.delayed.remove(message)], failed=False)
 
     def _count(self, queue: BrokerQueue, counts: dict[BrokerMessage, int]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from bascule.broker import delivery
 from bascule.broker.message import BrokerMessage
+from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 
@@ -233,6 +235,42 @@ def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
     run.settle()
     assert len(consumer.received) == MANY
     assert in_order(consumer)
+
+
+def test_delayed_messages_of_many_subscriptions_come_due_in_many_turns_and_in_order() -> None:
+    run = Turns(0)
+    subscriptions = [run.engine.create_queue(f"s{number}", "t", Routing.MULTICAST, durable=False) for number in range(200)]
+    for number in range(20):
+        body = message_bytes(number, durable=False, delivery_time_ms=5_000)
+        run.broker.send("t", body, run.sender, number, routing=Routing.MULTICAST)
+    run.settle()
+    run.now_ms, run.engine.turns.left = 5_000, 0
+    run.engine.tick()
+    assert 0 < subscriptions[0].ready.count < 20
+    while subscriptions[0].delayed.count:
+        run.engine.tick()
+        run.turn()
+    for subscription in subscriptions:
+        positions = [message.position for message in subscription.ready]
+        assert len(positions) == 20
+        assert positions == sorted(positions)
+
+
+def test_failed_messages_whose_pause_has_ended_come_back_in_many_turns() -> None:
+    run = Turns()
+    run.queue.settings = replace(run.queue.settings, redelivery_delay_ms=1_000)
+    consumer = run.consumer()
+    run.settle()
+    run.engine.detach(consumer.consumer, failed=True)
+    run.settle()
+    assert run.queue.delayed.count == MANY
+    run.now_ms, run.engine.turns.left = 5_000, 0
+    run.engine.tick()
+    assert 0 < run.queue.ready.count < MANY
+    while run.queue.delayed.count:
+        run.engine.tick()
+        run.turn()
+    assert run.queue.ready.count == MANY
 
 
 def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() -> None:
