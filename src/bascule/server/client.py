@@ -66,6 +66,31 @@ class ClientTransport(Protocol):
         """Call ``action`` in the next turn of the event loop."""
 
 
+class ClientLinks(Holdings[Link, None]):
+    """The links of one client, which are also found by their sessions: a client may have thousands of both."""
+
+    __slots__ = ("_by_session",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_session: dict[Session, dict[Link, None]] = {}
+
+    def __setitem__(self, link: Link, value: None) -> None:
+        super().__setitem__(link, value)
+        self._by_session.setdefault(link.session, {})[link] = None
+
+    def __delitem__(self, link: Link) -> None:
+        super().__delitem__(link)
+        of_session = self._by_session[link.session]
+        del of_session[link]
+        if not of_session:
+            del self._by_session[link.session]
+
+    def of(self, session: Session) -> list[Link]:
+        """Return the links of a session."""
+        return list(self._by_session.get(session, ()))
+
+
 class Client:
     """One client of one broker.
 
@@ -91,7 +116,7 @@ class Client:
         self.given_bytes = 0  # to consumers, since the last write
         self.sessions: Holdings[Session, None] = Holdings()
         self._refused_sessions: dict[Session, AmqpError] = {}
-        self.links: Holdings[Link, None] = Holdings()
+        self.links = ClientLinks()
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
@@ -256,12 +281,12 @@ class Client:
 
     def end_session(self, session: Session, *, orderly: bool = False) -> None:
         """A session has ended, and its links with it; ``orderly``: the client has ended it, without an error."""
-        telling = self._sessions_that_tell() if orderly else set()
+        tells = orderly and self._tells(session)
         self.sessions.pop(session, None)
         self._refused_sessions.pop(session, None)
-        for link in [link for link in self.links if link.session is session]:
+        for link in self.links.of(session):
             del self.links[link]
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, session in telling)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, tells)
 
     def release(self, *, failed: bool = False, orderly: bool = False) -> None:
         """Take back everything that the client holds.
@@ -273,7 +298,7 @@ class Client:
         if self.reset is not None:
             self.reset.drop()
             self.reset = None
-        telling = self._sessions_that_tell() if orderly else set()
+        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
         for link in list(self.links):
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
         self.links.clear()
@@ -289,18 +314,17 @@ class Client:
             context.fail_oldest()
         detached(self, link, closed=False, orderly=told and not (isinstance(context, ConsumerLink) and context.selective))
 
-    def _sessions_that_tell(self) -> set[Session]:
-        """Return the sessions whose client settles all that its application has seen before it ends them.
+    def _tells(self, session: Session) -> bool:
+        """Return whether the client settles all that its application has seen before it ends a session.
 
         Qpid JMS does, in every mode of JMS: what the application has not acknowledged is modified with a failed delivery, or part of a
         transaction that is rolled back. It does not in a session whose transaction was interrupted and not ended, nor in its own mode of
         individual acknowledgement (see ConsumerLink.selective). Nothing is known of other clients.
         """
-        if self.history is None:
-            return set()
-        contexts = [link.context for link in self.links]
-        interrupted = {each.link.session for each in contexts if isinstance(each, CoordinatorLink) and each.in_first_transaction}
-        return set(self.sessions) - interrupted
+        if self.history is None or session not in self.sessions:
+            return False
+        contexts = (link.context for link in self.links.of(session))
+        return not any(isinstance(each, CoordinatorLink) and each.in_first_transaction for each in contexts)
 
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""

@@ -249,6 +249,7 @@ class ClientConnection(asyncio.Protocol):
         if self._tick is not None:
             self._tick.cancel()
         self.server.connections.pop(self, None)
+        self.server.container_ids.lost(self, self.client.container)
         self.server.touched.pop(self, None)
         self.client.release(failed=not self.amqp.closed)
         for session in self.amqp.sessions.values():
@@ -322,8 +323,7 @@ class ClientConnection(asyncio.Protocol):
             # By symbols: under a string the Java client finds nothing.
             offered = [{Symbol(field): value for field, value in other.items()} for other in self.server.failover]
             properties[Symbol("failover-server-list")] = offered
-        others = (other for other in self.server.connections if other is not self and not other.amqp.closed)
-        taken = any(other.client.container == client.container for other in others)
+        taken = self.server.container_ids.opened(self, client.container)
         if taken and "sole-connection-for-container" in event.open.desired_capabilities:
             info = {Symbol("invalid-field"): Symbol("container-id")}
             self._refuse(properties, AmqpError(INVALID_FIELD, f"client id {client.container!r} is connected already", info))

@@ -119,5 +119,5 @@ class CoordinatorLink:
 
 def in_first_transaction(client: Client, session: Session) -> bool:
     """Whether a session is transacted, and an interruption may have fallen into its present transaction."""
-    contexts = (link.context for link in client.links if link.session is session)
+    contexts = (link.context for link in client.links.of(session))
     return any(isinstance(context, CoordinatorLink) and context.in_first_transaction for context in contexts)

@@ -10,11 +10,14 @@ import pytest
 from bascule.amqp import hot
 from bascule.amqp.events import AttachConfirmed
 from bascule.amqp.performatives import Source, Target
+from bascule.amqp.session import Session
 from bascule.amqp.states import LinkState
 from bascule.amqp.types import Symbol
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.server import connection
+from bascule.server.interruptions import PRODUCT
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.support.costs import calls_of
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 LINKS = 300
@@ -44,6 +47,25 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
     assert busy.wire.reading
     served.settle(busy)
     assert len(busy.told(AttachConfirmed)) == LINKS
+
+
+@run_async
+async def test_end_of_a_session_costs_no_more_where_the_other_sessions_have_many_links() -> None:
+    served = Served()
+    client = Client(served, product=PRODUCT)
+    empty = [client.amqp.begin() for _ in range(2)]
+    client.run()
+
+    def end(session: Session) -> int:
+        session.end()
+        data = client.amqp.data_to_send()
+        return calls_of(lambda: client.connection.data_received(data))
+
+    few = end(empty[0])
+    for number in range(LINKS):
+        client.session.attach_sender(f"link-{number}", Source(), Target("q", capabilities=QUEUE))
+    client.run()
+    assert end(empty[1]) < few + LINKS // 2
 
 
 @run_async
