@@ -54,8 +54,11 @@ class Route(NamedTuple):
     filtered: bool  # some queue has a selector or refuses messages of its own connection
     limited: bool  # some queue has a maximum depth
     expiring: bool  # the address has a say in when messages expire
+    steps: int  # of finding the queues that want a message, and putting it into them
 
 
+#: Steps of deciding a message for one queue.
+PUT_STEPS = 2
 #: Anonymous producers may name any number of addresses; routes are cheap to work out again.
 ROUTES_MAX = 10_000
 
@@ -158,6 +161,7 @@ class AddressBook:
             any(queue.selector_text or queue.no_local_container for queue in queues),
             any(queue.settings.max_messages or queue.settings.max_bytes for queue in queues),
             bool(settings.expiry_ms or settings.expiry_max_ms),
+            sum(PUT_STEPS + queue.wanting_steps for queue in queues),
         )
 
     @property

@@ -79,7 +79,8 @@ class Destinations:
         if selector:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
-        queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        queue.select(selector)
+        queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         return self._create(queue)
 

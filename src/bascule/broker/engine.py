@@ -69,6 +69,7 @@ class Engine:
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.commit, self.rollback, self.carry_out = local.commit, local.rollback, local.carry_out
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
+        self.intake_cost = intake.cost
         self.queue, self.create_queue, self.delete_queue = destinations.queue, destinations.create_queue, destinations.delete_queue
         self.check_topic, self.create_configured = destinations.check_topic, destinations.create_configured
         self.create_temporary, self.delete_temporary = destinations.create_temporary, destinations.delete_temporary

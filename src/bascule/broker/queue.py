@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
 from bascule.broker.held import Held
-from bascule.broker.matching import wants
+from bascule.broker.matching import EVALUATION_STEPS, wants
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
@@ -16,7 +17,7 @@ from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
-from bascule.jms.selector import Selector, compile_selector
+from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
@@ -92,7 +93,7 @@ class BrokerQueue:
         self.reserving_mid = -1  # the same, not yet confirmed
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
-        self._selector: Selector | None = None  # the same, compiled when the first message comes
+        self._selector: Selector | None = None  # the same, compiled
         self.no_local_container = ""
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
@@ -123,7 +124,7 @@ class BrokerQueue:
             key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value for key, value in content.items()
         }
         queue = cls(content["id"], content["name"], content["address"], Routing(content["routing"]), settings, durable=True)
-        queue.selector_text = content["selector"]
+        queue.select(content["selector"])
         queue.no_local_container = content["no_local"]
         queue.subscription = content["subscription"]
         queue.auto_created = content.get("auto_created", False)
@@ -131,6 +132,18 @@ class BrokerQueue:
         queue.user = content.get("user", "")
         queue.confirmed = True
         return queue
+
+    def select(self, text: str) -> None:
+        """The subscription takes only what a selector wants, "" for all. One that does not compile any more wants nothing."""
+        self.selector_text = text
+        if text:
+            with suppress(SelectorError):  # an earlier version took it
+                self._selector = compile_selector(text)
+
+    @property
+    def wanting_steps(self) -> int:
+        """Steps of asking whether the queue wants a message."""
+        return EVALUATION_STEPS + self._selector.steps if self._selector is not None else 0
 
     def wants(self, container: str, body: bytes) -> bool:
         """Whether a subscription takes a message that a container sent."""
