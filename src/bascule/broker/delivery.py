@@ -12,7 +12,7 @@ from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
 from bascule.broker.leaving import LeavingMessages
-from bascule.broker.matching import EVALUATION_STEPS, wants
+from bascule.broker.matching import Matching
 from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort, DeliveryHooks
 from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
@@ -24,6 +24,7 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 
 #: What a delivery and a look at a consumer cost, in steps.
 DELIVERY_STEPS = 10
+DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
 #: The same of a message that comes into one queue, and of one whose delay there has ended.
 ARRIVAL_STEPS = 2
@@ -56,6 +57,8 @@ class Deliveries:
         self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire).watch
         self.counters = Counters()
         self.next_position = 1
+        matching = Matching(bodies, self.errors)
+        self.matches, self.wants = matching.matches, matching.wants
         self._search = Allowance()  # of the queue that is being served
         self._dirty: dict[BrokerQueue, None] = {}
         self._returns = Returns(self.turns, self._dirty)
@@ -123,27 +126,11 @@ class Deliveries:
             self.memory.selector_chars += len(selector.text)
             consumer.selector_text = selector.text
             matches = partial(self.matches, selector)
-            consumer.view = queue.ready.view(selector.text, matches, EVALUATION_STEPS + selector.steps)
+            consumer.view = queue.ready.view(selector.text, matches)
         queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
             self._hooks.begin_use(queue)
         return consumer
-
-    def matches(self, selector: Selector, message: BrokerMessage) -> bool:
-        """Whether a selector wants a message."""
-        try:
-            return wants(selector, self.bodies.read(message))
-        except Exception as error:
-            self.errors.contain(ErrorKind.SELECTOR, error, selector=selector.text, mid=message.mid)
-            return False
-
-    def wants(self, queue: BrokerQueue, container: str, body: bytes) -> bool:
-        """Whether a subscription takes a message that a container sent. Not where its selector fails."""
-        try:
-            return queue.wants(container, body)
-        except Exception as error:
-            self.errors.contain(ErrorKind.SELECTOR, error, queue=queue.name)
-            return False
 
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
@@ -444,15 +431,16 @@ class Deliveries:
                 queue.take_out(message)
                 self._expire(queue, message)
                 expired_bytes += message.size_bytes + expiry.EXPIRED_OVERHEAD_BYTES
-                turns.left -= expiry.EXPIRE_STEPS
+                turns.left -= expiry.EXPIRE_STEPS + queue.ready.take_steps
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 takers.update(searching)
                 if message.mid > queue.reserving_mid:
                     self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
+            turns.left -= self.bodies.read_steps(message)
             self._give(queue, consumer, message)
-            turns.left -= DELIVERY_STEPS
+            turns.left -= DELIVERY_STEPS + queue.ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
             if len(takers) > 1 and consumer in takers:
                 takers[consumer] = takers.pop(consumer)  # the others have their turns first
         return True

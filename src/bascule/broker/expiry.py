@@ -69,7 +69,7 @@ class Expiry:
                 if queue.take_out(message):
                     self._expire(queue, message)
                     expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
-                    yield EXPIRE_STEPS
+                    yield EXPIRE_STEPS + queue.ready.take_steps
                 if expired_bytes > EXPIRED_BYTES:
                     expired_bytes = 0
                     yield AFTER_STORED

@@ -12,6 +12,7 @@ from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
 from bascule.core.destination import Routing
+from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
 
 #: Flags that whoever writes to ``bascule.ingress`` decides; the others are the broker's.
@@ -66,7 +67,8 @@ class Intake:
         taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", body))
+            lookup = selector_lookup(body)
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", lookup))
         return queues, taken
 
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
 from bascule.broker.held import Held
-from bascule.broker.matching import EVALUATION_STEPS, wants
+from bascule.broker.matching import EVALUATION_STEPS, wants_what
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
@@ -17,6 +17,7 @@ from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
+from bascule.jms.lookup import MessageLookup
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
@@ -145,7 +146,7 @@ class BrokerQueue:
         """Steps of asking whether the queue wants a message."""
         return EVALUATION_STEPS + self._selector.steps if self._selector is not None else 0
 
-    def wants(self, container: str, body: bytes) -> bool:
+    def wants(self, container: str, lookup: MessageLookup) -> bool:
         """Whether a subscription takes a message that a container sent."""
         if self.no_local_container and self.no_local_container == container:
             return False
@@ -153,7 +154,7 @@ class BrokerQueue:
             return True
         if self._selector is None:
             self._selector = compile_selector(self.selector_text)
-        return wants(self._selector, body)
+        return wants_what(self._selector, lookup)
 
     def delivery_count(self, message: BrokerMessage) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""

@@ -34,7 +34,7 @@ class Returns:
         for first in range(0, len(messages), PIECE_MESSAGES):
             piece = messages[first : first + PIECE_MESSAGES]
             act(queue, piece)
-            yield len(piece) * (PUT_BACK_STEPS + len(queue.ready.views))
+            yield len(piece) * (PUT_BACK_STEPS + queue.ready.take_steps)
 
     def begin(self, queue: BrokerQueue, work: Work) -> None:
         """Do work that puts messages back into the queue."""

@@ -30,6 +30,7 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import MalformedMessage, Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
@@ -38,9 +39,16 @@ SEND_OVERHEAD_BYTES = 256
 #: Messages that one send drops, and the steps for each of them.
 DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
+#: A message of so many bytes may have an annotation that its move has to look at, which takes a step; more than so many it cannot have.
+MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+def move_steps(message: BrokerMessage) -> int:
+    """What looking at the annotations of a message that moves costs at most, beside the move itself."""
+    return min(message.size_bytes // MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX)
 
 
 def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
@@ -269,7 +277,8 @@ class Sending:
             taken = taken_by(route.exclusive, draft.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, draft.body))
+            lookup = selector_lookup(draft.body)
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, lookup))
         durable = draft.durable and route.recorded
         if durable or (route.diverted and self.stalled is None):
             target = route.target
@@ -326,6 +335,7 @@ class Sending:
             MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
             ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
         }  # fmt: skip
+        self._deliveries.turns.left -= move_steps(message)
         body = self._deliveries.bodies.read(message)
         try:
             self.pass_on(queue, message, BrokerMessage(annotated(body, annotations), message.priority, 0, message.group), address)

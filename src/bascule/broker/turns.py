@@ -74,14 +74,13 @@ class Turns(Allowance):
 
     def _advance(self, work: Work) -> None:
         """Do a slice of work, and keep the rest."""
-        slice_steps = self.slice_steps
-        while slice_steps > 0:
+        enough = self.left - self.slice_steps
+        while self.left > enough:  # a piece may also have spent steps by itself
             cost = next(work, None)
             if cost is None:
                 return
             if cost == AFTER_STORED:
                 self._when_stored(self.begin, work)
                 return
-            slice_steps -= cost
             self.left -= cost
         self._work.append(work)

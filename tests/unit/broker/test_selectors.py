@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker.message import BrokerMessage
+from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, scan, section_bytes
 from bascule.jms.selector import compile_selector
@@ -39,7 +40,7 @@ def test_what_others_took_does_not_come_to_a_selector(bench: Bench) -> None:
 def test_a_selector_finds_its_message_behind_a_deep_queue_without_looking_again(bench: Bench) -> None:
     looked_at: list[BrokerMessage] = []
 
-    def looked_for(message: BrokerMessage) -> bool:
+    def looked_for(message: BrokerMessage, _allowance: Allowance) -> bool:
         looked_at.append(message)
         return b"red" in bench.engine.bodies.read(message)
 
