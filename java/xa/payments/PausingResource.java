@@ -18,9 +18,13 @@ final class PausingResource implements XAResource {
         this.point = point;
     }
 
+    String name() {
+        return name;
+    }
+
     private void pass(String call) {
         if (point.equals(name + "." + call)) {
-            System.out.println("at " + point);
+            Payments.say("at " + point);
             try {
                 System.in.read();
             } catch (IOException broken) {
@@ -57,7 +61,9 @@ final class PausingResource implements XAResource {
 
     @Override
     public void rollback(Xid xid) throws XAException {
+        pass("rollback.before");
         target.rollback(xid);
+        pass("rollback.after");
     }
 
     @Override
