@@ -109,7 +109,8 @@ class Transferred(Event):
 class Dispositioned(Event):
     """The peer's word about deliveries that we sent: an outcome, within a transaction where ``txn_id`` is given.
 
-    ``settled`` ones are forgotten by the engine; the others wait for ``session.settle_outgoing``.
+    ``settled`` ones are forgotten by the engine; the others wait for ``session.settle_outgoing``. ``more``: the next event of the session
+    is about further deliveries of the same range, or about none; see Connection.unfinished.
     """
 
     session: Session
@@ -117,6 +118,7 @@ class Dispositioned(Event):
     state: Any
     settled: bool
     txn_id: bytes | None
+    more: bool = False
 
 
 @dataclass(slots=True, eq=False)

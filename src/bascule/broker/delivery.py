@@ -61,7 +61,7 @@ class Deliveries:
         self.matches, self.wants = matching.matches, matching.wants
         self._search = Allowance()  # of the queue that is being served
         self._dirty: dict[BrokerQueue, None] = {}
-        self._returns = Returns(self.turns, self._dirty)
+        self.returns = Returns(self.turns, self._dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
@@ -144,7 +144,7 @@ class Deliveries:
         for consumers in (queue.consumers, queue.takers, queue.starved, queue.asking):
             consumers.pop(consumer, None)
         if queue.groups is not None:
-            self._returns.begin(queue, queue.groups.leave(consumer))
+            self.returns.begin(queue, queue.groups.leave(consumer))
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
         self.memory.selector_chars -= len(consumer.selector_text)
@@ -152,9 +152,9 @@ class Deliveries:
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)
         if not failed and seen:
-            self._returns.in_pieces(queue, unacked, self._put_back_seen)
+            self.returns.in_pieces(queue, unacked, self._put_back_seen)
         else:
-            self._returns.in_pieces(queue, unacked, partial(self._put_back, failed=failed))
+            self.returns.in_pieces(queue, unacked, partial(self._put_back, failed=failed))
         if queue.settings.exclusive and queue.consumers:
             queue.takers[next(iter(queue.consumers))] = None
         if queue.starved:
@@ -196,9 +196,9 @@ class Deliveries:
         if queue.durable and message.mid >= 0 and not queue.deleted:
             self.journaling.add_ack(queue, message.mid)
 
-    def forget(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing."""
-        queue.drop(message)
+    def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
+        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing. See BrokerQueue.drop."""
+        queue.drop(message, counted=counted)
         self.release(message)
         if queue.blocked and not queue.full():
             self.go_on(queue)
@@ -236,7 +236,7 @@ class Deliveries:
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
-        self._returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
+        self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
 
     def _put_back_seen(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
         """The same of messages that a consumer may have seen and did not fail at."""

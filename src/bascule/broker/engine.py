@@ -78,6 +78,7 @@ class Engine:
         self.begin_use = destinations.subscription_use.begin
         self.attach, self.detach, self.matches = deliveries.attach, deliveries.detach, deliveries.matches
         self.acknowledge, self.give_back, self.reject = deliveries.acknowledge, deliveries.give_back, deliveries.reject
+        self.return_range = deliveries.returns.begin_range
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry
         self.gone, self.release = deliveries.gone, deliveries.release
         self.wake, self.tick = deliveries.wake, deliveries.tick

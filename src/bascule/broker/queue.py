@@ -203,10 +203,16 @@ class BrokerQueue:
         if message.group is not None and self.groups is None:
             self.groups = Groups(self.ready, self.takers)
 
-    def drop(self, message: BrokerMessage) -> None:
-        """The message is the queue's no longer."""
+    def uncount(self, message: BrokerMessage) -> None:
+        """The message is acknowledged and leaves soon: it counts for no limit any more."""
         self.held_messages -= 1
         self.held_bytes -= message.size_bytes
+
+    def drop(self, message: BrokerMessage, *, counted: bool = True) -> None:
+        """The message is the queue's no longer. ``counted``: ``uncount`` has not been told of it."""
+        if counted:  # as uncount does; a call costs more
+            self.held_messages -= 1
+            self.held_bytes -= message.size_bytes
         if self.counts:
             self.counts.pop(message.position, None)
         if self.durable and message.mid >= 0:

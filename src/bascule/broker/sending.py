@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
-from bascule.broker.turns import Work
+from bascule.broker.turns import Retry, Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -115,28 +116,31 @@ class Sending:
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
-        transaction: LocalTransaction | None = None, *, waits: bool = False,
-    ) -> bool:  # fmt: skip
+        transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,
+    ) -> Retry | None:  # fmt: skip
         """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit.
 
-        Return False only if the caller ``waits`` and a queue has to drop more messages than one turn has time for: the caller sends the
-        message again in the next turn.
+        If the caller ``waits`` and a queue has to drop more messages than one turn has time for, return what the caller calls in the next
+        turn; else None. ``duplicate_ids`` are what an earlier try has found: a search through a large body takes long.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
-            duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+            if duplicate_ids is None:
+                duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
                     port.refused(token, refusal)
-                    return True
+                    return None
             route = self.addresses.route(address, routing)
             if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
-                return False
+                return partial(
+                    self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
+                )
         except BasculeError as error:
             port.refused(token, error)
-            return True
+            return None
         self.counters.messages_in += 1
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
@@ -151,13 +155,13 @@ class Sending:
                 port.accepted(token)
             else:
                 port.refused(token, refusal)
-            return True
+            return None
         if self.put(draft, now_ms):
             self.journaling.tell(port.accepted, token)
-            self.journaling.close_if_full()
         else:
             port.accepted(token)
-        return True
+        self.journaling.close_if_full()
+        return None
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
         """Why a message cannot be taken now: the journal takes no more, or memory is short.
@@ -214,12 +218,14 @@ class Sending:
             self._deliveries.turns.begin(dropping)
 
     def _dropping(self, queue: BrokerQueue) -> Work:
-        while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
-            queue.take_out(oldest)
-            self.counters.dropped += 1
-            self._deliveries.gone(queue, oldest)
-            yield DROP_STEPS
-        queue.dropping = False
+        try:
+            while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
+                queue.take_out(oldest)
+                self.counters.dropped += 1
+                self._deliveries.gone(queue, oldest)
+                yield DROP_STEPS
+        finally:
+            queue.dropping = False  # also after an error: the next message that finds the queue full begins anew
 
     def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
         """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 #: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long: that is below 50 ms.
 TURN_STEPS: Final = 10_000
@@ -20,6 +20,14 @@ SLICES: Final = 10
 Work = Iterator[int]
 #: Work that yields this goes on when all that has been decided so far is stored.
 AFTER_STORED: Final = -1
+
+
+class Retry(Protocol):
+    """Tries once more what had to wait for another turn. Returns what to call in the next one if it still has to."""
+
+    def __call__(self) -> Retry | None:
+        """Call it once."""
+        ...
 
 
 class Allowance:

@@ -25,6 +25,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
+from bascule.server.dispositions import Dispositions
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.usage import Holdings, UserUsage
@@ -120,6 +121,7 @@ class Client:
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
+        self.dispositions = Dispositions(self)
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
         """The client has opened its connection, as ``user`` and ``container`` say, with these properties.
@@ -287,6 +289,7 @@ class Client:
         for link in self.links.of(session):
             del self.links[link]
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, tells)
+        self.dispositions.end_range()  # behind the rest of it, which has come back with its link
 
     def release(self, *, failed: bool = False, orderly: bool = False) -> None:
         """Take back everything that the client holds.
@@ -301,6 +304,7 @@ class Client:
         telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
         for link in list(self.links):
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
+        self.dispositions.end_range()
         self.links.clear()
         self.sessions.clear()
         self._refused_sessions.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +12,8 @@ import bascule
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, AmqpError
-from bascule.amqp.link import Link
-from bascule.amqp.performatives import Accepted, Role
+from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import SaslServer
-from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import RequestFailed, ResourceLimit
@@ -30,11 +28,11 @@ from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink, payload_of
-from bascule.server.outcomes import OUTCOMES, accept_in, return_failed
 from bascule.server.tls import certified_name
 from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
+    from bascule.broker.turns import Retry
     from bascule.server.node import Node
 
 log = get_log(__name__)
@@ -64,7 +62,8 @@ class ClientConnection(asyncio.Protocol):
         self.client = Client(server, self)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
-        self._waiting: list[events.Event] = []  # a message for which a queue makes room, and what came behind it
+        self._waiting: Retry | None = None  # takes a message for which a queue makes room
+        self._behind_waiting: Iterator[events.Event] = iter(())  # what came behind that message
         self.behind = False  # goes on in the next turn
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
@@ -83,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=self._sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
+            in_steps=True,
         )  # fmt: skip
         self.amqp.context, self.amqp.partials = self, server.partials
         server.connections[self] = None
@@ -102,8 +102,8 @@ class ClientConnection(asyncio.Protocol):
         self._unhandled = b""
         began_s = now_s = time.monotonic()
         while (self._has_more or position < len(data)) and amqp.login_check is None and not self.client.lost:
-            if self._waiting:
-                self._handle(self._take_waiting)
+            if self._waiting is not None:
+                self._handle(self._retry)
             elif amqp.unfinished is not None:
                 self._handle(amqp.go_on)
             else:
@@ -111,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
                 self._handle(amqp.receive, data[position:end], now_s)
                 position = end
             now_s = time.monotonic()
-            if now_s - began_s > TURN_S or self._waiting:
+            if now_s - began_s > TURN_S or self._waiting is not None:
                 break
         self._unhandled = data[position:]
         self.touch()
@@ -130,19 +130,25 @@ class ClientConnection(asyncio.Protocol):
         elif was_behind:
             self.read_on()
 
-    def _handle(self, take: Callable[..., list[events.Event]], *arguments: Any) -> None:
+    def _handle(self, take: Callable[..., Iterable[events.Event]], *arguments: Any) -> None:
         """Give something to the AMQP engine, and carry out what it makes of that."""
         try:
             remaining = iter(take(*arguments))
             for event in remaining:
-                if not self.client.ended and HANDLERS[type(event)](self, event):
-                    self._waiting = [event, *remaining]
+                if not self.client.ended and (waiting := HANDLERS[type(event)](self, event)) is not None:
+                    self._waiting, self._behind_waiting = waiting, remaining
+                    return
         except Exception as error:
             self._failed(error)
 
-    def _take_waiting(self) -> list[events.Event]:
-        waiting, self._waiting = self._waiting, []
-        return waiting
+    def _retry(self) -> Iterator[events.Event]:
+        """Try once more to take the message that waits. Return what came behind it, if it waits no longer."""
+        if self._waiting is not None and not self.client.ended:
+            self._waiting = self._waiting()
+            if self._waiting is not None:
+                return iter(())
+        self._waiting = None
+        return self._behind_waiting
 
     def _check_login(self, check: Callable[[], bool]) -> None:
         """Check a password beside the event loop; the client is not read from meanwhile."""
@@ -189,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _has_more(self) -> bool:
         """Whether something that has arrived is not handled yet."""
-        return bool(self._unhandled or self._waiting) or self.amqp.unfinished is not None
+        return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None
 
     def touch(self) -> None:
         """There may be output."""
@@ -380,11 +386,11 @@ class ClientConnection(asyncio.Protocol):
             self.client.interrupted()
         self.client.release(orderly=event.by_peer and event.error is None)
 
-    def _transferred(self, event: events.Transferred) -> bool:
-        """Take a message. Return True if it has to wait for another turn."""
+    def _transferred(self, event: events.Transferred) -> Retry | None:
+        """Take a message. If it has to wait for another turn, return what takes it then."""
         producer = event.link.context
         if not isinstance(producer, ProducerLink):
-            return False
+            return None
         client = self.client
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
@@ -405,11 +411,31 @@ class ClientConnection(asyncio.Protocol):
         else:
             if address == MANAGEMENT_ADDRESS:
                 self._requested(producer, event.payload, token)
-            elif not client.engine.send(address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True):
-                return True
+            else:
+                waiting = client.engine.send(
+                    address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
+                )
+                if waiting is not None:
+                    return partial(self._send_later, producer, address, routing, token, waiting)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
-        return False
+        return None
+
+    def _send_later(self, producer: ProducerLink, address: str, routing: Routing, token: Any, send: Retry) -> Retry | None:
+        """Try once more to send a message. One whose link the broker has ended meanwhile is dropped: its client has been told so."""
+        if producer.link.context is not producer:
+            return None
+        try:
+            if routing is Routing.ANYCAST and address not in self.client.engine.addresses.anycast:
+                self.client.check_creation(address)
+        except BasculeError as error:
+            check_answerable(error)
+            producer.refused(token, error)
+        else:
+            if (waiting := send()) is not None:
+                return partial(self._send_later, producer, address, routing, token, waiting)
+        producer.top_up()
+        return None
 
     def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
         """A request to the management node: taken at once, and answered when it is done."""
@@ -425,33 +451,7 @@ class ClientConnection(asyncio.Protocol):
             producer.accepted(token)
 
     def _dispositioned(self, event: events.Dispositioned) -> None:
-        state = event.state
-        if state is None and not event.settled:
-            return
-        client, engine = self.client, self.client.engine
-        if event.deliveries:
-            link, _, (consumer, message) = event.deliveries[0]
-            if isinstance(link.context, ConsumerLink):
-                link.context.settling(consumer, message)
-        settle = OUTCOMES.get(type(state), return_failed)
-        if event.txn_id is not None:
-            transaction = client.transactions.get(event.txn_id)
-            if transaction is None:
-                settle = return_failed
-            elif isinstance(state, Accepted):
-                settle = partial(accept_in, transaction)
-                if client.first_transactions:
-                    for consumer in {link.context for link, _, _ in event.deliveries if link.context is not None}:
-                        consumer.taken()
-        for link, delivery_id, (consumer, message) in event.deliveries:
-            settle(engine, consumer, message, state)
-            if not event.settled:
-                engine.journaling.tell(self._settled, event.session, link, delivery_id, event.state)
-
-    def _settled(self, session: Session, link: Link, delivery_id: int, state: Any) -> None:
-        if link in self.client.links:
-            session.settle_outgoing(delivery_id, state)
-            self.touch()
+        self.client.dispositions.take(event)
 
     def _flowed(self, event: events.Flowed) -> None:
         context = event.link.context
@@ -468,8 +468,8 @@ class ClientConnection(asyncio.Protocol):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
 
 
-#: Each returns True if its event, and what came behind it, has to wait for another turn.
-HANDLERS: dict[type, Callable[[ClientConnection, Any], bool | None]] = {
+#: Each returns None, or what to call in the next turn if its event, and what came behind it, has to wait.
+HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Opened: ClientConnection._opened,
     events.SessionBegun: ClientConnection._begun,
     events.SessionEnded: ClientConnection._session_ended,

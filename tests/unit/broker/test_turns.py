@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from itertools import pairwise
 
 import pytest
 
 from bascule.broker import delivery
+from bascule.broker import turns as broker_turns
+from bascule.broker.expiry import SWEEP_MS, Expiry
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.schedule import Schedule
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+from tests.support.faults import Faults, InjectedFault
 
 STEPS = 1_000
 #: More than any turn can do.
@@ -146,6 +152,47 @@ def test_a_large_prefetch_goes_back_in_many_turns_and_nothing_overtakes_it(faile
     assert in_order(second)
 
 
+def test_error_while_a_large_prefetch_goes_back_leaves_its_queue_open_for_other_messages() -> None:
+    run = Turns()
+    run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
+    first, second = run.consumer(MANY // 2), run.consumer(0)
+    run.settle()
+    faults = Faults()
+    run.engine.schedule.on_earlier = lambda: faults.at("timer")  # of the next try
+    faults.arm(1)
+    with pytest.raises(InjectedFault):
+        run.engine.detach(first.consumer, failed=True)
+    run.broker.give(second, MANY)
+    run.settle()
+    assert len(second.received) == MANY // 2
+    assert in_order(second)
+
+
+def test_error_in_a_sweep_for_expired_messages_does_not_stop_later_sweeps() -> None:
+    now_ms, expired, faults = 1_000, list[BrokerMessage](), Faults()
+
+    def expire(_: BrokerQueue, message: BrokerMessage) -> None:
+        expired.append(message)
+        faults.at("expire")
+
+    schedule = Schedule()
+    expiry = Expiry(broker_turns.Turns(when_stored=lambda action, work: action(work)), schedule, lambda: now_ms, expire)
+    queue = BrokerQueue(1, "q", "q", Routing.ANYCAST, AddressPolicy(), durable=False)
+    messages = [BrokerMessage(b"", 4, 2_000, None) for _ in range(3)]
+    for position, message in enumerate(messages):
+        message.position = position
+        queue.add(message)
+    expiry.watch(queue, 2_000)
+    faults.arm(1)
+    now_ms = 2_000
+    with pytest.raises(InjectedFault):
+        schedule.run(now_ms, 10)
+    assert expired == messages[:1]
+    now_ms += SWEEP_MS
+    schedule.run(now_ms, 10)
+    assert expired == messages
+
+
 @pytest.mark.parametrize("failed", [True, False])
 def test_a_snapshot_has_the_messages_of_a_prefetch_that_goes_back_at_that_moment(failed: bool) -> None:
     run = Turns()
@@ -259,7 +306,7 @@ def test_delayed_messages_of_many_subscriptions_come_due_in_many_turns_and_in_or
 
 def test_failed_messages_whose_pause_has_ended_come_back_in_many_turns() -> None:
     run = Turns()
-    run.queue.settings = replace(run.queue.settings, redelivery_delay_ms=1_000)
+    run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
     consumer = run.consumer()
     run.settle()
     run.engine.detach(consumer.consumer, failed=True)
