@@ -19,8 +19,8 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
-#: Messages of a commit that go into their queues at once.
-PIECE_MESSAGES: Final = 200
+#: Places in queues that messages of a commit take at once: a message on a topic takes one in each subscription.
+PIECE_PLACES: Final = 200
 #: A message of a commit, its queues, and when it is due.
 Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
@@ -193,9 +193,10 @@ class LocalTransactions:
             self._deliveries.leaving.journal(acks)
         self.counters.acknowledged += len(acks)
         self._deliveries.leaving.forget(acks)
-        self.journaling.then(self._carried_out, stored[:PIECE_MESSAGES])
-        for first in range(PIECE_MESSAGES, len(stored), PIECE_MESSAGES):
-            self.journaling.then(self._put_in, stored[first : first + PIECE_MESSAGES])
+        first, *others = _pieces(stored)
+        self.journaling.then(self._carried_out, first)
+        for piece in others:
+            self.journaling.then(self._put_in, piece)
 
     def _carried_out(self, stored: Sequence[Stored]) -> None:
         self.counters.committed += 1
@@ -229,3 +230,17 @@ class LocalTransactions:
             returned.setdefault(queue, []).append(message)
         for queue, messages in returned.items():
             self._deliveries.put_back(queue, messages, failed=True)
+
+
+def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:
+    """Divide the messages of a commit, in order, into pieces that take PIECE_PLACES at most, or that have one message."""
+    piece: list[Stored] = []
+    pieces, places = [piece], 0
+    for each in stored:
+        wanted = max(1, len(each[1]))
+        if piece and places + wanted > PIECE_PLACES:
+            piece, places = [], 0
+            pieces.append(piece)
+        piece.append(each)
+        places += wanted
+    return pieces
