@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
+from bascule.threads.loops import to_the_end
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import NoTransaction, OutOfOrder
@@ -320,16 +321,3 @@ class FollowsTransaction(Protocol):
 
         Return what takes that back, for the same thread or task. Raises OutOfOrder if the transaction cannot become the current one here.
         """
-
-
-async def to_the_end(ending: asyncio.Future[T]) -> T:
-    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
-    cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.wait([ending])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from ending.exception()
-    return ending.result()
