@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.core.address_index import AddressIndex
-from bascule.core.destination import Routing
+from bascule.core.destination import Routing, has_wildcards
 from bascule.journal.records import EncodedRoute
 
 #: Names that only the broker gives: a temporary destination is never made by asking for it.
@@ -57,10 +58,20 @@ class Route(NamedTuple):
     steps: int  # of finding the queues that want a message, and putting it into them
 
 
+#: Steps of the selectors of all subscriptions of one address, and of all whose address has wildcards: each message asks them in one turn.
+SELECTOR_STEPS_MAX = 50_000
 #: Steps of deciding a message for one queue.
 PUT_STEPS = 2
 #: Anonymous producers may name any number of addresses; routes are cheap to work out again.
 ROUTES_MAX = 10_000
+
+
+#: Stands for all addresses with wildcards: a message may match any number of them.
+_WILDCARDS = "#"
+
+
+def _steps_key(address: str) -> str:
+    return _WILDCARDS if has_wildcards(address) else address
 
 
 @dataclass(slots=True)
@@ -82,6 +93,7 @@ class AddressBook:
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
+    _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; all with wildcards together
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
@@ -110,7 +122,21 @@ class AddressBook:
             self._bound.remove(queue.address, queue)
         self._routes.clear()
 
+    def check_selector(self, queue: BrokerQueue) -> None:
+        """Check that the messages of an address have time for the selector of one more subscription. Raises ResourceLimit."""
+        steps = queue.wanting_steps
+        if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
+            whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
+            raise ResourceLimit(
+                f"a selector of {steps} steps: those of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} steps for each message"
+            )
+
     def _count(self, queue: BrokerQueue, change: int) -> None:
+        if steps := change * queue.wanting_steps:
+            key = _steps_key(queue.address)
+            self._selector_steps[key] += steps
+            if not self._selector_steps[key]:
+                del self._selector_steps[key]
         counts = [self.queues_of]
         if queue.durable and queue.subscription:
             counts.append(self.durable_subscriptions_of)

@@ -80,6 +80,7 @@ class Destinations:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.select(selector)
+        self.addresses.check_selector(queue)
         queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         return self._create(queue)

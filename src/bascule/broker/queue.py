@@ -9,7 +9,7 @@ from typing import Any
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
 from bascule.broker.held import Held
-from bascule.broker.matching import EVALUATION_STEPS, wants_what
+from bascule.broker.matching import wants_what
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
@@ -144,7 +144,7 @@ class BrokerQueue:
     @property
     def wanting_steps(self) -> int:
         """Steps of asking whether the queue wants a message."""
-        return EVALUATION_STEPS + self._selector.steps if self._selector is not None else 0
+        return 1 + self._selector.steps if self._selector is not None else 0
 
     def wants(self, container: str, lookup: MessageLookup) -> bool:
         """Whether a subscription takes a message that a container sent."""

@@ -62,8 +62,10 @@ class ClientConnection(asyncio.Protocol):
         self.client = Client(server, self)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
-        self._waiting: Retry | None = None  # takes a message for which a queue makes room
-        self._behind_waiting: Iterator[events.Event] = iter(())  # what came behind that message
+        self._waiting: Retry | None = None  # takes a message for which a queue makes room, or nothing if the turn has no time left
+        self._behind_waiting: Iterator[events.Event] = iter(())  # what came behind that
+        self._turn_end_s = 0.0
+        self._handling = False
         self.behind = False  # goes on in the next turn
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
@@ -100,7 +102,8 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or self.client.lost or not self.server.awake():
             return
         self._unhandled = b""
-        began_s = now_s = time.monotonic()
+        now_s = time.monotonic()
+        self._turn_end_s = now_s + TURN_S
         while (self._has_more or position < len(data)) and amqp.login_check is None and not self.client.lost:
             if self._waiting is not None:
                 self._handle(self._retry)
@@ -111,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
                 self._handle(amqp.receive, data[position:end], now_s)
                 position = end
             now_s = time.monotonic()
-            if now_s - began_s > TURN_S or self._waiting is not None:
+            if now_s > self._turn_end_s or self._waiting is not None:
                 break
         self._unhandled = data[position:]
         self.touch()
@@ -132,14 +135,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _handle(self, take: Callable[..., Iterable[events.Event]], *arguments: Any) -> None:
         """Give something to the AMQP engine, and carry out what it makes of that."""
+        self._handling = True
         try:
             remaining = iter(take(*arguments))
             for event in remaining:
-                if not self.client.ended and (waiting := HANDLERS[type(event)](self, event)) is not None:
+                waiting = None if self.client.ended else HANDLERS[type(event)](self, event)
+                if waiting is None and time.monotonic() > self._turn_end_s:  # 4 KiB may be 40 messages, each for thousands of subscriptions
+                    waiting = _next_turn
+                if waiting is not None:
                     self._waiting, self._behind_waiting = waiting, remaining
-                    return
+                    break
         except Exception as error:
             self._failed(error)
+        self._handling = False
 
     def _retry(self) -> Iterator[events.Event]:
         """Try once more to take the message that waits. Return what came behind it, if it waits no longer."""
@@ -222,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
                 self.client.full = True  # its window is closed in the middle of large messages
             if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
-            if self.amqp.closed and not self._transport.is_closing():
+            if self.amqp.closed and not (self._handling or self._waiting is not None) and not self._transport.is_closing():
                 self._transport.close()
                 # One that does not read would keep the socket, and with it what is yet to be written, for ever.
                 self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
@@ -466,6 +474,10 @@ class ClientConnection(asyncio.Protocol):
     def _discharged(self, event: events.Discharged) -> None:
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+
+
+def _next_turn() -> None:
+    """Nothing is left to be done of the event: what came behind it waits for the next turn."""
 
 
 #: Each returns None, or what to call in the next turn if its event, and what came behind it, has to wait.

@@ -59,6 +59,31 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
 
 
 @run_async
+async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    served = Served()
+    client = Client(served)
+    producer = client.producer("q")
+    for number in range(30):
+        producer.send(message_bytes(number, durable=False), settled=True)
+    client.amqp.close()
+    client.connection.data_received(client.amqp.data_to_send())
+    taken = served.engine.queue("q").held_messages
+    assert 0 < taken < 30
+    assert not client.wire.closing
+    turns = 0
+    while client.connection.behind:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 30 - taken
+    assert served.engine.queue("q").held_messages == 30
+    client.connection.send_output()
+    assert client.wire.closing
+
+
+@run_async
 async def test_end_of_a_session_costs_no_more_where_the_other_sessions_have_many_links() -> None:
     served = Served()
     client = Client(served, product=PRODUCT)
