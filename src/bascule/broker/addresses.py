@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import NamedTuple
 
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.memory import MemoryAccount
+from bascule.broker.memory import ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.core.address_index import AddressIndex
@@ -92,6 +93,8 @@ class AddressBook:
     _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
+    routes_bytes: int = 0  # what the routes take that are worked out and kept
+    names_bytes: int = 0  # what the names of queues take
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; all with wildcards together
 
@@ -108,7 +111,7 @@ class AddressBook:
             self._bound.add(queue.address, queue)
         self._count(queue, 1)
         self.memory.selector_chars += len(queue.selector_text)
-        self._routes.clear()
+        self.forget_routes()
 
     def remove(self, queue: BrokerQueue) -> None:
         """A queue is gone."""
@@ -120,7 +123,7 @@ class AddressBook:
         else:
             self.subscriptions.pop(queue.name, None)
             self._bound.remove(queue.address, queue)
-        self._routes.clear()
+        self.forget_routes()
 
     def check_selector(self, queue: BrokerQueue) -> None:
         """Check that the messages of an address have time for the selector of one more subscription. Raises ResourceLimit."""
@@ -132,6 +135,7 @@ class AddressBook:
             )
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
+        self.names_bytes += change * sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
         if steps := change * queue.wanting_steps:
             key = _steps_key(queue.address)
             self._selector_steps[key] += steps
@@ -151,7 +155,7 @@ class AddressBook:
         self._exclusive = AddressIndex((divert.pattern, divert) for divert in diverts.exclusive)
         self._diverted = AddressIndex((pattern, pattern) for pattern in diverts.patterns)
         self._replayable = AddressIndex((pattern, pattern) for pattern in diverts.replayable)
-        self._routes.clear()
+        self.forget_routes()
 
     def route(self, address: str, routing: Routing) -> Route:
         """Where a message sent to ``address`` in this way goes."""
@@ -159,8 +163,9 @@ class AddressBook:
         route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
+                self.forget_routes()
             route = self._routes[key] = self._work_out(address, routing)
+            self.routes_bytes += ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
         return route
 
     def _work_out(self, address: str, routing: Routing) -> Route:
@@ -190,14 +195,10 @@ class AddressBook:
             sum(PUT_STEPS + queue.wanting_steps for queue in queues),
         )
 
-    @property
-    def routes_kept(self) -> int:
-        """Routes that are worked out and kept."""
-        return len(self._routes)
-
     def forget_routes(self) -> None:
         """Work routes out once more, when they are asked for."""
         self._routes.clear()
+        self.routes_bytes = 0
 
     def knows(self, address: str, routing: Routing) -> bool:
         """Whether a message to the address, or a consumer of it, would find it and not create it.

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
@@ -70,18 +71,22 @@ class ClientTransport(Protocol):
 class ClientLinks(Holdings[Link, None]):
     """The links of one client, which are also found by their sessions: a client may have thousands of both."""
 
-    __slots__ = ("_by_session",)
+    __slots__ = ("_by_session", "names_bytes")
 
     def __init__(self) -> None:
         super().__init__()
+        self.names_bytes = 0  # what the names of the links take
         self._by_session: dict[Session, dict[Link, None]] = {}
 
     def __setitem__(self, link: Link, value: None) -> None:
+        if link not in self:
+            self.names_bytes += getsizeof(link.name)
         super().__setitem__(link, value)
         self._by_session.setdefault(link.session, {})[link] = None
 
     def __delitem__(self, link: Link) -> None:
         super().__delitem__(link)
+        self.names_bytes -= getsizeof(link.name)
         of_session = self._by_session[link.session]
         del of_session[link]
         if not of_session:
