@@ -18,7 +18,7 @@ from bascule.broker.ports import ConsumerPort, DeliveryHooks
 from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
 from bascule.broker.returns import Returns
 from bascule.broker.schedule import Schedule
-from bascule.broker.turns import Allowance, Turns
+from bascule.broker.turns import Allowance, Turns, Work
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
 
@@ -26,6 +26,8 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
+#: Steps of letting a sender go on that has waited for room.
+GO_ON_STEPS = 20
 #: The same of a message that comes into one queue, and of one whose delay there has ended.
 ARRIVAL_STEPS = 2
 DUE_STEPS = 4
@@ -208,8 +210,13 @@ class Deliveries:
     def go_on(self, queue: BrokerQueue) -> None:
         """Call those who wait for room in a queue."""
         waiting, queue.blocked = queue.blocked, {}
+        if waiting:
+            self.turns.begin(self._going_on(waiting))
+
+    def _going_on(self, waiting: dict[object, Callable[[], object]]) -> Work:
         for go_on in waiting.values():
             self.errors.run(ErrorKind.LINK, go_on)
+            yield GO_ON_STEPS
 
     def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
 from bascule.broker import delivery
 from bascule.broker import turns as broker_turns
+from bascule.broker.errors import QueueDeleted
 from bascule.broker.expiry import SWEEP_MS, Expiry
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
@@ -268,6 +270,34 @@ def test_a_deep_queue_is_deleted_by_one_entry_and_let_go_of_in_many_turns() -> N
     run.settle()
     assert run.engine.bodies.memory_bytes == 0
     assert len(run.broker.log.records) == records + 1
+
+
+def test_consumers_of_a_deleted_queue_are_ended_in_many_turns() -> None:
+    run = Turns(0)
+    consumers = [run.consumer(credit=0) for _ in range(200)]
+    run.settle()
+    run.engine.turns.begin_turn()
+    run.engine.delete_queue(run.queue)
+    assert 0 < sum(consumer.end is not None for consumer in consumers) < 200
+    assert run.settle() > 2
+    assert all(isinstance(consumer.end, QueueDeleted) for consumer in consumers)
+
+
+def test_senders_that_wait_for_room_go_on_in_many_turns_and_in_order() -> None:
+    run = Turns(0)
+    run.queue.settings = dataclasses.replace(run.queue.settings, max_messages=1)
+    run.send(1)
+    run.turn()
+    went_on: list[int] = []
+    for number in range(500):
+        run.engine.when_room("q", Routing.ANYCAST, number, partial(went_on.append, number))
+    consumer = run.consumer()
+    run.settle()
+    run.engine.turns.begin_turn()
+    run.engine.acknowledge(consumer.consumer, consumer.messages[0])
+    assert 0 < len(went_on) < 500
+    assert run.settle() > 2
+    assert went_on == list(range(500))
 
 
 def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
