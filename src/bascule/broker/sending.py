@@ -68,6 +68,10 @@ class TransactionHooks(Protocol):
         """The transaction can only be rolled back."""
         ...
 
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken."""
+        ...
+
 
 class Sending:
     """The way of messages into queues. ``stalled`` is why the journal takes no more, where it does not."""
@@ -131,7 +135,7 @@ class Sending:
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
-                    port.refused(token, refusal)
+                    self.refuse(port, token, refusal, transaction)
                     return None
             route = self.addresses.route(address, routing)
             if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
@@ -139,7 +143,7 @@ class Sending:
                     self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
                 )
         except BasculeError as error:
-            port.refused(token, error)
+            self.refuse(port, token, error, transaction)
             return None
         self.counters.messages_in += 1
         now_ms = self.clock()
@@ -154,7 +158,7 @@ class Sending:
             if refusal is None:
                 port.accepted(token)
             else:
-                port.refused(token, refusal)
+                self.refuse(port, token, refusal, transaction)
             return None
         if self.put(draft, now_ms):
             self.journaling.tell(port.accepted, token)
@@ -162,6 +166,12 @@ class Sending:
             port.accepted(token)
         self.journaling.close_if_full()
         return None
+
+    def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
+        """Answer that a message is not taken. A transaction that it belongs to can only be rolled back from then on."""
+        if transaction is not None:
+            self._transactions.message_refused(transaction, error)
+        port.refused(token, error)
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
         """Why a message cannot be taken now: the journal takes no more, or memory is short.

@@ -397,10 +397,11 @@ class ClientConnection(asyncio.Protocol):
     def _transferred(self, event: events.Transferred) -> Retry | None:
         """Take a message. If it has to wait for another turn, return what takes it then."""
         producer = event.link.context
-        if not isinstance(producer, ProducerLink):
-            return None
         client = self.client
-        token = None if event.settled else (event.delivery_id, event.txn_id)
+        if not isinstance(producer, ProducerLink):
+            client.lose_message(event.txn_id)
+            return None
+        token = _token_of(event)
         try:
             facts = scan(payload_of(event))
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)
@@ -414,8 +415,7 @@ class ClientConnection(asyncio.Protocol):
             if address == MANAGEMENT_ADDRESS and transaction is not None:
                 raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
         except BasculeError as error:
-            check_answerable(error)
-            producer.refused(token, error)
+            self._refuse(event, producer, error)
         else:
             if address == MANAGEMENT_ADDRESS:
                 self._requested(producer, event.payload, token)
@@ -424,26 +424,35 @@ class ClientConnection(asyncio.Protocol):
                     address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
                 )
                 if waiting is not None:
-                    return partial(self._send_later, producer, address, routing, token, waiting)
+                    return partial(self._send_later, event, producer, address, routing, waiting)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return None
 
-    def _send_later(self, producer: ProducerLink, address: str, routing: Routing, token: Any, send: Retry) -> Retry | None:
+    def _send_later(self, event: events.Transferred, producer: ProducerLink, address: str, routing: Routing, send: Retry) -> Retry | None:
         """Try once more to send a message. One whose link the broker has ended meanwhile is dropped: its client has been told so."""
         if producer.link.context is not producer:
+            self.client.lose_message(event.txn_id)
             return None
         try:
             if routing is Routing.ANYCAST and address not in self.client.engine.addresses.anycast:
                 self.client.check_creation(address)
         except BasculeError as error:
-            check_answerable(error)
-            producer.refused(token, error)
+            self._refuse(event, producer, error)
         else:
             if (waiting := send()) is not None:
-                return partial(self._send_later, producer, address, routing, token, waiting)
+                return partial(self._send_later, event, producer, address, routing, waiting)
         producer.top_up()
         return None
+
+    def _refuse(self, event: events.Transferred, producer: ProducerLink, error: BasculeError) -> None:
+        """Answer that a message is not taken, for which its transaction is doomed. Raises an error that no answer may have."""
+        check_answerable(error)
+        transaction = None if event.txn_id is None else self.client.transactions.get(event.txn_id)
+        self.client.engine.refuse(producer, _token_of(event), error, transaction)
+
+    def _discarded(self, event: events.TransferDiscarded) -> None:
+        self.client.lose_message(event.txn_id, event.error)
 
     def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
         """A request to the management node: taken at once, and answered when it is done."""
@@ -476,6 +485,11 @@ class ClientConnection(asyncio.Protocol):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
 
 
+def _token_of(event: events.Transferred) -> tuple[int, bytes | None] | None:
+    """What the outcome of a message is sent for: None if its sender waits for none."""
+    return None if event.settled else (event.delivery_id, event.txn_id)
+
+
 def _next_turn() -> None:
     """Nothing is left to be done of the event: what came behind it waits for the next turn."""
 
@@ -489,6 +503,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Detached: ClientConnection._detached,
     events.ConnectionClosed: ClientConnection._closed,
     events.Transferred: ClientConnection._transferred,
+    events.TransferDiscarded: ClientConnection._discarded,
     events.Dispositioned: ClientConnection._dispositioned,
     events.Flowed: ClientConnection._flowed,
     events.DeclareReceived: ClientConnection._declared,
