@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import bascule
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
-from bascule.broker.errors import RequestFailed, ResourceLimit
-from bascule.core.destination import Routing
+from bascule.broker.errors import ResourceLimit
 from bascule.core.errors import BasculeError, Scope, check_answerable
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.jms.sections import scan
-from bascule.server import management
-from bascule.server.attach import attach, detached, place_of_message, routing_at
+from bascule.server.attach import attach, detached
 from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
-from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink, payload_of
+from bascule.server.links import ConsumerLink
 from bascule.server.tls import certified_name
+from bascule.server.transfers import Transfers
 from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
@@ -60,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
         self.amqp: Connection  # once there is a transport: it may say who the client is
         self.peer = handshake.peer
         self.client = Client(server, self)
+        self._transfers = Transfers(self.client, server.errors)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
         self._waiting: Retry | None = None  # takes a message for which a queue makes room, or nothing if the turn has no time left
@@ -395,77 +392,10 @@ class ClientConnection(asyncio.Protocol):
         self.client.release(orderly=event.by_peer and event.error is None)
 
     def _transferred(self, event: events.Transferred) -> Retry | None:
-        """Take a message. If it has to wait for another turn, return what takes it then."""
-        producer = event.link.context
-        client = self.client
-        if not isinstance(producer, ProducerLink):
-            client.lose_message(event.txn_id)
-            return None
-        token = _token_of(event)
-        try:
-            facts = scan(payload_of(event))
-            transaction = None if event.txn_id is None else client.transaction(event.txn_id)
-            address, routing = producer.address, producer.routing
-            if address is None or routing is None:
-                place = place_of_message(facts.to, event.payload)
-                address, routing = place.address, routing_at(client, place)
-                client.check_relay(address, routing)
-            elif routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
-                client.check_creation(address)
-            if address == MANAGEMENT_ADDRESS and transaction is not None:
-                raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
-        except BasculeError as error:
-            self._refuse(event, producer, error)
-        else:
-            if address == MANAGEMENT_ADDRESS:
-                self._requested(producer, event.payload, token)
-            else:
-                waiting = client.engine.send(
-                    address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
-                )
-                if waiting is not None:
-                    return partial(self._send_later, event, producer, address, routing, waiting)
-        if event.link.credit < PRODUCER_CREDIT_LOW:
-            producer.top_up()
-        return None
-
-    def _send_later(self, event: events.Transferred, producer: ProducerLink, address: str, routing: Routing, send: Retry) -> Retry | None:
-        """Try once more to send a message. One whose link the broker has ended meanwhile is dropped: its client has been told so."""
-        if producer.link.context is not producer:
-            self.client.lose_message(event.txn_id)
-            return None
-        try:
-            if routing is Routing.ANYCAST and address not in self.client.engine.addresses.anycast:
-                self.client.check_creation(address)
-        except BasculeError as error:
-            self._refuse(event, producer, error)
-        else:
-            if (waiting := send()) is not None:
-                return partial(self._send_later, event, producer, address, routing, waiting)
-        producer.top_up()
-        return None
-
-    def _refuse(self, event: events.Transferred, producer: ProducerLink, error: BasculeError) -> None:
-        """Answer that a message is not taken, for which its transaction is doomed. Raises an error that no answer may have."""
-        check_answerable(error)
-        transaction = None if event.txn_id is None else self.client.transactions.get(event.txn_id)
-        self.client.engine.refuse(producer, _token_of(event), error, transaction)
+        return self._transfers.take(event)
 
     def _discarded(self, event: events.TransferDiscarded) -> None:
-        self.client.lose_message(event.txn_id, event.error)
-
-    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
-        """A request to the management node: taken at once, and answered when it is done."""
-        try:
-            management.request(self.client, body)
-        except BasculeError as error:
-            check_answerable(error)
-            producer.refused(token, error)
-        except Exception as error:
-            self.server.errors.contain(ErrorKind.REQUEST, error, peer=self.peer, container=self.client.container)
-            producer.refused(token, RequestFailed("the broker failed to carry out the request; its log says more"))
-        else:
-            producer.accepted(token)
+        self._transfers.discarded(event)
 
     def _dispositioned(self, event: events.Dispositioned) -> None:
         self.client.dispositions.take(event)
@@ -483,11 +413,6 @@ class ClientConnection(asyncio.Protocol):
     def _discharged(self, event: events.Discharged) -> None:
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
-
-
-def _token_of(event: events.Transferred) -> tuple[int, bytes | None] | None:
-    """What the outcome of a message is sent for: None if its sender waits for none."""
-    return None if event.settled else (event.delivery_id, event.txn_id)
 
 
 def _next_turn() -> None:
