@@ -22,7 +22,7 @@ from bascule.amqp.types import Symbol
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
 from bascule.jms.sections import VALUE, Scan, places, scan
-from bascule.server import connection
+from bascule.server import connection, transfers
 from bascule.server.interruptions import PRODUCT
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.support.costs import calls_of
@@ -62,10 +62,10 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
 async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "TURN_S", 0.0)
     served = Served()
     client = Client(served)
     producer = client.producer("q")
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
     for number in range(30):
         producer.send(message_bytes(number, durable=False), settled=True)
     client.amqp.close()
@@ -415,7 +415,7 @@ async def test_message_that_waits_is_scanned_once(monkeypatch: pytest.MonkeyPatc
         scanned.append(data)
         return scan(data)
 
-    monkeypatch.setattr(connection, "scan", counted)
+    monkeypatch.setattr(transfers, "scan", counted)
     served = Dropping()
     client = Client(served)
     send_two(client, client.producer("q"))
