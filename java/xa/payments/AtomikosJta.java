@@ -29,6 +29,8 @@ final class AtomikosJta implements Jta {
         // Recovery rolls a branch back without a decision that it has known for so long.
         properties.setProperty(PREFIX + "max_timeout", timeout);
         properties.setProperty(PREFIX + "default_jta_timeout", timeout);
+        // Otherwise commit() returns, too, where a resource that is away could be neither prepared nor rolled back.
+        properties.setProperty(PREFIX + "throw_on_heuristic", "true");
         properties.setProperty(PREFIX + "oltp_max_retries", Integer.toString(RETRIES));
         properties.setProperty(PREFIX + "oltp_retry_interval", "1000");
         UserTransactionServiceImp service = new UserTransactionServiceImp(properties);

@@ -46,7 +46,8 @@ public final class Payments {
         name = arguments[6];
         String point = arguments.length > 7 ? arguments[7] : "";
         resources = List.of(
-            new PausingResource("database", database.getXAResource(), point), new PausingResource("jms", session.getXAResource(), point));
+            new PausingResource("database", LostConnections.told(database.getXAResource()), point),
+            new PausingResource("jms", session.getXAResource(), point));
         jta = Jta.start(arguments[1], Path.of(arguments[5]), Integer.parseInt(arguments[2]), resources);
     }
 
