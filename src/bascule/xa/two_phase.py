@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
@@ -42,6 +42,10 @@ from bascule.xa.transaction_states import TransactionStatus as TransactionStatus
 from bascule.xa.xid import Xid, branch, may_be_in_database
 
 _log = get_log("bascule.xa")
+
+
+#: Of a branch until it is told: recovery has it to tell, if an interrupt comes before.
+_NOT_TOLD: Final = "not told yet"
 
 
 class TwoPhaseViolation(enum.StrEnum):
@@ -333,6 +337,7 @@ class TwoPhase:
             # Nothing is wrong with the work: it may be repeated.
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
+        self.unfinished.update({each.participant.name: _NOT_TOLD for each in prepared})
         try:
             with self._timed(TransactionPhase.COMMIT):
                 for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
@@ -384,6 +389,7 @@ class TwoPhase:
         """Tell each branch that was not told yet to roll back."""
         with self._timed(TransactionPhase.ROLLBACK):
             left = [each for each in self._branches.values() if not each.undone]
+            self.unfinished.update({each.participant.name: _NOT_TOLD for each in left})
             for each in left:
                 await self._end_work(each)
             await self._tell_all(left, Outcome.ROLLBACK)
@@ -409,7 +415,6 @@ class TwoPhase:
 
     async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
         name = each.participant.name
-        self.unfinished[name] = "not told yet"
         try:
             crash.point("xa.finish.before")
             heuristic = await finish(
@@ -422,7 +427,7 @@ class TwoPhase:
         else:
             if heuristic is not None:
                 self.heuristics.append(heuristic)
-            del self.unfinished[name]
+            self.unfinished.pop(name, None)  # told before the decision, if a test breaks that rule
         each.undone = outcome is Outcome.ROLLBACK
 
     # -- inside ------------------------------------------------------------------------------------------------------------
