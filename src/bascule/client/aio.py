@@ -315,6 +315,11 @@ class AsyncContext:
     async def _run(self, operation: Operation[T]) -> T:
         return await self._task.run(operation)
 
+    async def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+    ) -> Message:
+        return await self._run(self._session.send(destination, content, options, self._until(timeout_s), **how))
+
     @property
     def _in_listener(self) -> bool:
         return asyncio.current_task() is self._listener_task
@@ -416,12 +421,11 @@ class AsyncProducer:
         """Return when everything that the context sent has its answer."""
         await self._context._run(self._context._session.flush(self._context._until(timeout_s)))
 
-    async def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **options: Any) -> Message:
+    async def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **how: Any) -> Message:
         destination = to or self._destination
         if destination is None:
             raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
-        context = self._context
-        return await context._run(context._session.send(destination, content, self._options, context._until(timeout_s), **options))
+        return await self._context._send(destination, content, self._options, timeout_s, **how)
 
 
 class AsyncConsumer:

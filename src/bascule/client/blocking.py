@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
 from bascule.client.errors import ConnectionLost, IllegalState
@@ -29,6 +29,16 @@ from bascule.threads.lasting import lasting_thread
 
 log = get_log(__name__)
 T = TypeVar("T")
+
+
+class SendingContext(Protocol):
+    """What a producer needs of its context: see Context."""
+
+    def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+    ) -> Message: ...
+
+    def _flush(self, timeout_s: float | None) -> None: ...
 
 
 class Context:
@@ -237,6 +247,14 @@ class Context:
         with self._one_thread():
             return self._thread.run(operation)
 
+    def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+    ) -> Message:
+        return self._run(self._session.send(destination, content, options, self._until(timeout_s), **how))
+
+    def _flush(self, timeout_s: float | None) -> None:
+        self._run(self._session.flush(self._until(timeout_s)))
+
     def _call(self, function: Callable[[], T]) -> T:
         with self._one_thread():
             return self._thread.call(function)
@@ -300,7 +318,7 @@ class Context:
 class Producer:
     """JMSProducer: sends messages."""
 
-    def __init__(self, context: Context, destination: Destination | None, options: SendOptions) -> None:
+    def __init__(self, context: SendingContext, destination: Destination | None, options: SendOptions) -> None:
         """Made by Context.producer."""
         self._context = context
         self._destination = destination
@@ -360,14 +378,13 @@ class Producer:
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Return when everything that the context sent has its answer."""
-        self._context._run(self._context._session.flush(self._context._until(timeout_s)))
+        self._context._flush(timeout_s)
 
-    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **options: Any) -> Message:
+    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **how: Any) -> Message:
         destination = to or self._destination
         if destination is None:
             raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
-        context = self._context
-        return context._run(context._session.send(destination, content, self._options, context._until(timeout_s), **options))
+        return self._context._send(destination, content, self._options, timeout_s, **how)
 
 
 class Consumer:

@@ -30,7 +30,7 @@ from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
-from bascule.xa.forks import Forks, abandon
+from bascule.xa.forks import Forks, abandon, register_for_forks
 from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.plan import Action, own_log
 from bascule.xa.propagation import USES, Propagation, TransactionUse
@@ -61,8 +61,6 @@ _FINDINGS = {TransactionStatus.COMMITTED: TransactionFinding.COMMITTED, Transact
 RETRY_PAUSE_S = 0.05
 
 _log = get_log("bascule.xa")
-#: Managers that this process has opened: the child of a fork closes them for itself.
-_opened: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -150,7 +148,7 @@ class TransactionManager:
         self._thread.start()
         self._reaper = Reaper()
         lasting_thread(self._reaper.run, f"bascule-xa-reaper-{self.name}", on_failure=self._reaper_failed).start()
-        _opened.add(self)
+        register_for_forks(self)
         return first
 
     def close(self) -> None:
@@ -213,6 +211,18 @@ class TransactionManager:
         if (entered := self._current.get()) is None or entered.transaction.status in ENDED:
             raise NoTransaction("there is no transaction in this thread or task")
         return entered.transaction
+
+    @property
+    def entered(self) -> Transaction | None:
+        """The transaction whose block this thread or task is in; None if it is in none.
+
+        Raises NoTransaction if that transaction has ended within its block, TransactionTimedOut if its time was over: what comes then
+        must not happen without it. ``with aside()`` works outside of it.
+        """
+        entered = self._current.get()
+        if entered is not None:
+            entered.transaction.check_open()
+        return None if entered is None else entered.transaction
 
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
         """As ``enlist`` of the current transaction."""
@@ -469,14 +479,6 @@ def _here() -> object:
         return asyncio.current_task() or threading.get_ident()
     except RuntimeError:
         return threading.get_ident()
-
-
-def _forget_the_parent() -> None:
-    for manager in list(_opened):
-        manager.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_the_parent)
 
 
 def retry_pause_s(attempt: int) -> float:

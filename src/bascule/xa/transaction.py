@@ -18,7 +18,7 @@ from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
-from bascule.xa.errors import OutOfOrder
+from bascule.xa.errors import NoTransaction, OutOfOrder
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
 from bascule.xa.two_phase import ENDED, TransactionPhase, TransactionStatus, TwoPhase
@@ -110,6 +110,13 @@ class Transaction:
             handle = run_blocking(self._protocol.enlist(participant))
             self._resources[resource.name] = resource
             return handle
+
+    def check_open(self) -> None:
+        """Raise TransactionTimedOut, or NoTransaction, if the transaction has ended."""
+        if self._expired:
+            raise self._protocol.timed_out()
+        if self.status in ENDED:
+            raise NoTransaction(f"transaction {self.id} is {self.status.value}")
 
     def set_rollback_only(self) -> None:
         """Whatever comes, it will not commit."""
