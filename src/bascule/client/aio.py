@@ -400,21 +400,16 @@ class AsyncProducer:
 
     async def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
         """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
-        errors: list[BasculeError] = []
-
-        def done(_: Message, error: BasculeError | None) -> None:
-            if error is not None:
-                errors.append(error)
-
+        refusals: list[BasculeError] = []
         count = 0
         for content in contents:
-            await self._send(content, to, timeout_s, wait=False, on_done=done)
+            await self._send(content, to, timeout_s, wait=False, refusals=refusals)
             count += 1
-            if errors:
+            if refusals:
                 break
         await self.flush(timeout_s=timeout_s)
-        if errors:
-            raise errors[0]
+        if refusals:
+            raise refusals[0]
         return count
 
     async def flush(self, *, timeout_s: float | None = None) -> None:

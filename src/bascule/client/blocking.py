@@ -359,21 +359,16 @@ class Producer:
 
     def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
         """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
-        errors: list[BasculeError] = []
-
-        def done(_: Message, error: BasculeError | None) -> None:
-            if error is not None:
-                errors.append(error)
-
+        refusals: list[BasculeError] = []
         count = 0
         for content in contents:
-            self._send(content, to, timeout_s, wait=False, on_done=done)
+            self._send(content, to, timeout_s, wait=False, refusals=refusals)
             count += 1
-            if errors:
+            if refusals:
                 break
         self.flush(timeout_s=timeout_s)
-        if errors:
-            raise errors[0]
+        if refusals:
+            raise refusals[0]
         return count
 
     def flush(self, *, timeout_s: float | None = None) -> None:

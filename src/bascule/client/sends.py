@@ -40,8 +40,12 @@ class Sends(Transactions):
         wait: bool = True,
         repeat: bool = False,
         on_done: OnDone | None = None,
+        refusals: list[BasculeError] | None = None,
     ) -> Operation[Message]:
-        """Send a message; with ``wait`` return when the broker has it, in a transaction at once. Raises as Producer.send does."""
+        """Send a message; with ``wait`` return when the broker has it, in a transaction at once. Raises as Producer.send does.
+
+        ``on_done`` is called some time after the answer; ``refusals`` has the error before ``flush`` returns.
+        """
         self.check()
         message = Message.of(content)
         transaction = self.transaction
@@ -59,7 +63,7 @@ class Sends(Transactions):
         if transaction is not None:
             transaction.check()
         sending = PendingSend(message, data, sender, transaction)
-        sending.on_done = on_done
+        sending.on_done, sending.refusals = on_done, refusals
         sender.put(sending)
         if wait and transaction is None:
             yield from self._await_answer(sending, until_s)
