@@ -17,7 +17,7 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.managed import ManagedContext, refuse_listener, refused
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
-from bascule.client.sends import OnDone
+from bascule.client.sends import OnDone, SendCompletion
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
@@ -162,11 +162,11 @@ class AsyncManagedContext(AsyncContext):
             return await self._runner.complete(operation)
 
     async def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message:
-        if (on_done := how.pop("on_done", None)) is not None:
-            how["on_done"] = self._runner.here(on_done)
-        return await super()._send(destination, content, options, timeout_s, **how)
+        if completion.on_done is not None:
+            completion = completion._replace(on_done=self._runner.here(completion.on_done))
+        return await super()._send(destination, content, options, timeout_s, completion)
 
     async def _consumer(
         self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None

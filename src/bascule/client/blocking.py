@@ -19,7 +19,7 @@ from bascule.client.errors import ConnectionLost, IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
-from bascule.client.sends import OnDone
+from bascule.client.sends import AT_ITS_END, OnDone, SendCompletion
 from bascule.client.session import ClientSession, ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
@@ -35,7 +35,7 @@ class SendingContext(Protocol):
     """What a producer needs of its context: see Context."""
 
     def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message: ...
 
     def _flush(self, timeout_s: float | None) -> None: ...
@@ -248,9 +248,9 @@ class Context:
             return self._thread.run(operation)
 
     def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message:
-        return self._run(self._session.send(destination, content, options, self._until(timeout_s), **how))
+        return self._run(self._session.send(destination, content, options, self._until(timeout_s), completion))
 
     def _flush(self, timeout_s: float | None) -> None:
         self._run(self._session.flush(self._until(timeout_s)))
@@ -330,11 +330,11 @@ class Producer:
         Raises MessageRefused, InvalidDestination, TimedOut, ConnectionLost. Over a failover URL a send that lost its answer is repeated
         under the same id until ``timeout_s`` is over.
         """
-        return self._send(content, to, timeout_s)
+        return self._send(content, to, timeout_s, AT_ITS_END)
 
     def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
         """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
-        return self._send(message, message.destination, timeout_s, repeat=True)
+        return self._send(message, message.destination, timeout_s, SendCompletion(repeat=True))
 
     def send_async(
         self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
@@ -354,7 +354,7 @@ class Producer:
             if on_done is not None:
                 on_done(message, error)
 
-        self._send(content, to, timeout_s, wait=False, on_done=done)
+        self._send(content, to, timeout_s, SendCompletion(wait=False, on_done=done))
         return future
 
     def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
@@ -362,7 +362,7 @@ class Producer:
         refusals: list[BasculeError] = []
         count = 0
         for content in contents:
-            self._send(content, to, timeout_s, wait=False, refusals=refusals)
+            self._send(content, to, timeout_s, SendCompletion(wait=False, refusals=refusals))
             count += 1
             if refusals:
                 break
@@ -375,11 +375,11 @@ class Producer:
         """Return when everything that the context sent has its answer."""
         self._context._flush(timeout_s)
 
-    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **how: Any) -> Message:
+    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, completion: SendCompletion) -> Message:
         destination = to or self._destination
         if destination is None:
             raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
-        return self._context._send(destination, content, self._options, timeout_s, **how)
+        return self._context._send(destination, content, self._options, timeout_s, completion)
 
 
 class Consumer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from bascule.adapter.outbound.contexts import CLOSED, POOLED, Elsewhere, PooledSession, outlives_transaction
 from bascule.adapter.outbound.pool import Pool
@@ -14,6 +13,7 @@ from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.async_managed import AsyncManagedConsumer, AsyncManagedContext, LentRunner
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, SendOptions
+from bascule.client.sends import SendCompletion
 from bascule.threads.background import in_background
 
 
@@ -100,10 +100,10 @@ class AsyncTransactionContext(AsyncBranchContext):
         return super()._keeps(wanted) and outlives_transaction(wanted)
 
     async def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message:
         self._temporary.check_reply_to(content)
-        return await super()._send(destination, content, options, timeout_s, **how)
+        return await super()._send(destination, content, options, timeout_s, completion)
 
     async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
         """A queue that goes with the transaction."""

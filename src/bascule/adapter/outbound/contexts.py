@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from bascule.adapter.outbound.pool import Pool
 from bascule.adapter.outbound.temporary import TemporaryDestinations
@@ -13,6 +13,7 @@ from bascule.client.branch import BranchContext
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext
 from bascule.client.message import Body, SendOptions
+from bascule.client.sends import SendCompletion
 from bascule.core.errors import BasculeError
 
 CLOSED: Final = "the context is closed"
@@ -112,10 +113,10 @@ class TransactionContext(BranchContext):
         return super()._keeps(wanted) and outlives_transaction(wanted)
 
     def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, **how: Any
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message:
         self._temporary.check_reply_to(content)
-        return super()._send(destination, content, options, timeout_s, **how)
+        return super()._send(destination, content, options, timeout_s, completion)
 
     def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
         """A queue that goes with the transaction."""
