@@ -106,6 +106,18 @@ class Transferred(Event):
 
 
 @dataclass(slots=True, eq=False)
+class TransferDiscarded(Event):
+    """A message of a transaction that the application does not get, and for which no outcome is sent.
+
+    This end has detached the link: because of this message, which is ``error``, or before the message came.
+    """
+
+    link: ReceiverLink
+    txn_id: bytes
+    error: AmqpError | None
+
+
+@dataclass(slots=True, eq=False)
 class Dispositioned(Event):
     """The peer's word about deliveries that we sent: an outcome, within a transaction where ``txn_id`` is given.
 

@@ -63,7 +63,7 @@ class Engine:
         self.schedule, self.turns = deliveries.schedule, deliveries.turns
         self.addresses = destinations.addresses
         # The commands are those of the parts, called without a detour.
-        self.send, self.share_of_room = sending.send, sending.share_of_room
+        self.send, self.refuse, self.share_of_room = sending.send, sending.refuse, sending.share_of_room
         self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
@@ -88,6 +88,10 @@ class Engine:
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
         """The transaction can only be rolled back; see LocalTransactions."""
         self.local_transactions.doom(transaction, error)
+
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken; see LocalTransactions."""
+        self.local_transactions.message_refused(transaction, error)
 
     def dispatch(self) -> None:
         """The end of a turn: waiting messages go to consumers with credit, and producers wait or go on as memory says."""

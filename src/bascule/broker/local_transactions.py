@@ -29,6 +29,7 @@ class EngineViolation(enum.StrEnum):
     """Rules of the engine that a test may break."""
 
     ROLLBACK_COMMITS = "a rolled back transaction is carried out"
+    REFUSAL_FORGOTTEN = "a transaction is committed although one of its messages was refused"
 
 
 class LocalTransactions:
@@ -49,6 +50,7 @@ class LocalTransactions:
         self._sending = sending
         self._due_ms = 0
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
+        self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""
@@ -82,6 +84,14 @@ class LocalTransactions:
         transaction.doomed = error
         transaction.drafts.clear()
         self._discharge(transaction)
+
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken: the transaction can only be rolled back, also if the message is sent again.
+
+        Its client may commit without a look at the outcome of the message: Qpid JMS does, for it sends asynchronously in a transaction.
+        """
+        if transaction.doomed is None and not self._refusal_forgotten:
+            self.doom(transaction, TransactionRolledBack(f"a message of the transaction was refused: {error}", cause=error))
 
     def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
         """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on.

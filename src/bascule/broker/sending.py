@@ -59,6 +59,10 @@ class TransactionHooks(Protocol):
         """The transaction can only be rolled back."""
         ...
 
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken."""
+        ...
+
 
 class Sending:
     """The way of messages into queues. ``stalled`` is why the journal takes no more, where it does not."""
@@ -121,13 +125,13 @@ class Sending:
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
-                    port.refused(token, refusal)
+                    self.refuse(port, token, refusal, transaction)
                     return True
             route = self.addresses.route(address, routing)
             if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
                 return False
         except BasculeError as error:
-            port.refused(token, error)
+            self.refuse(port, token, error, transaction)
             return True
         self.counters.messages_in += 1
         now_ms = self.clock()
@@ -142,7 +146,7 @@ class Sending:
             if refusal is None:
                 port.accepted(token)
             else:
-                port.refused(token, refusal)
+                self.refuse(port, token, refusal, transaction)
             return True
         if self.put(draft, now_ms):
             self.journaling.tell(port.accepted, token)
@@ -150,6 +154,12 @@ class Sending:
         else:
             port.accepted(token)
         return True
+
+    def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
+        """Answer that a message is not taken. A transaction that it belongs to can only be rolled back from then on."""
+        if transaction is not None:
+            self._transactions.message_refused(transaction, error)
+        port.refused(token, error)
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
         """Why a message cannot be taken now: the journal takes no more, or memory is short.

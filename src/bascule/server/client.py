@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
@@ -44,6 +44,8 @@ REFUSED_SESSION_S = 1.0
 CONNECTION_RESET = AmqpError(
     CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
 )
+#: Why a message was not taken that came on a link which had ended.
+LINK_ENDED = AmqpError(DETACH_FORCED, "the broker had ended its link")
 
 _transaction_ids = itertools.count(1)
 
@@ -251,6 +253,15 @@ class Client:
         if transaction is None:
             raise UnknownTransaction(f"no transaction {txn_id.hex()} on this connection")
         return transaction
+
+    def lose_message(self, txn_id: bytes | None, error: AmqpError | None = None) -> None:
+        """A message came on a link that had ended, or has ended because of the message: nobody takes it, and no outcome says so.
+
+        Its transaction, if it has one, can only be rolled back.
+        """
+        transaction = None if txn_id is None else self.transactions.get(txn_id)
+        if transaction is not None:
+            self.engine.message_refused(transaction, error or LINK_ENDED)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -383,9 +383,10 @@ class ClientConnection(asyncio.Protocol):
     def _transferred(self, event: events.Transferred) -> bool:
         """Take a message. Return True if it has to wait for another turn."""
         producer = event.link.context
-        if not isinstance(producer, ProducerLink):
-            return False
         client = self.client
+        if not isinstance(producer, ProducerLink):
+            client.lose_message(event.txn_id)
+            return False
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
             facts = scan(payload_of(event))
@@ -401,7 +402,8 @@ class ClientConnection(asyncio.Protocol):
                 raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
         except BasculeError as error:
             check_answerable(error)
-            producer.refused(token, error)
+            transaction = None if event.txn_id is None else client.transactions.get(event.txn_id)
+            client.engine.refuse(producer, token, error, transaction)
         else:
             if address == MANAGEMENT_ADDRESS:
                 self._requested(producer, event.payload, token)
@@ -410,6 +412,9 @@ class ClientConnection(asyncio.Protocol):
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return False
+
+    def _discarded(self, event: events.TransferDiscarded) -> None:
+        self.client.lose_message(event.txn_id, event.error)
 
     def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
         """A request to the management node: taken at once, and answered when it is done."""
@@ -477,6 +482,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], bool | None]] = {
     events.Detached: ClientConnection._detached,
     events.ConnectionClosed: ClientConnection._closed,
     events.Transferred: ClientConnection._transferred,
+    events.TransferDiscarded: ClientConnection._discarded,
     events.Dispositioned: ClientConnection._dispositioned,
     events.Flowed: ClientConnection._flowed,
     events.DeclareReceived: ClientConnection._declared,
