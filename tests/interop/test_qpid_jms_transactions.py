@@ -103,7 +103,7 @@ def too_large(session: Session, name: str) -> None:
     session.producer(f"queue:{name}.large").send("x" * (MAX_MESSAGE_BYTES + 1))
 
 
-def request_to_the_broker(session: Session, name: str) -> None:  # noqa: ARG001
+def request_to_the_broker(session: Session, name: str) -> None:
     session.producer().send("refused", to="queue:$management")
 
 

@@ -122,6 +122,8 @@ TRANSITIONS: Final = Transitions(
 )
 #: The states that no event leaves.
 ENDED = frozenset({TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT})
+#: Of a branch until it is told: recovery has it to tell, if an interrupt comes before.
+_NOT_TOLD: Final = "not told yet"
 #: What becomes of a commit that is interrupted in a state: what stands, stands; the rest is in doubt, and recovery sees to it.
 _BEGUN: Final = {
     TransactionStatus.PREPARING: TransactionEvent.UNANSWERED,
@@ -382,6 +384,7 @@ class TwoPhase:
             # Nothing is wrong with the work: it may be repeated.
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
+        self.unfinished.update({each.participant.name: _NOT_TOLD for each in prepared})
         try:
             with self._timed(TransactionPhase.COMMIT):
                 for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
@@ -426,6 +429,7 @@ class TwoPhase:
         return wanted
 
     async def _undo(self) -> None:
+        self.unfinished.update(dict.fromkeys(self._branches, _NOT_TOLD))
         try:
             with self._timed(TransactionPhase.ROLLBACK):
                 await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
@@ -443,7 +447,6 @@ class TwoPhase:
 
     async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
         name = each.participant.name
-        self.unfinished[name] = "not told yet"
         try:
             crash.point("xa.finish.before")
             heuristic = await finish(
@@ -454,7 +457,7 @@ class TwoPhase:
             _log.warning("branch not told the outcome", xid=each.xid, outcome=outcome, error=error)
             self.unfinished[name] = str(error)
             return
-        del self.unfinished[name]
+        self.unfinished.pop(name, None)  # told before the decision, if a test breaks that rule
         if heuristic is not None:
             self.heuristics.append(heuristic)
 

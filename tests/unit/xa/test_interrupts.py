@@ -43,11 +43,15 @@ class Interrupt:
         return self._line
 
 
-@pytest.mark.parametrize("names", [("one",), ("one", "two")], ids=["in one phase", "in two phases"])
-def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("names", "parallel"),
+    [(("one",), False), (("one", "two"), False), (("one", "two"), True)],
+    ids=["in one phase", "in two phases", "in two phases at the same time"],
+)
+def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(names: tuple[str, ...], parallel: bool) -> None:
     for at in range(1, LINES_MAX):
         resources, interrupt = [ModelResource(name) for name in names], Interrupt(at)
-        with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60) as manager:
+        with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60, parallel=parallel) as manager:
             transaction = manager.begin()
             for resource in resources:
                 transaction.enlist(resource).append("work")
@@ -62,6 +66,8 @@ def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(nam
                 transaction.rollback()
             assert transaction.status in ENDED, f"line {at}"
             assert manager._at_work() == set(), f"line {at}: recovery passes it over"
+            left = any(resource.recover() for resource in resources)
+            assert transaction._protocol.pending or not left, f"line {at}: recovery is not told that a branch is left"
             manager.recoverer().run(manager._at_work)
             committed = {len(resource.durable.committed) for resource in resources}
             assert len(committed) == 1, f"line {at}: split"
