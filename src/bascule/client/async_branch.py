@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from bascule.client.aio import AsyncConsumer, AsyncContext
@@ -36,12 +37,18 @@ class BranchRunner:
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation in this task. Raises IllegalState when the branch is over, or on another event loop."""
+        with self.within():
+            return await self._run(operation)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Around what a task does in the branch. Raises IllegalState when the branch is over, or on another event loop."""
         if asyncio.get_running_loop() is not self._loop:
             raise IllegalState("this context belongs to another event loop")
         self._at_work += 1  # before the look whether it is over: ``end`` looks the other way round
         try:
-            self.check()
-            return await self._run(operation)
+            self._check()
+            yield
         finally:
             self._at_work -= 1
 
@@ -74,12 +81,11 @@ class BranchRunner:
             ignore()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing. Raises IllegalState when the branch is over."""
-        self.check()
-        return self._thread.call(function)
+        """Call what waits for nothing. Raises IllegalState when the branch is over, or on another event loop."""
+        with self.within():
+            return self._thread.call(function)
 
-    def check(self) -> None:
-        """Raise IllegalState when the branch is over."""
+    def _check(self) -> None:
         if self._over:
             raise IllegalState("the transaction is over: enlist the resource in the next one")
 
@@ -107,7 +113,12 @@ class AsyncBranchContext(AsyncContext):
 
     async def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> AsyncBranchConsumer:
         """Kept for the next branches. Without a word about it nothing is asked for ahead."""
-        self._runner.check()
+        with self._runner.within():
+            return await self._kept_consumer(wanted, name, prefetch, timeout_s)
+
+    async def _kept_consumer(
+        self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None
+    ) -> AsyncBranchConsumer:
         if wanted.browse:
             return AsyncBranchConsumer(self, (await super()._consumer(wanted, name, prefetch, timeout_s)).state)
         kept = self._workplace.consumers

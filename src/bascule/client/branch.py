@@ -111,7 +111,10 @@ class BranchContext(Context):
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> BranchConsumer:
         """Kept for the next branches. Without a word about it nothing is asked for ahead."""
-        self._check()
+        with self._one_thread():
+            return self._kept_consumer(wanted, name, prefetch, timeout_s)
+
+    def _kept_consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> BranchConsumer:
         if wanted.browse:
             return BranchConsumer(self, super()._consumer(wanted, name, prefetch, timeout_s).state)
         kept = self._workplace.consumers

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from bascule.core.effects import run_blocking
@@ -65,8 +65,10 @@ class KafkaBranch:
 class AsyncKafkaBranch:
     """The handle for asyncio. For one task at a time."""
 
-    def __init__(self, branch: KafkaBranch) -> None:
+    def __init__(self, branch: KafkaBranch, call: Callable[[], AbstractContextManager[None]]) -> None:
+        """``call`` is around each call: its thread may have to wait before it begins."""
         self._branch = branch
+        self._call = call
 
     async def send(
         self,
@@ -80,7 +82,8 @@ class AsyncKafkaBranch:
     ) -> None:
         """As KafkaBranch.send, in a thread of the event loop's executor: it may wait for Kafka."""
         send = self._branch.send
-        await asyncio.to_thread(send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        with self._call():
+            await asyncio.to_thread(send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
 
 
 class KafkaResource:
@@ -126,7 +129,7 @@ class KafkaResource:
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> AsyncKafkaBranch:  # noqa: ARG002
         """See WorksOnLoop."""
-        return AsyncKafkaBranch(self.start(xid, timeout_s=timeout_s))
+        return AsyncKafkaBranch(self.start(xid, timeout_s=timeout_s), lambda: self._branches.call(xid))
 
     def end(self, xid: Xid, *, success: bool) -> None:
         """See Resource."""

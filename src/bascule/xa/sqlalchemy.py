@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from bascule.core.errors import InvalidInput
 from bascule.xa.database import Work, driver_xid, translated
 from bascule.xa.postgres import PostgresRules
+from bascule.xa.psycopg_loop import interrupt
 from bascule.xa.resource import CommitPriority
 from bascule.xa.xid import Xid
 
@@ -40,6 +41,9 @@ class _SessionWork:
     def lend(self, on_loop: LoopSession) -> None:
         """The handle is an AsyncSession."""
         self.handle, self._on_loop = on_loop.handle, on_loop
+
+    def interrupt(self) -> bool:
+        return interrupt(self.raw)
 
     def flush(self) -> None:
         (self._on_loop or self.handle).flush()
