@@ -400,13 +400,16 @@ class TransactionManager:
             return set(self._live)
 
     def _told(self, transactions: Collection[Transaction], done: Pass) -> None:
-        """Tell transactions that a pass, which began after their end, has left nothing to do for them."""
-        left = {step.xid.gtrid for step in done.failed} | {step.xid.gtrid for step in done.steps if step.action is Action.WAIT}
+        """Tell transactions what a pass, which began after their end, has found, and whether it has left nothing to do for them."""
+        heuristics = {each.xid: each for each in done.heuristics}
+        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()  # others wait for an operator alone
+        left = {xid.gtrid for xid in waiting} | {step.xid.gtrid for step in done.failed}
         for each in transactions:
-            if each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys():
+            finished = each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys()
+            if finished:
                 with self._lock:
                     self._untold.pop(each.gtrid, None)
-                each.finished()
+            each.told([heuristic for xid, heuristic in heuristics.items() if xid.gtrid == each.gtrid], finished=finished)
 
     def _reaper_failed(self, error: BaseException) -> None:
         self._failure = f"its reaper failed: {error!r}"

@@ -19,7 +19,7 @@ from bascule.core.log import get_log
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
-from bascule.xa.log import DecisionLog
+from bascule.xa.log import DecisionLog, Heuristic
 from bascule.xa.resource import Resource
 from bascule.xa.two_phase import ENDED, TransactionPhase, TransactionStatus, TwoPhase
 from bascule.xa.xid import new_gtrid
@@ -150,13 +150,21 @@ class Transaction:
             self.wait_finished(self._environment.finish_within_s)
 
     def wait_finished(self, timeout_s: float) -> bool:
-        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time."""
-        return self._finished.wait(timeout_s)
+        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time.
 
-    def finished(self) -> None:
-        """Recovery has told the resources in ``unfinished``."""
-        self.unfinished.clear()
-        self._finished.set()
+        Raises HeuristicOutcome if a branch was rolled back from outside.
+        """
+        finished = self._finished.wait(timeout_s)
+        self._protocol.report_heuristics()
+        return finished
+
+    def told(self, heuristics: Collection[Heuristic], *, finished: bool) -> None:
+        """Recovery has told resources in ``unfinished``, all of them if ``finished``. ``heuristics`` were finished from outside."""
+        known = {each.xid for each in self._protocol.heuristics}
+        self._protocol.heuristics += [each for each in heuristics if each.xid not in known]
+        if finished:
+            self.unfinished.clear()
+            self._finished.set()
 
     def rollback(self) -> None:
         """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""

@@ -273,7 +273,7 @@ class TwoPhase:
             await self._phase_two(prepared)
         else:
             self._move(TransactionEvent.NOTHING_LEFT)
-        self._report_heuristics()
+        self.report_heuristics()
 
     async def rollback(self) -> None:
         """Undo everything. Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended."""
@@ -432,7 +432,7 @@ class TwoPhase:
         finally:
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
-        self._report_heuristics()
+        self.report_heuristics()
 
     async def _tell_all(self, branches: list[_Enlisted], outcome: Outcome) -> None:
         if self._at_once is not None and len(branches) > 1:
@@ -490,7 +490,8 @@ class TwoPhase:
         self.pending = True
         return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 
-    def _report_heuristics(self) -> None:
+    def report_heuristics(self) -> None:
+        """Raise HeuristicOutcome if a branch was finished from outside, and not, or perhaps not, as decided."""
         if bad := [each for each in self.heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
             raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)
