@@ -50,6 +50,7 @@ PROTOCOLS = (
     "xa/plan.py",
     "xa/recovery_protocol.py",
     "xa/resource.py",
+    "xa/transaction_states.py",
     "xa/two_phase.py",
 )
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
