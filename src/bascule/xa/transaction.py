@@ -19,6 +19,7 @@ from bascule.core.log import get_log
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
+from bascule.xa.hooks import CompletionHooks
 from bascule.xa.log import DecisionLog, Heuristic
 from bascule.xa.resource import Resource
 from bascule.xa.two_phase import ENDED, TransactionPhase, TransactionStatus, TwoPhase
@@ -66,8 +67,8 @@ class Transaction:
         self._process = os.getpid()
         self._expired = False
         self._finished = threading.Event()
-        self._before: list[Callable[[], object]] = []
-        self._after: list[Callable[[TransactionStatus], object]] = []
+        self._hooks = CompletionHooks(self.id)
+        self._ended_by: int | None = None  # the thread
 
     @property
     def status(self) -> TransactionStatus:
@@ -122,12 +123,23 @@ class Transaction:
             self.set_rollback_only()
 
     def before_completion(self, hook: Callable[[], object]) -> None:
-        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back."""
-        self._before.append(hook)
+        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back.
+
+        Raises OutOfOrder, TransactionTimedOut if the transaction ends or has ended.
+        """
+        self._check_process()
+        if self.status not in _OPEN:
+            raise self._refusal()
+        self._hooks.add_before(hook)
 
     def after_completion(self, hook: Callable[[TransactionStatus], object]) -> None:
-        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged."""
-        self._after.append(hook)
+        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged.
+
+        The thread that ends the transaction calls it. Raises OutOfOrder, TransactionTimedOut if the hooks were called before.
+        """
+        self._check_process()
+        if not self._hooks.add_after(hook):
+            raise self._refusal()
 
     def commit(self) -> None:
         """Both phases. Returns when all of it is decided, and done but for what ``unfinished`` names.
@@ -136,8 +148,7 @@ class Transaction:
         """
         self._check_process()
         try:
-            while self._before and self.status is TransactionStatus.ACTIVE:
-                self._before.pop(0)()
+            self._hooks.call_before(lambda: self.status is TransactionStatus.ACTIVE)
         except BaseException as error:
             self.rollback()
             if not isinstance(error, Exception):
@@ -262,23 +273,26 @@ class Transaction:
             run_blocking(call())
         finally:
             if not over and self.status in ENDED:
+                self._ended_by = threading.get_ident()
                 self._environment.left(self, self._protocol.pending or bool(self._protocol.heuristics))
                 if not self._protocol.pending:
                     self._finished.set()
 
     @contextmanager
     def _hooks_after(self) -> Iterator[None]:
-        """Around what may end the transaction. Hooks are called without its lock: one may wait for another thread that asks for it."""
+        """Around what may end the transaction. The thread that has ended it calls the hooks.
+
+        It calls them without the lock of the transaction: a hook may wait for another thread that asks for it.
+        """
         over = self.status in ENDED
         try:
             yield
         finally:
-            while self._after and not over and self.status in ENDED:
-                hook = self._after.pop(0)
-                try:
-                    hook(self.status)
-                except Exception as error:
-                    _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
+            if not over and self._ended_by == threading.get_ident():
+                self._hooks.call_after(self.status)
+
+    def _refusal(self) -> Exception:
+        return self._protocol.timed_out() if self._expired else OutOfOrder(f"transaction {self.id} is {self.status.value}")
 
 
 async def to_the_end(ending: asyncio.Future[T]) -> T:
