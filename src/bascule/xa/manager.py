@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import inspect
 import os
 import random
 import socket
@@ -29,6 +28,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
+from bascule.xa.callables import done, is_coroutine_function, name_of, refuse_generator
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
 from bascule.xa.forks import Forks, abandon
 from bascule.xa.log import DecisionLog, LogDamaged
@@ -237,27 +237,30 @@ class TransactionManager:
 
         A new one that was rolled back is tried again, up to ``attempts`` times in all, as is one that failed with one of ``retry_on`` (a
         database's serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
-        A function that fails in its caller's transaction makes sure that this one does not commit.
+        A function that fails in its caller's transaction makes sure that this one does not commit. Raises InvalidInput for a generator
+        function, and at the call if it returns what is still to be awaited.
         """
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+            refuse_generator(function)
+
             @functools.wraps(function)
             def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
                 use = self.use_of(propagation)
                 if use is not TransactionUse.NEW:
                     with self._used(use):
-                        return function(*args, **kwargs)
+                        return done(function, function(*args, **kwargs))
                 attempt = 0
                 while True:
                     attempt += 1
                     try:
                         with self.aside(), self.begin(timeout_s):
-                            return function(*args, **kwargs)
+                            return done(function, function(*args, **kwargs))
                     except again as error:
                         if attempt >= attempts:
                             raise
-                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
                     time.sleep(retry_pause_s(attempt))
 
             @functools.wraps(function)
@@ -276,10 +279,10 @@ class TransactionManager:
                     except again as error:
                         if attempt >= attempts:
                             raise
-                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
                     await asyncio.sleep(retry_pause_s(attempt))
 
-            return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
+            return call_async if is_coroutine_function(function) else call  # type: ignore[return-value]
 
         return decorate
 
