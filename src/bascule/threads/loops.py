@@ -1,4 +1,4 @@
-"""From a thread to an event loop of other people: run something there, and wait for the result."""
+"""Between threads and an event loop of other people: run something in the other one, and wait for the result."""
 
 from __future__ import annotations
 
@@ -43,3 +43,16 @@ def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, A
         return future.result()
     except concurrent.futures.CancelledError as error:  # by the end of the loop
         raise LoopGone("the event loop has cancelled it") from error
+
+
+async def to_the_end(ending: asyncio.Future[T]) -> T:
+    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from ending.exception()
+    return ending.result()

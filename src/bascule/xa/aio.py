@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
-from bascule.threads.loops import on_loop
+from bascule.threads.loops import on_loop, to_the_end
 from bascule.xa.blocking import BlockingParticipant
 from bascule.xa.callables import name_of, refuse_generator
 from bascule.xa.errors import BranchRolledBack, TransactionRolledBack
@@ -27,7 +27,7 @@ from bascule.xa.propagation import Propagation, TransactionUse
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.report import TransactionReport
 from bascule.xa.resource import Resource
-from bascule.xa.transaction import Transaction, to_the_end
+from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
 

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
+from bascule.threads.loops import to_the_end
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import OutOfOrder
@@ -293,16 +294,3 @@ class Transaction:
 
     def _refusal(self) -> Exception:
         return self._protocol.timed_out() if self._expired else OutOfOrder(f"transaction {self.id} is {self.status.value}")
-
-
-async def to_the_end(ending: asyncio.Future[T]) -> T:
-    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
-    cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.wait([ending])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from ending.exception()
-    return ending.result()
