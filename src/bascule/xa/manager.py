@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
@@ -40,7 +40,7 @@ from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
 from bascule.xa.statistics import ManagerStatistics, Statistics
-from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
+from bascule.xa.transaction import FollowsTransaction, HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
@@ -109,6 +109,7 @@ class TransactionManager:
         if len(self.resources) < len(resources):
             raise InvalidInput("two resources have the same name")
         self._deciding = [each for each in resources if isinstance(each, Decides)]
+        self._following = [each for each in resources if isinstance(each, FollowsTransaction)]
         self._by = _this_process()
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
@@ -340,11 +341,11 @@ class TransactionManager:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within the block there is no current transaction."""
-        token = self._current.set(None)
+        take_back = self._set_current(None)
         try:
             yield
         finally:
-            self._current.reset(token)
+            take_back()
 
     def use_of(self, propagation: Propagation) -> TransactionUse:
         """Return what a function does here that is called so. Raises NoTransaction, OutOfOrder."""
@@ -375,8 +376,15 @@ class TransactionManager:
         entered, here = self._current.get(), _here()
         if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
             raise OutOfOrder("a transaction is at work here already: transactions do not nest; `suspended()` sets one aside")
-        token = self._current.set(_Entered(transaction, here))
-        return lambda: self._current.reset(token)
+        return self._set_current(_Entered(transaction, here))
+
+    def _set_current(self, entered: _Entered | None) -> Callable[[], None]:
+        """Set the current transaction, for the resources that follow it too. Return what takes that back."""
+        with ExitStack() as undo:
+            undo.callback(self._current.reset, self._current.set(entered))
+            for each in self._following:
+                undo.callback(each.follow(None if entered is None else entered.transaction))
+            return undo.pop_all().close
 
     def _leave(self, transaction: Transaction, pending: bool) -> None:
         self._reaper.drop(transaction.gtrid)

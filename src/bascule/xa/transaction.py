@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
@@ -64,7 +64,7 @@ class Transaction:
         self._lock = threading.RLock()
         self._leave: Callable[[], None] | None = None
         self._process = os.getpid()
-        self._expired = False
+        self._expired = self._left = False
         self._finished = threading.Event()
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[TransactionStatus], object]] = []
@@ -73,6 +73,11 @@ class Transaction:
     def status(self) -> TransactionStatus:
         """The state of the transaction."""
         return self._protocol.status
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and its application knows: the application has ended it or left its block, where it may have expired."""
+        return self.status in ENDED and (self._left or not self._expired)
 
     @property
     def unfinished(self) -> dict[str, str]:
@@ -184,6 +189,7 @@ class Transaction:
 
     def leave(self) -> None:
         """It is not the current transaction any more."""
+        self._left = True
         if self._leave is not None:
             self._leave()
 
@@ -271,6 +277,20 @@ class Transaction:
                     hook(self.status)
                 except Exception as error:
                     _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
+
+
+@runtime_checkable
+class FollowsTransaction(Protocol):
+    """A resource that is used without a handle: what a thread or task does with it belongs to the transaction that is current there.
+
+    The resource enlists itself when the code first uses it.
+    """
+
+    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
+        """From now on ``transaction`` is the current one of this thread or task; None: there is no current one. No IO.
+
+        Return what takes that back, for the same thread or task. Raises OutOfOrder if the transaction cannot become the current one here.
+        """
 
 
 async def to_the_end(ending: asyncio.Future[T]) -> T:
