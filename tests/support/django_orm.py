@@ -27,10 +27,15 @@ class Payment(models.Model):  # type: ignore[misc]  # Django has no types
         db_table = "django_payments"
 
 
+def add(alias: str, **described: Any) -> None:
+    """Add a database to the settings."""
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: described})[alias]
+
+
 @contextmanager
 def database(alias: str, **described: Any) -> Iterator[str]:
     """Add a database to the settings, with an empty table of payments. At the end the calling thread closes its connection."""
-    connections.settings[alias] = connections.configure_settings({"default": {}, alias: described})[alias]
+    add(alias, **described)
     try:
         with connections[alias].schema_editor() as editor:
             editor.create_model(Payment)
