@@ -22,7 +22,7 @@ LEFT = "a session that has written was closed without commit"
 _GIVES_UP = "bascule.xa.gives_up"
 
 
-class Branch(Protocol):
+class JoinedBranch(Protocol):
     """A branch that connections join."""
 
     def dbapi_connection(self, engine: Engine) -> Any:
@@ -35,7 +35,7 @@ class Branch(Protocol):
 class Joins(Protocol):
     """What knows the branch of the current transaction."""
 
-    def joined(self, engine: Engine) -> Branch | None:
+    def joined(self, engine: Engine) -> JoinedBranch | None:
         """The branch of the current transaction of this thread or task, which begins if there is none; None without a transaction."""
 
     def gives_up(self) -> Callable[[str], None] | None:
@@ -45,7 +45,7 @@ class Joins(Protocol):
 class JoinedConnection(Connection):
     """A connection in a branch. Its commit sends what there is, and its rollback makes sure that the branch does not commit."""
 
-    def __init__(self, engine: Engine, branch: Branch) -> None:
+    def __init__(self, engine: Engine, branch: JoinedBranch) -> None:
         # A pool would roll back what is given back to it.
         pool = NullPool(lambda: branch.dbapi_connection(engine), dialect=engine.dialect, reset_on_return=None)
         super().__init__(engine, connection=pool.connect())

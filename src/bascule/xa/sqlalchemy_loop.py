@@ -16,7 +16,7 @@ from bascule.threads.loops import on_loop
 from bascule.xa.aio import LoopParticipant, in_thread
 from bascule.xa.errors import BranchRolledBack
 from bascule.xa.psycopg_loop import RELEASE_WITHIN_S, LoopConnection
-from bascule.xa.sqlalchemy_joined import Branch, JoinedConnection, JoiningEngine, Joins
+from bascule.xa.sqlalchemy_joined import JoinedBranch, JoinedConnection, JoiningEngine, Joins
 
 if TYPE_CHECKING:
     from bascule.xa.resource import Resource
@@ -63,11 +63,11 @@ class LoopSession:
         self._shared = _SharedConnection.of(raw, loop)
         self._connection: AsyncConnection | None = None
 
-    def open(self, engine: AsyncEngine, branch: Branch) -> AsyncSession:
+    def open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
         """Make the handle."""
         return on_loop(self._loop, lambda: self._open(engine, branch))
 
-    async def _open(self, engine: AsyncEngine, branch: Branch) -> AsyncSession:
+    async def _open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
         if engine.sync_engine.dialect.server_version_info is None:  # only a connection of its own tells an engine of its server
             await greenlet_spawn(lambda: Engine.connect(engine.sync_engine).close())
         joined = await greenlet_spawn(JoinedConnection, engine.sync_engine, branch)
@@ -77,7 +77,7 @@ class LoopSession:
         return self.handle
 
     def dbapi_connection(self, engine: Engine) -> Any:
-        """See Branch. Called by SQLAlchemy on the event loop."""
+        """See JoinedBranch. Called by SQLAlchemy on the event loop."""
         return engine.dialect.connect(async_creator_fn=self._offered)
 
     async def _offered(self) -> LoopConnection:

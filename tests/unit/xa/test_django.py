@@ -22,21 +22,17 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from bascule.core.errors import InvalidInput
-from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import Propagation, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
 from bascule.xa.aio import AsyncTransactionManager
-from bascule.xa.django import DjangoLocalResource, django_resource
+from bascule.xa.django import django_resource
 from bascule.xa.errors import OutOfOrder, ResourceFailed
 from bascule.xa.log import Decision
 from bascule.xa.xid import Xid
 from tests.support.django_orm import Payment, database, items
 
 WAIT_S = 20.0
-
-
-class Killed(GeneratorExit):
-    """The process has ended here."""
 
 
 @pytest.fixture
@@ -428,30 +424,6 @@ def test_database_that_is_away_fails_the_transaction_and_leaves_djangos_connecti
     pay("two")
     assert items(alias) == ["two"]
     own()
-
-
-@pytest.mark.parametrize(("point", "committed"), [("broker.prepare.after", False), ("broker.commit.before", True)])
-def test_killed_application_is_finished_as_the_database_says(alias: str, point: str, committed: bool) -> None:
-    durable, log = DurableBranches(), ModelLog()
-
-    def kill(reached: str) -> None:
-        if reached == point:
-            raise Killed
-
-    shop, broker = django_resource("db", alias), ModelResource("broker", durable, watch=kill)
-    manager = TransactionManager("shop", log, [broker, shop])
-    manager.open()
-    running = manager.begin()
-    with suppress(Killed), running:
-        pay("one")
-        running.enlist(broker).append("one")
-    for work in shop._work.values():
-        work.close(reusable=False)  # as the end of the process would
-    manager.close()
-    again = ModelResource("broker", durable)
-    with TransactionManager("shop", log, [again, DjangoLocalResource("db", alias, placeholder="?")]):
-        assert durable.prepared == {}
-    assert items(alias) == durable.committed == (["one"] if committed else [])
 
 
 def test_child_of_a_fork_within_a_transaction_finds_djangos_own_connection(manager: TransactionManager) -> None:
