@@ -77,6 +77,22 @@ class BranchRequest:
         return self.transactions.pop(self.name, None)
 
 
+def plan(engine: Engine, request: BranchRequest) -> bool:
+    """Work out a part of what a request decides. Return whether ``carry_out`` can follow in this turn.
+
+    The caller calls it again in the next turn otherwise; nothing that came behind the request is handled meanwhile. ``carry_out`` works
+    out at once what is left.
+    """
+    transaction = None if request.name is None else request.transactions.get(request.name)
+    if request.operation == "prepare" and transaction is not None:
+        return engine.plan_prepare(transaction)
+    if request.operation != "commit":
+        return True
+    if request.name is None:
+        return branches.plan_end(engine, request.xid, Ending.COMMITTED)
+    return transaction is None or engine.plan_commit(transaction)
+
+
 def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
     """Carry a request out; ``say`` is told the answer once, when what it says is stored."""
     try:

@@ -7,7 +7,7 @@ gone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bascule.broker.journaling import Journaling
@@ -31,18 +31,11 @@ class LeavingMessages:
         self._remove = remove
         self._remaining: list[deque[Ack]] = []
 
-    def journal(self, acks: Sequence[Ack]) -> None:
-        """Add the acknowledgements to the open record."""
-        gone: dict[BrokerQueue, list[int]] = {}
-        for queue, message in acks:
-            if message.mid >= 0 and queue.durable and not queue.deleted:
-                mids = gone.get(queue)
-                if mids is None:
-                    gone[queue] = [message.mid]
-                else:
-                    mids.append(message.mid)
+    def journal(self, gone: Mapping[BrokerQueue, list[int]]) -> None:
+        """Add the acknowledgements to the open record: mids of messages of durable queues."""
         for queue, mids in gone.items():
-            self._journaling.add_acks(queue, mids)
+            if not queue.deleted:
+                self._journaling.add_acks(queue, mids)
 
     def forget(self, acks: Sequence[Ack]) -> None:
         """Remove messages from their queues, once their acknowledgements are in the open record."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
+from bascule.broker.branch_entries import PreparePlan
+from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import RequestFailed, ResourceLimit
+from bascule.broker.leaving import Ack
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
-from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
@@ -21,8 +24,8 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
 #: Messages of a commit that go into their queues at once.
 PIECE_MESSAGES: Final = 200
-#: A message of a commit, its queues, and when it is due.
-Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
+#: Steps of a commit's plan that are made at once.
+PLAN_STEPS: Final = 2_000
 
 
 class EngineViolation(enum.StrEnum):
@@ -64,7 +67,8 @@ class LocalTransactions:
     def _discharge(self, transaction: LocalTransaction) -> None:
         """A transaction holds nothing more."""
         self.memory.transactions_bytes -= transaction.charged_bytes
-        transaction.charged_bytes = 0
+        self.memory.commits_bytes -= transaction.planned_bytes
+        transaction.charged_bytes = transaction.planned_bytes = 0
 
     def end(self, transaction: LocalTransaction) -> None:
         """It is not open any more: committed, rolled back, or a branch."""
@@ -141,6 +145,39 @@ class LocalTransactions:
         if self._due_ms:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
 
+    def plan_commit(self, transaction: LocalTransaction) -> bool:
+        """Work out a part of what the commit of a transaction decides. Return whether ``commit`` can follow in this turn.
+
+        The caller calls it again in the next turn otherwise, and adds nothing to the transaction meanwhile.
+        """
+        return transaction.doomed is not None or self._commit_plan(transaction).work.go_on(PLAN_STEPS)
+
+    def _commit_plan(self, transaction: LocalTransaction) -> CommitPlan:
+        if transaction.commit_plan is None:
+            acks = ((consumer.queue, message) for consumer, message in transaction.acks)
+            transaction.commit_plan = self.commit_plan(transaction.drafts, acks)
+            self._charge_plan(transaction)
+        return transaction.commit_plan
+
+    def plan_prepare(self, transaction: LocalTransaction) -> bool:
+        """The same for a transaction that is to become a branch."""
+        return transaction.doomed is not None or self.prepare_plan(transaction).work.go_on(PLAN_STEPS)
+
+    def prepare_plan(self, transaction: LocalTransaction) -> PreparePlan:
+        """The entry of the branch that a transaction is to become, as far as it is made."""
+        if transaction.prepare_plan is None:
+            transaction.prepare_plan = PreparePlan(transaction)
+            self._charge_plan(transaction)
+        return transaction.prepare_plan
+
+    def _charge_plan(self, transaction: LocalTransaction) -> None:
+        transaction.planned_bytes += transaction.size_bytes
+        self.memory.commits_bytes += transaction.size_bytes
+
+    def commit_plan(self, drafts: Iterable[Draft], acks: Iterable[Ack]) -> CommitPlan:
+        """What a commit decides, none of it worked out yet."""
+        return CommitPlan(self._sending, drafts, acks, self.clock())
+
     def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> bool:
         """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead (False).
 
@@ -153,9 +190,8 @@ class LocalTransactions:
             done(TransactionRolledBack(str(error), cause=error))
             return False
         crash.point("transaction.commit.before")
-        acks = [(consumer.queue, message) for consumer, message in transaction.acks]
         try:
-            self.carry_out(transaction.drafts, acks, transaction.size_bytes, ended)
+            self.carry_out(self._commit_plan(transaction), transaction.size_bytes, ended)
         except Exception as failure:
             cause = self.cause_of(failure, transaction)
             self.rollback(transaction)
@@ -173,26 +209,16 @@ class LocalTransactions:
         self.journaling.errors.contain(ErrorKind.COMMIT, failure, transaction=transaction.id.hex())
         return failure if isinstance(failure, BasculeError) else RequestFailed("the broker failed to commit; its log says more")
 
-    def carry_out(
-        self,
-        drafts: list[Draft],
-        acks: list[tuple[BrokerQueue, BrokerMessage]],
-        size_bytes: int,
-        ended: bytes = b"",
-    ) -> None:
+    def carry_out(self, plan: CommitPlan, size_bytes: int, ended: bytes = b"") -> None:
         """What a transaction has gathered, as one journal record, with an entry that says so. If it raises, nothing was done."""
-        now_ms = self.clock()
-        stored: list[Stored] = []
-        with self.journaling.atomic(size_bytes, len(drafts)):
+        plan.work.finish()
+        with self.journaling.atomic(size_bytes, len(plan.sends)):
             if ended:
                 self.journaling.add(ended)
-            for draft in drafts:
-                queues = self._sending.decide(draft, now_ms)
-                if queues is not None:
-                    stored.append((draft.message, queues, draft.delivery_time_ms))
-            self._deliveries.leaving.journal(acks)
-        self.counters.acknowledged += len(acks)
-        self._deliveries.leaving.forget(acks)
+            stored = self._sending.decide_all(plan.sends, self.clock())
+            self._deliveries.leaving.journal(plan.gone)
+        self.counters.acknowledged += len(plan.acks)
+        self._deliveries.leaving.forget(plan.acks)
         self.journaling.then(self._carried_out, stored[:PIECE_MESSAGES])
         for first in range(PIECE_MESSAGES, len(stored), PIECE_MESSAGES):
             self.journaling.then(self._put_in, stored[first : first + PIECE_MESSAGES])
@@ -210,8 +236,7 @@ class LocalTransactions:
         self.counters.rolled_back += 1
         self.end(transaction)
         if self._rollback_commits:
-            acks = [(consumer.queue, message) for consumer, message in transaction.acks]
-            self.carry_out(transaction.drafts, acks, transaction.size_bytes)
+            self.carry_out(self._commit_plan(transaction), transaction.size_bytes)
             return
         self._give_up(transaction)
 

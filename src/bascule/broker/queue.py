@@ -8,7 +8,7 @@ from typing import Any
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
 from bascule.broker.held import Held
-from bascule.broker.matching import wants
+from bascule.broker.matching import EVALUATION_STEPS, wants
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
@@ -141,6 +141,13 @@ class BrokerQueue:
         if self._selector is None:
             self._selector = compile_selector(self.selector_text)
         return wants(self._selector, body)
+
+    @property
+    def selection_steps(self) -> int:
+        """Steps to find out whether a subscription wants a message."""
+        if not self.selector_text:
+            return 0
+        return EVALUATION_STEPS + (0 if self._selector is None else self._selector.steps)
 
     def delivery_count(self, message: BrokerMessage) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""

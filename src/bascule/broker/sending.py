@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, QueueFull, RecordTooLarge
+from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
@@ -41,6 +42,13 @@ DROP_STEPS = 5
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+#: Where a message goes: the bindings of its address, the queues that take it, its entry of the journal (b"" where the journal keeps
+#: nothing), and whether the message survives a crash. A plain tuple: each message that is sent has one.
+SendPlan = tuple[Route, tuple[BrokerQueue, ...], bytes, bool]
+#: A message that a commit has put into the open record, its queues, and when it is due.
+Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 
 def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
@@ -254,28 +262,17 @@ class Sending:
         except Exception:
             window.take_back(draft.duplicate_ids)
             raise
-        if self.journaling.together is not None:
-            self.journaling.together.undo(window.take_back, draft.duplicate_ids)
+        self._undo(window.take_back, draft.duplicate_ids)
         return queues
 
     def _route(self, draft: Draft, window: DuplicateWindow | None, now_ms: int) -> tuple[BrokerQueue, ...]:
         """Which queues take a message; if it raises, the message is nowhere."""
-        message, address, routing = draft.message, draft.address, draft.routing
-        if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
+        message, address = draft.message, draft.address
+        if draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
             self._destinations.recreate(address)  # deleted since it was asked for
-        route = self.addresses.route(address, routing)
-        taken: tuple[str, ...] = ()
-        if route.exclusive:
-            taken = taken_by(route.exclusive, draft.body)
-        queues = () if taken else route.queues
-        if route.filtered:
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, draft.body))
-        durable = draft.durable and route.recorded
-        if durable or (route.diverted and self.stalled is None):
-            target = route.target
-            if queues is not route.queues or not durable:
-                target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
-            mid = self._journal_send(draft, target, taken, now_ms)
+        _, queues, entry, durable = self._plan(draft, now_ms)
+        if entry:
+            mid = self.journaling.add_send(entry, draft.duplicate_ids)
             if window is not None:
                 window.sequence = mid >> INDEX_BITS
             if durable:
@@ -292,7 +289,100 @@ class Sending:
         for queue in queues:
             queue.unexpect(message)
 
-    def _journal_send(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> int:
+    def _lacks_queue(self, draft: Draft) -> bool:
+        """Whether a message goes to a queue that has to be created for it."""
+        address = draft.address
+        return draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX)
+
+    def _plan(self, draft: Draft, now_ms: int) -> SendPlan:
+        """Work out where a message goes, and its entry of the journal. Changes nothing."""
+        route = self.addresses.route(draft.address, draft.routing)
+        taken: tuple[str, ...] = ()
+        if route.exclusive:
+            taken = taken_by(route.exclusive, draft.body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, draft.body))
+        durable = draft.durable and route.recorded
+        if not (durable or (route.diverted and self.stalled is None)):
+            return route, queues, b"", False
+        target = route.target
+        if queues is not route.queues or not durable:
+            target = EncodedRoute.of(draft.address, durable_ids(queues) if durable else ())
+        return route, queues, self._send_entry(draft, target, taken, now_ms), durable
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    def plan_ahead(self, draft: Draft, now_ms: int) -> tuple[SendPlan | None, int]:
+        """Return the plan of a message for a commit to come, and the steps of its selectors. None where its queue has to be created."""
+        if self._lacks_queue(draft):
+            return None, 0
+        plan = self._plan(draft, now_ms)
+        route, steps = plan[0], 0
+        if route.filtered:
+            steps = sum(queue.selection_steps for queue in route.queues)
+        return plan, steps + len(route.exclusive) * EVALUATION_STEPS
+
+    def decide_all(self, sends: Iterable[tuple[Draft, SendPlan | None]], now_ms: int) -> list[Stored]:
+        """Decide about the messages of a commit by the plans that they have; what must survive a crash of them goes into the open record.
+
+        Call it within ``Journaling.atomic``. If it raises, that takes all of it back.
+        """
+        taken: list[tuple[Draft, SendPlan]] = []
+        holding: Route | None = None  # what the last plan rests on, which is as it was: the next one rests on the same, as a rule
+        for draft, planned in sends:
+            plan = planned
+            if plan is None or (plan[0] is not holding and not self._holds(draft, plan)):
+                if self._lacks_queue(draft):
+                    self._destinations.recreate(draft.address)
+                plan = self._plan(draft, now_ms)
+            holding = None if plan[0].diverted else plan[0]
+            if draft.duplicate_ids:
+                window = self.windows.window(draft.address)
+                if not window.admit(draft.duplicate_ids, now_ms):
+                    self.counters.duplicates += 1
+                    continue
+                self._undo(window.take_back, draft.duplicate_ids)
+            taken.append((draft, plan))
+        return self._take_all(taken)
+
+    def _holds(self, draft: Draft, plan: SendPlan) -> bool:
+        """Whether a plan is what would be planned now."""
+        route = self.addresses.route(draft.address, draft.routing)
+        planned, _, entry, durable = plan
+        journaled = durable or (route.diverted and self.stalled is None)
+        return planned == route and journaled == bool(entry) and not self._lacks_queue(draft)
+
+    def _undo(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Where what goes together is taken back, ``action`` takes back what was done in memory."""
+        if self.journaling.together is not None:
+            self.journaling.together.undo(action, *arguments)
+
+    def _take_all(self, taken: list[tuple[Draft, SendPlan]]) -> list[Stored]:
+        mids = iter(self.journaling.add_sends([(entry, draft.duplicate_ids) for draft, (_, _, entry, _) in taken if entry]))
+        stored: list[Stored] = []
+        for draft, (_, queues, entry, durable) in taken:
+            message = draft.message
+            message.durable = draft.durable
+            if entry:
+                mid = next(mids)
+                if durable:
+                    message.mid = mid
+                if draft.duplicate_ids:
+                    self.windows.window(draft.address).sequence = mid >> INDEX_BITS
+            for queue in queues:
+                queue.expect(message)
+            stored.append((message, queues, draft.delivery_time_ms))
+        self._undo(self._undo_routes, stored)
+        return stored
+
+    def _undo_routes(self, stored: list[Stored]) -> None:
+        for message, queues, _ in stored:
+            self._undo_route(message, queues)
+
+    # -- entries of the journal, and moves ---------------------------------------------------------------------------
+
+    def _send_entry(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> bytes:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
         options = b""
         if draft.duplicate_ids:
@@ -304,10 +394,9 @@ class Sending:
         message = draft.message
         if message.group is not None:
             flags |= SendFlag.GROUPED
-        entry = routed_send_entry(
+        return routed_send_entry(
             flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, target, options, draft.body
         )
-        return self.journaling.add_send(entry, draft.duplicate_ids)
 
     def move(self, queue: BrokerQueue, message: BrokerMessage, address: str, reason: str) -> bool:
         """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
@@ -348,7 +437,8 @@ class Sending:
         copy.durable = draft.durable
         with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):
             if draft.durable and target.durable:
-                copy.mid = self._journal_send(draft, EncodedRoute.of(draft.address, (target.id,)), (), self.clock())
+                entry = self._send_entry(draft, EncodedRoute.of(draft.address, (target.id,)), (), self.clock())
+                copy.mid = self.journaling.add_send(entry, draft.duplicate_ids)
             self._deliveries.journal_gone(queue, message)
         target.expect(copy)
         self._put(draft, (target,))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+
+if TYPE_CHECKING:
+    from bascule.broker.branch_entries import PreparePlan
+    from bascule.broker.commit_plan import CommitPlan
 
 
 class Draft(NamedTuple):
@@ -29,7 +33,10 @@ class LocalTransaction:
     ``handed_over`` tells that it became a branch: prepared, read-only or committed in one phase.
     """
 
-    __slots__ = ("acks", "charged_bytes", "charged_deliveries", "doomed", "drafts", "handed_over", "id", "since_ms", "size_bytes")
+    __slots__ = (
+        "acks", "charged_bytes", "charged_deliveries", "commit_plan", "doomed", "drafts", "handed_over", "id", "planned_bytes",
+        "prepare_plan", "since_ms", "size_bytes",
+    )  # fmt: skip
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
@@ -41,3 +48,6 @@ class LocalTransaction:
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None
         self.handed_over = False
+        self.commit_plan: CommitPlan | None = None  # once it is to be committed
+        self.prepare_plan: PreparePlan | None = None  # once it is to become a branch
+        self.planned_bytes = 0  # of these, in the account of memory

@@ -31,6 +31,29 @@ class Allowance:
         self.left = left
 
 
+class StepwiseWork:
+    """Work with which its owner goes on, in as many turns as it takes; no other work waits for it."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def go_on(self, steps: int) -> bool:
+        """Do as much as ``steps`` allow. Return whether all is done."""
+        while steps > 0:
+            cost = next(self._work, None)
+            if cost is None:
+                return True
+            steps -= cost
+        return False
+
+    def finish(self) -> None:
+        """Do the rest at once."""
+        for _ in self._work:
+            pass
+
+
 class Turns(Allowance):
     """The present turn, and the work that goes on in the next ones.
 

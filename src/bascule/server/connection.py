@@ -64,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self.client = Client(server, self)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
-        self._waiting: list[events.Event] = []  # a message for which a queue makes room, and what came behind it
+        self._waiting: list[events.Event] = []  # a message for which a queue makes room, or a commit that is planned; what came behind it
         self.behind = False  # goes on in the next turn
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
@@ -404,17 +404,19 @@ class ClientConnection(asyncio.Protocol):
             producer.refused(token, error)
         else:
             if address == MANAGEMENT_ADDRESS:
-                self._requested(producer, event.payload, token)
+                if not self._requested(producer, event.payload, token):
+                    return True
             elif not client.engine.send(address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True):
                 return True
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return False
 
-    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
-        """A request to the management node: taken at once, and answered when it is done."""
+    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> bool:
+        """A request to the management node: accepted when it is decided, and answered when it is done. False if it has to wait."""
         try:
-            management.request(self.client, body)
+            if not management.request(self.client, body):
+                return False
         except BasculeError as error:
             check_answerable(error)
             producer.refused(token, error)
@@ -423,6 +425,7 @@ class ClientConnection(asyncio.Protocol):
             producer.refused(token, RequestFailed("the broker failed to carry out the request; its log says more"))
         else:
             producer.accepted(token)
+        return True
 
     def _dispositioned(self, event: events.Dispositioned) -> None:
         state = event.state
@@ -463,9 +466,14 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.declare(event.delivery_id)
 
-    def _discharged(self, event: events.Discharged) -> None:
-        if isinstance(event.link.context, CoordinatorLink):
-            event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+    def _discharged(self, event: events.Discharged) -> bool:
+        """End a transaction. Return True if the commit is not planned yet: the next turn goes on with that."""
+        coordinator = event.link.context
+        if isinstance(coordinator, CoordinatorLink):
+            if not event.fail and not coordinator.plan_commit(event.txn_id):
+                return True
+            coordinator.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+        return False
 
 
 #: Each returns True if its event, and what came behind it, has to wait for another turn.
