@@ -1,14 +1,14 @@
 """Messages whose acknowledgements are journaled by one commit and that leave their queues piece by piece, if they are many.
 
-The commit is one record at once, from which on the messages count for no limit of their queues. Until a message has left, a snapshot must
-take it for gone.
+The commit is one record at once. Until a message has left, its queue counts it as delivered to somebody, and a snapshot must take it for
+gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import BrokerMessage
@@ -22,18 +22,10 @@ LEAVE_STEPS: Final = 4
 Ack = tuple[BrokerQueue, BrokerMessage]
 
 
-class RemoveMessage(Protocol):
-    """Removes an acknowledged message from memory. ``counted``: its queue still counts it."""
-
-    def __call__(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
-        """Raises nothing."""
-        ...
-
-
 class LeavingMessages:
-    """The messages of one broker that have not left yet."""
+    """The messages of one broker that have not left yet. ``remove(queue, message)`` removes one from memory."""
 
-    def __init__(self, journaling: Journaling, turns: Turns, remove: RemoveMessage) -> None:
+    def __init__(self, journaling: Journaling, turns: Turns, remove: Callable[[BrokerQueue, BrokerMessage], None]) -> None:
         self._journaling = journaling
         self._turns = turns
         self._remove = remove
@@ -58,8 +50,6 @@ class LeavingMessages:
             for queue, message in acks:
                 self._remove(queue, message)
             return
-        for queue, message in acks:
-            queue.uncount(message)
         remaining = deque(acks)
         self._remaining.append(remaining)
         self._turns.begin(self._leave(remaining))
@@ -68,8 +58,7 @@ class LeavingMessages:
         while remaining:
             count = min(PIECE_MESSAGES, len(remaining))
             for _ in range(count):
-                queue, message = remaining.popleft()
-                self._remove(queue, message, counted=False)
+                self._remove(*remaining.popleft())
             yield count * LEAVE_STEPS
         self._remaining = [other for other in self._remaining if other is not remaining]
 

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
+from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.nodes import (
     All,
     Arithmetic,
@@ -133,7 +134,7 @@ def _in(node: In) -> Evaluator:
 
 
 def _like(node: Like) -> Evaluator:
-    return _on_string(node.identifier, node.pattern.matches)
+    return _on_string(node.identifier, Pattern(node.pattern, node.escape).matches)
 
 
 def _on_string(identifier: Identifier, test: Callable[[str], bool | None]) -> Evaluator:

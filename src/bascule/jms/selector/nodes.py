@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.numbers import Number
 
 
@@ -77,7 +76,8 @@ class Like(NamedTuple):
     """LIKE ... [ESCAPE ...]."""
 
     identifier: Identifier
-    pattern: Pattern
+    pattern: str
+    escape: str | None
 
 
 Node = Literal | Identifier | Negation | Arithmetic | Comparison | Not | All | Some | IsNull | In | Like
