@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ LASTING_DIRECTORIES = ("chaos", "simulation", "property")
 #: In lines of libraries that no test may print: librdkafka's log but for what ends a client (its level 0, which
 #: no setting turns off), and asyncio's of an error that nobody was told.
 NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never retrieved")
+#: A descriptor for the standard error of the run, which tests do not capture.
 _STDERR = pytest.StashKey[int]()
 _WATCHDOG = pytest.StashKey[Watchdog]()
 #: All others come before these: a long test that only computes goes well beside such that wait, and with the short ones at the end no
@@ -72,7 +73,7 @@ settings.load_profile("bascule")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Of several processes of a run each chooses ports from a share of its own: that of a broker is free to the others while it is dead."""
-    # Here the standard error is still that of the run: pytest captures it while it imports this file and while a test runs.
+    # pytest redirects descriptor 2 while it imports this file and while a test runs, but not while it calls this hook.
     config.stash[_STDERR] = os.dup(2)
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         first, count = process.LASTING_PORT_MIN, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -122,10 +123,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     limit_s = pytest_timeout._get_item_settings(item).timeout
     if not limit_s:
         return (yield)
-    stderr = item.config.stash[_STDERR]
-    item.stash[_WATCHDOG] = watchdog = Watchdog(
-        limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), lambda text: _say(stderr, text)
-    )
+    say = partial(_say, item.config.stash[_STDERR])
+    item.stash[_WATCHDOG] = watchdog = Watchdog(limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), say)
     with watchdog:
         return (yield)
 
@@ -196,7 +195,7 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(autouse=True)
 def _log_restored() -> Iterator[None]:
-    """A command that a test runs in its own process sets the log up for that process; later tests find it as it was."""
+    """Restore levels and handlers: a command that a test runs in its own process configures the logging of that process."""
     loggers = [logging.getLogger(), logging.getLogger(PRODUCT)]
     before = [(each, each.level, [*each.handlers]) for each in loggers]
     yield

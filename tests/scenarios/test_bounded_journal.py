@@ -175,7 +175,8 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted all the same", re.MULTILINE)
 
     def released() -> bool:
-        # A round that was under way has not seen the last message; the round after the next finds less behind the pipeline than the quota.
+        # A round of housekeeping that is under way does not count the large message. The first round that counts it shows the row, and
+        # the next round does not: by then the journal is trimmed. So this looks after fewer messages than a round takes.
         traffic(session, queue, FEW)
         return bool(pin_of(bounded, "pipeline").get("released")) and row.search(printed(bounded)) is not None
 

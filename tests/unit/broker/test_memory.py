@@ -331,7 +331,7 @@ def test_messages_that_failed_and_those_put_aside_for_a_group_are_counted_in_the
 
 
 def messages_alive() -> int:
-    """Also of tests before: pytest keeps the frames of those that failed."""
+    """Count all messages in memory, those of earlier tests included: pytest keeps the frames of a test that failed."""
     gc.collect()
     return sum(isinstance(each, BrokerMessage) for each in gc.get_objects())
 

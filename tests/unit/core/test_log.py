@@ -8,7 +8,6 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import pytest
@@ -21,15 +20,9 @@ log = get_log("bascule.here")
 
 
 @pytest.fixture(autouse=True)
-def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The set-up of the process that runs the tests."""
+def _not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command has configured the logging of this process."""
     monkeypatch.setattr(module, "_configured", None)
-    root, product = logging.getLogger(), logging.getLogger("bascule")
-    before = root.handlers[:], root.level, product.level
-    yield
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    product.setLevel(before[2])
 
 
 def lines(settings: LogSettings, *calls: object) -> list[str]:
