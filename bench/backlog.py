@@ -10,22 +10,22 @@ code tells whether the broker served in time.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bascule.client import Acknowledge, Context, Queue, connect
+from bascule.client import Acknowledge, Context, Message, Queue, connect
 from bench.bascule_up import BasculeUp
-from bench.run import RESULTS, machine, rss_mb
+from bench.run import machine, markdown, rss_mb, write_results
 
 QUEUE = "backlog"
 BODY_BYTES = 1024
+BODY = "x" * BODY_BYTES
 DEADLINE_S = 300
 #: A queue that is short: drained for comparison.
 SHORT_MESSAGES = 20_000
@@ -53,10 +53,10 @@ def until(broker: BasculeUp, count: int) -> float:
     return time.monotonic() - started_s
 
 
-def fill(client: Context, count: int) -> float:
-    """Messages sent per second."""
+def fill(client: Context, count: int, content: Callable[[int], Message | str] = lambda _number: BODY) -> float:
+    """Send messages, whose ``content`` is made of their numbers. Returns messages sent per second."""
     started_s = time.monotonic()
-    client.producer(Queue(QUEUE)).send_many("x" * BODY_BYTES for _ in range(count))
+    client.producer(Queue(QUEUE)).send_many(map(content, range(count)))
     return count / (time.monotonic() - started_s)
 
 
@@ -98,15 +98,10 @@ def measure(count: int) -> dict[str, Any]:
     }
 
 
-def write(result: Mapping[str, Any]) -> Path:
-    """The result, for programs and for people. Returns the page."""
-    RESULTS.mkdir(exist_ok=True)
-    name = RESULTS / f"backlog-{time.strftime('%Y%m%d-%H%M%S')}"
-    name.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    page = name.with_suffix(".md")
-    rows = "\n".join(f"| {figure} | {value} |" for figure, value in result.items())
-    page.write_text(f"# A queue of {result['messages']:,} messages\n\n| figure | |\n| --- | --- |\n{rows}\n\n{machine()}\n")
-    return page
+def page(result: Mapping[str, Any]) -> str:
+    """The result for people."""
+    rows = markdown([["figure", ""], *([figure, str(value)] for figure, value in result.items())])
+    return f"# A queue of {result['messages']:,} messages\n\n{rows}\n\n{machine()}"
 
 
 def main() -> int:
@@ -115,7 +110,8 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=1_000_000)
     result = measure(parser.parse_args().messages)
     kept = result["kill_to_serving_s"] <= START_S_MAX
-    print(write({**result, "promised_s": START_S_MAX, "kept": "yes" if kept else "**no**"}).read_text())
+    result |= {"promised_s": START_S_MAX, "kept": "yes" if kept else "**no**"}
+    write_results("backlog", result, page(result))
     return int(not kept)
 
 

@@ -8,7 +8,6 @@ See README.md for what the figures mean. Results go to bench/results/ as JSON an
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -30,7 +29,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
 from bench.carry import ADDRESS
-from bench.run import RESULTS, machine
+from bench.run import machine, markdown, write_results
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import descendants
 from tests.support.usage import cpu_s
@@ -226,7 +225,7 @@ def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """A markdown table: medians over the rounds, and how many times better Bascule is."""
-    rows = [["pipeline", *COLUMNS, "sent", "lost", "doubled"], ["---"] * (len(COLUMNS) + 4)]
+    rows = [["pipeline", *COLUMNS, "sent", "lost", "doubled"]]
     medians = {what: {key: statistics.median(run[key] for run in runs) for key, _, _ in COLUMNS.values()} for what, runs in results.items()}
     for what, runs in results.items():
         figures = [f"{medians[what][key]:,.{digits}f}" for key, digits, _ in COLUMNS.values()]
@@ -235,7 +234,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
         ours, theirs = medians[DIVERT], medians[what]
         ratios = [ours[key] / theirs[key] if more else theirs[key] / ours[key] for key, _, more in COLUMNS.values()]
         rows.append([f"**divert : {what}**", *(f"**{value:.2f}**" for value in ratios), "", "", ""])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)
 
 
 def arguments() -> argparse.Namespace:
@@ -264,13 +263,9 @@ def main() -> int:
                 results[what].append(result)
                 said = ", ".join(f"{title} {result[key]:,.{digits}f}" for title, (key, digits, _) in COLUMNS.items())
                 print(f"round {number + 1} {what}: {said}, lost {result['lost']}, doubled {result['doubled']}", file=sys.stderr, flush=True)
-    page = table(results) + f"\n\n{options.records:,} records of {BODY_BYTES} bytes; latency at {options.rate}/s for {options.seconds} s.\n"
-    RESULTS.mkdir(exist_ok=True)
-    stem = f"pipelines-{time.strftime('%Y%m%d-%H%M%S')}"
+    page = table(results) + f"\n\n{options.records:,} records of {BODY_BYTES} bytes; latency at {options.rate}/s for {options.seconds} s."
     content = {"machine": machine(), "options": vars(options), "results": results}
-    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / f"{stem}.md").write_text(page)
-    print(page)
+    write_results("pipelines", content, page)
     return int(any(run["lost"] or run["doubled"] for run in results.get(DIVERT, [])))
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,7 @@ def flaws(result: dict[str, Any]) -> str:
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence[str]) -> str:
     """A markdown table: medians over the rounds, a line per mode and broker, then how many times better Bascule is."""
-    head = ["mode", "broker", *COLUMNS, "CPU us/message", "RSS MB", "flaws"]
-    rows = [head, ["---"] * len(head)]
+    rows = [["mode", "broker", *COLUMNS, "CPU us/message", "RSS MB", "flaws"]]
     for mode in MODES:
         medians: dict[str, dict[str, float]] = {}
         for broker in brokers:
@@ -133,7 +132,7 @@ def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence
             rows.append([mode.name, broker, *figures, *used, "; ".join(filter(None, map(flaws, runs))) or "none"])
         if all(medians.get(name) for name in ("bascule", "artemis")):
             rows.append([mode.name, "**ratio**", *(ratio(medians, key, more) for key, more in COLUMNS.values()), "", "", ""])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)
 
 
 def ratio(medians: dict[str, dict[str, float]], key: str, more_is_better: bool) -> str:
@@ -156,6 +155,21 @@ def arguments() -> argparse.Namespace:
 def machine() -> dict[str, Any]:
     """What it ran on."""
     return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()}
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table; the first row is its head."""
+    head, *others = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others))
+
+
+def write_results(bench: str, content: Mapping[str, Any], page: str) -> None:
+    """Write the results of a bench, for programs and for people, and print the page."""
+    RESULTS.mkdir(exist_ok=True)
+    name = RESULTS / "-".join(filter(None, (bench, time.strftime("%Y%m%d-%H%M%S"))))
+    name.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    name.with_suffix(".md").write_text(f"{page}\n")
+    print(page)
 
 
 def main() -> int:
@@ -183,12 +197,8 @@ def main() -> int:
     page = "\n".join(
         [table(results, names), "", *(f"- {line}" for line in durability), *(f"- {mode.name}: {mode.title}" for mode in chosen)]
     )
-    RESULTS.mkdir(exist_ok=True)
-    stem = time.strftime("%Y%m%d-%H%M%S")
     content = {"machine": machine(), "seconds": options.seconds, "rounds": options.rounds, "durability": durability, "results": results}
-    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / f"{stem}.md").write_text(page + "\n")
-    print(page)
+    write_results("", content, page)
     return int(any(flaws(run) for modes in results.values() for runs in modes.values() for run in runs))
 
 

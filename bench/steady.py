@@ -26,7 +26,7 @@ from typing import Any
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.kafka.history import TopicHistory
 from bench.bascule_up import BasculeUp
-from bench.run import RESULTS, machine, rss_mb
+from bench.run import machine, markdown, rss_mb, write_results
 from tests.soak.figures import quantile
 from tests.support.system import wait_for
 from tests.support.usage import cpu_s, disk_mib
@@ -176,8 +176,7 @@ def judge_starts(starts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """A markdown table."""
-    lines = [columns, ["---"] * len(columns), *([f"{row[name]:,g}" for name in columns] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown([columns, *([f"{row[name]:,g}" for name in columns] for row in rows)])
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -194,18 +193,21 @@ def page(result: Mapping[str, Any]) -> str:
         f"From kill -9 to serving, {flat}: {starts}.",
         "The first kills are before the first minute shown: the broker's memory is that of one process.",
         "",
-        "| measure | peak of 1st third | 2nd | 3rd | flat |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {name} | {' | '.join(f'{peak:,g}' for peak in each['peaks'])} | {'yes' if each['flat'] else '**no**'} |"
-            for name, each in result["judged"].items()
+        markdown(
+            [
+                ["measure", "peak of 1st third", "2nd", "3rd", "flat"],
+                *(
+                    [name, *(f"{peak:,g}" for peak in each["peaks"]), "yes" if each["flat"] else "**no**"]
+                    for name, each in result["judged"].items()
+                ),
+            ]
         ),
         "",
         table(result["minutes"], COLUMNS),
         "",
         f"{result['machine']}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def kills(place: Place, at_s: float) -> list[dict[str, float]]:
@@ -275,11 +277,7 @@ def main() -> int:
         "judged_starts": judge_starts(starts),
         "minutes": minutes,
     }
-    RESULTS.mkdir(exist_ok=True)
-    stem = f"steady-{time.strftime('%Y%m%d-%H%M%S')}"
-    (RESULTS / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / f"{stem}.md").write_text(page(result))
-    print(page(result))
+    write_results("steady", result, page(result))
     judged = (*result["judged"].values(), *result["judged_starts"].values())
     return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in judged)))
 

@@ -24,7 +24,7 @@ from typing import Any
 from bascule.client import connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bench.backlog import BODY_BYTES, DEADLINE_S, QUEUE, fill
-from bench.run import RESULTS, machine
+from bench.run import machine, markdown, write_results
 from tests.support.qpid import QpidPeer
 from tests.support.system import FAILOVER, System, wait_for
 
@@ -84,16 +84,19 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         "From the signal until a Qpid JMS client with both brokers in its `failover:` URL has been given a message by the other one.",
         "",
-        "| way | promised s | rounds s | kept |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {way} | {each['promised_s']:g} | {', '.join(map(str, each['rounds_s']))} | {'yes' if each['kept'] else '**no**'} |"
-            for way, each in result["judged"].items()
+        markdown(
+            [
+                ["way", "promised s", "rounds s", "kept"],
+                *(
+                    [way, f"{each['promised_s']:g}", ", ".join(map(str, each["rounds_s"])), "yes" if each["kept"] else "**no**"]
+                    for way, each in result["judged"].items()
+                ),
+            ]
         ),
         "",
         f"{result['machine']}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -117,11 +120,7 @@ def main() -> int:
                 taken.append(pair.round(peer, way))
                 print(json.dumps({"way": way, "s": taken[-1], "load_average": os.getloadavg()[0]}), flush=True)
     result = {**vars(options), "body_bytes": BODY_BYTES, "machine": machine(), "judged": judge(rounds)}
-    RESULTS.mkdir(exist_ok=True)
-    stem = f"takeover-{time.strftime('%Y%m%d-%H%M%S')}"
-    (RESULTS / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / f"{stem}.md").write_text(page(result))
-    print(page(result))
+    write_results("takeover", result, page(result))
     return int(not all(each["kept"] for each in result["judged"].values()))
 
 

@@ -9,7 +9,6 @@ bench/results/ as JSON and as a table.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 from bench.bascule_up import BasculeUp
-from bench.run import RESULTS, machine
+from bench.run import machine, write_results
 
 BODY = "x" * 200
 INSERT = "INSERT INTO payments (body) VALUES (%s)"
@@ -201,12 +200,8 @@ def main() -> int:
                         result = measure(place, mode, each, options.seconds)
                         results[mode][each].append(result)
                         print(f"{mode}, {each}: {result['per_s']:.0f}/s", file=sys.stderr)
-    page = table(results)
-    print(page)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    RESULTS.joinpath(f"xa-{stamp}.md").write_text(page + "\n")
     content = {"machine": machine(), "options": vars(options), "results": results}
-    RESULTS.joinpath(f"xa-{stamp}.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_results("xa", content, table(results))
     return 0
 
 

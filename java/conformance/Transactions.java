@@ -341,6 +341,20 @@ final class Transactions extends Suite {
             Check.fails(jakarta.jms.IllegalStateException.class, session::commit);
             Check.fails(jakarta.jms.IllegalStateException.class, session::rollback);
         });
+        it("transaction.with-a-refused-message-is-rolled-back", c -> {
+            Connection owner = c.connect();
+            String name = owner.createSession().createTemporaryQueue().getQueueName();
+            owner.close();
+            Session session = transacted(c);
+            Queue gone = session.createQueue(name); // the client would not send to the temporary queue itself
+            MessageProducer producer = session.createProducer(null);
+            producer.send(c.queue(), session.createTextMessage("x"));
+            producer.send(gone, session.createTextMessage("refused"));
+            Check.fails(TransactionRolledBackException.class, session::commit);
+            producer.send(c.queue(), session.createTextMessage("y"));
+            session.commit();
+            Case.getsJust(c.session().createConsumer(c.queue()), "y");
+        });
         it("transaction.larger-than-the-broker-takes-is-rolled-back-whole", c -> {
             Session session = transacted(c);
             MessageProducer producer = session.createProducer(c.queue());

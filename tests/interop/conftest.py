@@ -21,6 +21,11 @@ max_message_bytes = {MAX_MESSAGE_BYTES}
 max_delivery_attempts = {MAX_DELIVERY_ATTEMPTS}
 allow_anonymous = true
 users = {{ ann = "hush" }}
+
+[[address]]
+match = "full.#"
+max_messages = 1
+when_full = "reject"
 """
 
 

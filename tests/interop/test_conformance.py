@@ -70,6 +70,7 @@ ARTEMIS_DIFFERS = {
     "temporary.deleted-queue-cannot-be-used": _MADE_ANEW,
     "temporary.only-its-connection-may-consume-also-by-name": "a temporary queue is guarded by the client alone",
     "topic.name-with-its-prefix": _BY_NAME,
+    "transaction.with-a-refused-message-is-rolled-back": _MADE_ANEW,
 }
 #: Cases whose end with Artemis is a matter of moments: it is not asked, and some of them would wait for half a minute.
 NOT_FOR_ARTEMIS = {

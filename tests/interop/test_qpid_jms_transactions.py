@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.interop.conftest import Connect
+from tests.interop.conftest import MAX_MESSAGE_BYTES, Connect
 from tests.support.proxy import Proxy
-from tests.support.qpid import Consumer
+from tests.support.qpid import Consumer, JmsError, Session
 from tests.support.system import System
 
 
@@ -81,3 +83,61 @@ def test_a_session_that_closes_leaves_the_transactions_of_its_neighbours_alone(c
     closing.close()
     staying.commit()
     assert [message.body for message in connection.session().consumer(f"queue:{name}").receive_all(1)] == ["kept"]
+
+
+def to_a_full_queue(session: Session, name: str) -> None:
+    session.producer(f"queue:full.{name}").send("refused")
+
+
+def to_a_full_queue_with_a_completion_listener(session: Session, name: str) -> None:
+    producer = session.producer(f"queue:full.{name}")
+    producer.send_async("refused")
+    assert "error" in producer.completions(1)[0]
+
+
+def to_a_full_queue_that_the_message_names(session: Session, name: str) -> None:
+    session.producer().send("refused", to=f"queue:full.{name}")
+
+
+def too_large(session: Session, name: str) -> None:
+    session.producer(f"queue:{name}.large").send("x" * (MAX_MESSAGE_BYTES + 1))
+
+
+def request_to_the_broker(session: Session, name: str) -> None:
+    session.producer().send("refused", to="queue:$management")
+
+
+@pytest.mark.parametrize("options", ["", "?jms.forceAsyncSend=true"], ids=["default", "asynchronous"])
+@pytest.mark.parametrize(
+    "send",
+    [
+        to_a_full_queue,
+        to_a_full_queue_with_a_completion_listener,
+        to_a_full_queue_that_the_message_names,
+        too_large,
+        request_to_the_broker,
+    ],
+)
+def test_commit_of_a_transaction_with_a_refused_message_is_rolled_back(
+    connect: Connect, system: System, name: str, send: Callable[[Session, str], None], options: str
+) -> None:
+    plain = connect().session()
+    plain.producer(f"queue:full.{name}").send("first")
+    plain.producer(f"queue:{name}.in").send("job")
+    session = connect(f"{system.url}{options}").session("TRANSACTED")
+    consumer, producer = session.consumer(f"queue:{name}.in"), session.producer(f"queue:{name}.out")
+    assert bodies(consumer, 1) == ["job"]
+    producer.send("done")
+    send(session, name)
+    producer.send("after")
+    with pytest.raises(JmsError) as raised:
+        session.commit()
+    assert raised.value.name == "TransactionRolledBackException"
+    assert "a message of the transaction was refused" in raised.value.message
+    assert system.depth(f"{name}.out") == 0
+    again = consumer.receive()
+    assert again is not None
+    assert (again.body, again.redelivered, again.delivery_count) == ("job", True, 2)
+    producer.send("done")
+    session.commit()
+    assert (system.depth(f"{name}.in"), system.depth(f"{name}.out")) == (0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from bascule.broker import branches
 from bascule.broker.errors import BranchBusy, UnknownBranch
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.jms.selector import compile_selector
 from bascule.journal.branches import Ending
@@ -65,6 +67,7 @@ class Run(Model):
         refused = self.full(address)
         self.submit(address, body, container, transaction, refused=refused)
         if refused:
+            self.refused.update(() if transaction is None else (transaction,))
             return
         record = self.record() if facts.persistent and transaction is None else 0
         self.answers_due[self.tokens] = record
@@ -235,7 +238,13 @@ class Run(Model):
         actions = self.transactions.pop(transaction)
         commit = self.random.random() < 0.7
         self.history.append(f"{'commit' if commit else 'roll back'} {transaction.id!r}")
-        if commit:
+        if commit and transaction in self.refused:
+            answers: list[BasculeError | None] = []
+            self.broker.engine.commit(transaction, answers.append)
+            assert answers, f"the rest of {transaction.id!r} is on its way into the journal"
+            assert isinstance(answers[0], TransactionRolledBack), f"the rest of {transaction.id!r} is committed"
+            self.roll_back(actions)
+        elif commit:
             self.commit(transaction, actions)
         else:
             self.broker.engine.rollback(transaction)
@@ -284,6 +293,12 @@ class Run(Model):
         actions = self.transactions.pop(transaction)
         xid = Xid(1, transaction.id, b"")
         self.history.append(f"prepare {transaction.id!r}")
+        if transaction in self.refused:
+            with suppress(TransactionRolledBack):
+                branches.prepare(self.broker.engine, transaction, xid, self.client_of(transaction), lambda _: None)
+                raise AssertionError(f"the rest of {transaction.id!r} is prepared")
+            self.roll_back(actions)
+            return
         token = self.token()
         branches.prepare(
             self.broker.engine, transaction, xid, self.client_of(transaction), lambda _: self.sender.answers.append((token, None))
@@ -414,6 +429,12 @@ class BranchRun(Run):
         (Run.end, 1), (Run.prepare, 6), (Run.end_branch, 3), (Run.turn, 4), (Run.confirm, 8), (Run.pass_time, 1), (Run.snapshot, 2),
         (crash, 3), (Run.settle, 14),
     )  # fmt: skip
+
+
+class RefusedRun(Run):
+    """A run in which many messages of transactions are refused, because nobody takes any from the full queue that they are sent to."""
+
+    COMMANDS = ((Run.send, 30), (Run.begin, 4), (Run.end, 4), (Run.prepare, 2), (Model.turn, 4), (Model.confirm, 4), (Model.crash, 1))
 
 
 class SlowRun(Run):

@@ -174,6 +174,7 @@ class Model:
         self.answers_due: dict[int, int] = {}  # token -> record it waits for
         self.answers_seen = 0
         self.refusals_due: set[int] = set()  # tokens of sends to a full queue
+        self.refused: set[LocalTransaction] = set()  # a message of theirs was refused: they cannot commit
         self.sent: dict[int, Sent] = {}  # by number: what a client may repeat
         self.unplaced: list[tuple[Line, Copy]] = []  # not confirmed yet, in the order of their sends
         self.numbers = 0
@@ -421,6 +422,7 @@ class Model:
             sent.record = sent.record if sent.record <= last else NEVER
         self.clients.clear()
         self.transactions.clear()
+        self.refused.clear()
         self.answers_due.clear()
         self.broker.start(stored=stored)
 

@@ -26,13 +26,14 @@ from bascule.broker.groups import Groups
 from bascule.broker.held import Held
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
+from bascule.broker.local_transactions import LocalTransactions
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.sending import Sending
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
-from tests.property.broker_commands import BranchRun, Run, SlowRun, SnapshotRun, run_all
+from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, SnapshotRun, run_all
 from tests.property.broker_model import ALONE, POLICY, RULES
 
 #: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
@@ -289,6 +290,16 @@ FAULTS = (
     give_groups_to_anybody, keep_the_groups_of_who_left, serve_every_consumer, let_consumers_hold_any_number,
     take_more_than_there_is_room_for, drop_persistent_messages, drop_the_dearest,
 )  # fmt: skip
+
+
+def test_promises_hold_when_messages_of_transactions_are_refused() -> None:
+    run_all(range(FIRST_SEED, FIRST_SEED + SHORT_RUNS), RefusedRun)
+
+
+def test_the_model_notices_an_engine_that_commits_the_rest_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalTransactions, "message_refused", lambda *_: None)
+    with pytest.raises(AssertionError, match="seed"):
+        run_all(range(1, PLANTED_RUNS), RefusedRun)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -365,8 +365,8 @@ def integers_do_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def like_knows_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = evaluate_module.Pattern
-    monkeypatch.setattr(evaluate_module, "Pattern", lambda pattern, escape: whole(pattern))
+    whole = parser_module.Pattern
+    monkeypatch.setattr(parser_module, "Pattern", lambda pattern, escape: whole(pattern))
 
 
 def between_excludes_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """An application with an endpoint in a process of its own, to be killed: a row and a receipt for each record, in one transaction.
 
-A record ``fail-K-...`` fails its first K times; ``hold-...`` is at work until its file is there.
+With a JMS broker the transaction also takes a voucher and sends a bill. A record ``fail-K-...`` fails its first K times; ``hold-...`` is at
+work until its file is there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Start, Xa
+from bascule.adapter.outbound import JmsConnectionFactory
+from bascule.client import Queue
 from bascule.xa import FileLog, TransactionManager
+from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 from tests.support.system import wait_for
@@ -42,23 +46,38 @@ class Where:
     order: str = "none"
     retries: int = 1
     start: str = "earliest"
+    broker: str = ""
+
+    @property
+    def vouchers(self) -> Queue:
+        """The queue from which each record takes a message."""
+        return Queue(f"{self.group}.vouchers")
+
+    @property
+    def bills(self) -> Queue:
+        """The queue to which each record sends a message."""
+        return Queue(f"{self.group}.bills")
 
     def kafka(self, member: str) -> dict[str, str | int]:
         """With a name for each member, so that one that is killed and started again is what it was, at once."""
         return {"bootstrap.servers": self.bootstrap, "session.timeout.ms": 6000, "group.instance.id": member}
 
-    def transactions(self, member: str) -> tuple[TransactionManager, InboundLog, PostgresResource, KafkaResource]:
+    def transactions(self, member: str) -> tuple[TransactionManager, InboundLog, PostgresResource, KafkaResource, JmsResource]:
+        """The manager has the JMS broker only if there is one."""
         plain = {"bootstrap.servers": self.bootstrap}
         database = PostgresResource("db", self.conninfo)
         kafka = KafkaResource("kafka", plain, prefix=f"{self.group}.xa", instance=member)
         inbound = InboundLog("inbound", plain, group=self.group)
+        broker = JmsResource("jms", self.broker or "amqp://127.0.0.1:1")
         log = FileLog(Path(self.directory) / "decisions.xalog")
-        return TransactionManager("victim", log, [inbound, database, kafka], shared=True, timeout_s=30), inbound, database, kafka
+        resources = [inbound, database, kafka, *([broker] if self.broker else [])]
+        return TransactionManager("victim", log, resources, shared=True, timeout_s=30), inbound, database, kafka, broker
 
 
 def main(where: Where, member: str) -> None:
     logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
-    manager, inbound, database, kafka = where.transactions(member)
+    manager, inbound, database, kafka, broker = where.transactions(member)
+    jms = JmsConnectionFactory(broker, manager if where.broker else None)
     spec = ActivationSpec(
         topics=(where.topic,), group=where.group, workers=where.workers, batch=where.batch, order=where.order, retries=where.retries,
         backoff=Backoff(0.05, 2.0, 0.2), delivery_timeout_s=30.0, start=Start(where.start), transacted=Xa(manager, inbound, kafka),
@@ -70,6 +89,12 @@ def main(where: Where, member: str) -> None:
         value = (record.value or b"").decode()
         manager.enlist(database).execute(f"INSERT INTO {where.table} VALUES (%s, %s)", (value, member))
         manager.enlist(kafka).send(where.receipts, record.value, record.key)
+        if where.broker:
+            with jms.connect() as context:
+                voucher = context.consumer(where.vouchers).receive(END_S)
+                if voucher is None:
+                    raise LookupError("there is no voucher")
+                context.send(where.bills, value)
         if value.startswith("fail-") and record.failures < int(value.split("-")[1]):
             raise ValueError(f"no luck with {value}")
         if value.startswith("hold-"):
@@ -79,8 +104,8 @@ def main(where: Where, member: str) -> None:
 
     with manager:
         adapter.run(drain_s=20.0)
-    for resource in (inbound, database, kafka):
-        resource.close()
+    for each in (jms, inbound, database, kafka, broker):
+        each.close()
 
 
 class Member:

@@ -1,79 +1,28 @@
-"""Clients that want more than a broker has memory for, and a canary that says whether it serves others meanwhile."""
+"""Clients that want more than a broker has memory for, beside a canary."""
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection as PipeConnection
-from multiprocessing.synchronize import Event
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, SaslClient
 from bascule.client import Acknowledge, Queue, TimedOut, TransactionRolledBack, connect
 from bascule.core.errors import BasculeError
+from tests.support.canary import BODY, SOON_S, Canary
 from tests.support.system import System
-from tests.support.usage import main_thread_cpu_s, memory_mib
+from tests.support.usage import memory_mib
 
-BODY = "x" * 1024
 LARGE_BODY = "x" * 100_000
 #: Of one transaction: together a quarter of 64 MiB and more.
 LARGE_MESSAGES = 200
-#: Ten each second, for two minutes and the time around them.
-CANARY_MESSAGES = 3_000
 #: A client looks so often whether it is to end.
 LOOK_S = 0.5
-SOON_S = 30.0
-
-
-class Canary:
-    """A client in a process of its own, whom the load of the others in this process does not slow down.
-
-    It receives persistent messages that were sent before, one after the other: near the limit of memory a client that sends has to wait.
-    ``times_s`` says how long each took, ``broker_s`` how much processor time the broker's event loop used meanwhile: that does not depend
-    on how much of a machine the broker gets.
-    """
-
-    def __init__(self, system: System, queue: str) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._over = spawn.Event()
-        self._said, says = spawn.Pipe(duplex=False)
-        self._process = spawn.Process(target=_round_trips, args=(system.url, queue, system.broker.pid, self._over, says), daemon=True)
-        self._process.start()
-        self.times_s: list[float] = []
-        self.broker_s: list[float] = []
-
-    def look(self) -> int:
-        """Take in what it has said; return how many round trips it has made."""
-        with suppress(EOFError):  # it has ended
-            while self._said.poll():
-                time_s, broker_s = self._said.recv()
-                self.times_s.append(time_s)
-                self.broker_s.append(broker_s)
-        return len(self.times_s)
-
-    def stop(self) -> None:
-        """End it."""
-        self._over.set()
-        self._process.join(SOON_S)
-        self.look()
-
-
-def _round_trips(url: str, name: str, broker: int, over: Event, says: PipeConnection) -> None:
-    queue = Queue(name)
-    with connect(url) as context:
-        context.producer(queue).send_many((BODY for _ in range(CANARY_MESSAGES)), timeout_s=SOON_S)
-    with connect(url) as context, context.consumer(queue, prefetch=0) as consumer:
-        while not over.wait(0.1):
-            begun_s, used_s = time.monotonic(), main_thread_cpu_s(broker)
-            message = consumer.receive(SOON_S)
-            time_s = time.monotonic() - begun_s if message is not None else SOON_S
-            says.send((time_s, main_thread_cpu_s(broker) - used_s))
 
 
 @dataclass

@@ -30,14 +30,14 @@ INBOUND = [name for name in POINTS if name.startswith("inbound.")]
 class Group:
     """Members, what was sent to them, and what became of it."""
 
-    def __init__(self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path) -> None:
+    def __init__(self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, broker: str = "") -> None:
         self.bootstrap, self._conninfo = kafka.bootstrap, postgres.conninfo
         table = "rows_" + "".join(filter(str.isalnum, prefix))[-40:]
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
             connection.execute(f"CREATE TABLE {table} (value text, member text)")
         receipts = f"{prefix}-receipts"
         create(self.bootstrap, prefix, receipts)
-        self.where = Where(self._conninfo, self.bootstrap, prefix, prefix, receipts, table, str(directory))
+        self.where = Where(self._conninfo, self.bootstrap, prefix, prefix, receipts, table, str(directory), broker=broker)
         self.sent: list[str] = []
         self._numbers = itertools.count()
         self._members: list[Member] = []

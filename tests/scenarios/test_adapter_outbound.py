@@ -134,6 +134,6 @@ def test_a_jms_message_becomes_the_record_that_a_divert_would_make(kafka: Embedd
     message = from_kafka_headers(record.headers())
     message.body = body_from_value(message.body_kind, record.value())
     assert record.key() == b"4711"
-    assert (message.message_id, message.correlation_id, message.properties) == (sent, "c1", {"order": 4711, "region": "EU"})
+    assert (message.message_id, message.correlation_id, message.properties) == (sent.message_id, "c1", {"order": 4711, "region": "EU"})
     assert (message.destination, message.destination_kind, message.body) == (topic, "topic", {"amount": 90, "paid": True})
     factory.close()

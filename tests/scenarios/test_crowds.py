@@ -14,7 +14,7 @@ import pytest
 from bascule.core.log import get_log
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.crowd import crowd
-from tests.scenarios.overload import Canary
+from tests.support.canary import Canary, canary
 from tests.support.stalls import longest_turn_s
 from tests.support.system import System, wait_for
 from tests.support.usage import memory_mib
@@ -39,16 +39,6 @@ def few_descriptors(pid: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-
-@contextmanager
-def canary(system: System, queue: str) -> Iterator[Canary]:
-    bird = Canary(system, f"{queue}.canary")
-    try:
-        wait_for(bird.look, "the canary")
-        yield bird
-    finally:
-        bird.stop()
 
 
 def check(bird: Canary) -> None:

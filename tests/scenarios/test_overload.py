@@ -11,7 +11,8 @@ import pytest
 
 from bascule.core.log import get_log
 from bascule.embedded.kafka import EmbeddedKafka
-from tests.scenarios.overload import SOON_S, Figures, Overload
+from tests.scenarios.overload import Figures, Overload
+from tests.support.canary import SOON_S
 from tests.support.stalls import longest_turn_s
 from tests.support.system import System, wait_for
 

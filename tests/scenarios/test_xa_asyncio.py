@@ -247,7 +247,7 @@ def test_rollback_of_an_async_session_rolls_the_transaction_back(postgres: Embed
                     await session.flush()
                     await session.rollback()
 
-            with pytest.raises(TransactionRolledBack, match="AsyncSession"):
+            with pytest.raises(TransactionRolledBack, match="rolled back its session"):
                 await give_up()
             async with manager.begin() as transaction:
                 session = await transaction.enlist(alchemy)

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from bascule.core.errors import Unavailable
-from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.embedded.postgres import HOST, USER, EmbeddedPostgres
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager, TransactionRolledBack
@@ -46,12 +46,23 @@ def plain() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(directory)
 
 
-@pytest.fixture(params=["psycopg", "sqlalchemy"])
+@pytest.fixture(params=["psycopg", "sqlalchemy", "django"])
 def make(request: pytest.FixtureRequest, plain: EmbeddedPostgres) -> Iterator[Make]:
     """Makes the resource as each process would."""
     made: list[Callable[[], None]] = []
+    if request.param == "django":
+        pytest.importorskip("django")
+        from django.db import connections
+
+        from bascule.xa.django import django_resource
+        from tests.support.django_orm import add
+
+        add("plain", ENGINE="django.db.backends.postgresql", NAME="postgres", USER=USER, HOST=HOST, PORT=plain.port)
+        made.append(lambda: connections["plain"].close())
 
     def make() -> Any:
+        if request.param == "django":
+            return django_resource("db", "plain")
         if request.param == "psycopg":
             resource = PostgresResource("db", plain.conninfo)
             made.append(resource.close)
@@ -70,6 +81,8 @@ def make(request: pytest.FixtureRequest, plain: EmbeddedPostgres) -> Iterator[Ma
 
 def insert(handle: Any, item: str) -> None:
     statement = f"INSERT INTO payments VALUES ('{item}')"
+    if hasattr(handle, "ensure_connection"):
+        handle = handle.cursor()
     handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
 
 

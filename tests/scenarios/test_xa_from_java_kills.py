@@ -1,73 +1,43 @@
-"""JTA transactions over the broker and PostgreSQL, by Narayana: application, broker and database are killed in them."""
+"""JTA transactions over the broker and PostgreSQL, by Narayana and by Atomikos: application, broker, database and recovery are killed."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from bascule.client import Queue, connect
-from bascule.embedded.jars import classpath
-from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from tests.support.java import JARS, SMALL_JVM, compiled_sources
-from tests.support.maven import XA_PROJECT
-from tests.support.speed import SLOWNESS
+from tests.scenarios.jta_shop import COMMITTED, LONG_TIMEOUT_S, MANAGERS, OUTCOMES, ROLLED_BACK, Outcome, Shop, mortal_postgres
 from tests.support.system import System
 
-#: Two passes of recovery, each with its pauses, on a loaded machine.
-RUN_TIMEOUT_S = 120.0 * SLOWNESS
-SOURCES = [*(XA_PROJECT / "bascule-xa-jakarta" / "src" / "main" / "java").rglob("*.java"), *(XA_PROJECT / "narayana").glob("*.java")]
+RESOURCES = ("database", "jms")
 POINTS = [
     f"{resource}.{call}"
-    for resource in ("database", "jms")
+    for resource in RESOURCES
     for call in ("end.after", "prepare.before", "prepare.after", "commit.before", "commit.after")
 ]
+ROLLBACK_POINTS = [f"{resource}.rollback.{when}" for resource in RESOURCES for when in ("before", "after")]
+ALL_POINTS = (*POINTS, *ROLLBACK_POINTS)
 #: Undecided with both prepared; decided; half committed.
 SHORT = ("jms.prepare.after", "database.commit.before", "jms.commit.before")
-PAID, UNPAID = ([], ["order"], ["order"]), (["order"], [], [])
+#: Of the points at which a service is killed.
+SHORT_SERVICE = ("jms.commit.before",)
+#: Where the application is killed, and where in the recovery that follows.
+RECOVERIES = [
+    *(("database.commit.before", f"{resource}.commit.{when}") for resource in RESOURCES for when in ("before", "after")),
+    *(("jms.prepare.after", point) for point in ROLLBACK_POINTS),
+]
 
 
-@dataclass(frozen=True)
-class Shop:
-    """The application's surroundings."""
+def action_to(point: str) -> str:
+    return "fail" if ".rollback." in point else "pay"
 
-    system: System
-    database: EmbeddedPostgres
-    directory: Path
-    name: str
 
-    def command(self, action: str, *point: str) -> list[str]:
-        path = os.pathsep.join(
-            map(str, (compiled_sources("payments", sorted(SOURCES), JARS, "narayana"), *classpath(JARS), *classpath("narayana")))
-        )
-        jdbc = f"jdbc:postgresql://127.0.0.1:{self.database.port}/postgres?user=postgres"
-        return [
-            str(find_jdk().executable), *SMALL_JVM, "-cp", path, "bascule.payments.Payments", action, self.system.failover_url, jdbc,
-            str(self.directory / "narayana"), self.name, *point,
-        ]  # fmt: skip
-
-    def run(self, action: str) -> None:
-        done = subprocess.run(self.command(action), capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
-        assert done.stdout == "done\n", done.stderr
-
-    def prepare(self) -> None:
-        with psycopg.connect(self.database.conninfo, autocommit=True) as rows:
-            rows.execute(f"CREATE TABLE {self.name} (item text)")
-        with connect(self.system.url) as context:
-            context.send(Queue(f"{self.name}.orders"), "order")
-
-    def outcome(self) -> tuple[list[str], list[str], list[str]]:
-        """Return the orders, the rows and the bills."""
-        with psycopg.connect(self.database.conninfo) as rows, connect(self.system.url) as context:
-            orders, bills = ([str(each.body) for each in context.browse(Queue(f"{self.name}.{queue}"))] for queue in ("orders", "bills"))
-            return orders, [row[0] for row in rows.execute(f"SELECT item FROM {self.name}")], bills
+def expected(point: str) -> str:
+    """Return what becomes of a transaction whose application is killed at a point."""
+    return COMMITTED if ".commit." in point else ROLLED_BACK
 
 
 @pytest.fixture(scope="module")
@@ -76,41 +46,73 @@ def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-@pytest.fixture
-def shop(system: System, postgres: EmbeddedPostgres, tmp_path: Path, name: str) -> Shop:
-    shop = Shop(system, postgres, tmp_path, "".join(letter if letter.isalnum() else "_" for letter in name.lower()))
-    shop.prepare()
-    return shop
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    with mortal_postgres() as running:
+        yield running
 
 
-@pytest.mark.parametrize(("action", "outcome"), [("pay", PAID), ("fail", UNPAID)])
-def test_narayana_commits_or_rolls_back_messages_and_rows_together(
-    shop: Shop, action: str, outcome: tuple[list[str], list[str], list[str]]
-) -> None:
-    shop.run(action)
-    assert shop.outcome() == outcome
+@pytest.fixture(params=MANAGERS)
+def shop(request: pytest.FixtureRequest, system: System, own_postgres: EmbeddedPostgres, tmp_path: Path, name: str) -> Shop:
+    return Shop(request.param, system, own_postgres, tmp_path, name)
 
 
-@pytest.mark.parametrize("point", [point if point in SHORT else pytest.param(point, marks=pytest.mark.slow) for point in POINTS])
-def test_narayana_recovers_after_the_application_is_killed(shop: Shop, point: str) -> None:
-    with subprocess.Popen(shop.command("pay", point), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == f"at {point}\n"
-        victim.kill()
-    shop.run("recover")
-    assert shop.outcome() == (PAID if ".commit." in point else UNPAID)
+def some_and_all(some: tuple[str, ...]) -> pytest.MarkDecorator:
+    everything = pytest.param(ALL_POINTS, marks=[pytest.mark.slow, pytest.mark.timeout(1800)], id="all")
+    return pytest.mark.parametrize("points", [pytest.param(some, id="some"), everything])
+
+
+@pytest.mark.parametrize(("action", "told"), [("pay", COMMITTED), ("fail", ROLLED_BACK)])
+def test_manager_commits_or_rolls_back_messages_and_rows_together(shop: Shop, action: str, told: str) -> None:
+    name = shop.order()
+    assert shop.run(action, name) == told
+    assert shop.outcome(name) == OUTCOMES[told]
+    assert shop.in_doubt() == []
+
+
+@some_and_all(SHORT)
+def test_manager_recovers_after_the_application_is_killed(shop: Shop, points: tuple[str, ...]) -> None:
+    names = {point: shop.order() for point in points}
+    for point, name in names.items():
+        shop.kill(action_to(point), name, point)
+    shop.recover()
+    assert {point: shop.outcome(name) for point, name in names.items()} == {point: OUTCOMES[expected(point)] for point in points}
+
+
+@some_and_all(SHORT_SERVICE)
+@pytest.mark.parametrize("service", ["broker", "database"])
+def test_manager_finishes_what_the_death_of_a_service_leaves(shop: Shop, points: tuple[str, ...], service: str) -> None:
+    shop.timeout_s = LONG_TIMEOUT_S
+    names = {point: shop.order() for point in points}
+    told = {}
+    for point, name in names.items():
+        with shop.stopped(action_to(point), name, point) as go_on:
+            restart(shop, service)
+            told[point] = go_on()
+    shop.recover()
+    ends = {point: (told[point], shop.outcome(name)) for point, name in names.items()}
+    assert {point: end for point, end in ends.items() if end[1] not in possible(end[0])} == {}
+
+
+def possible(told: str) -> list[Outcome]:
+    """Return how a transaction may have ended whose application was told so: wholly in any case."""
+    return [OUTCOMES[told]] if told in OUTCOMES else list(OUTCOMES.values())
+
+
+def restart(shop: Shop, service: str) -> None:
+    if service == "broker":
+        shop.system.broker.restart()
+    else:
+        shop.database.kill()
+        shop.database.start()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-def test_narayana_finishes_what_the_death_of_the_broker_leaves(shop: Shop, point: str) -> None:
-    with subprocess.Popen(shop.command("pay", point), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdin is not None
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == f"at {point}\n"
-        shop.system.broker.restart()
-        victim.stdin.write("\n")
-        victim.stdin.flush()
-        victim.stdout.read()
-    shop.run("recover")
-    assert shop.outcome() in (PAID, UNPAID)
+@pytest.mark.timeout(1800)
+def test_recovery_that_is_killed_is_finished_by_the_next_one(shop: Shop) -> None:
+    names = {points: shop.order() for points in RECOVERIES}
+    for (point, recovery_point), name in names.items():
+        shop.kill("pay", name, point)
+        shop.kill("recover", "", recovery_point)
+    shop.recover()
+    assert {points: shop.outcome(name) for points, name in names.items()} == {points: OUTCOMES[expected(points[0])] for points in names}

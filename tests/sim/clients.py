@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from random import Random
 from typing import Any, Final
 
 from bascule.amqp.types import Int
 from bascule.broker.engine import Engine
+from bascule.broker.errors import QueueFull
 from bascule.broker.message import BrokerMessage
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
@@ -27,6 +29,8 @@ MORE_MS: Final = 5.0
 PREFETCH: Final = 6
 #: Who naps looks so often whether that is over.
 STEP_MS: Final = 25.0
+#: How often a message of a transaction is refused, where the seed has some refused.
+REFUSED: Final = 0.15
 
 
 @lru_cache(maxsize=10_000)
@@ -50,6 +54,12 @@ class Stage:
     #: in time can prevent them; that their acknowledgements do not count is what the fence is for.
     stale: int = 0
     last_work_ms: float = 0.0
+    #: Says which messages of transactions the broker refuses; None: none. Apart from the world's, whose course it shall not change.
+    refusals: Random | None = None
+
+    def refuses(self) -> bool:
+        """Whether the broker refuses the next message of a transaction."""
+        return self.refusals is not None and self.refusals.random() < REFUSED
 
     def note(self, operation: Operation) -> int:
         """An operation has ended; returns its place in the history."""
@@ -156,6 +166,12 @@ class Transacted(Client):
         connection.transactions[name] = connection.broker.engine.begin(name)
 
     def _send_in(self, connection: Connection, name: bytes, to: str, body: bytes, said: Scan) -> None:
+        """The client commits without a look at the outcome, as Qpid JMS does."""
+        if self.stage.refuses():
+            self.world.note("refuse message", f"{id_of(body)} of {self.name}")
+            full = QueueFull(f"{to!r} is full")
+            connection.broker.engine.refuse(connection, Promise(), full, connection.transactions[name])
+            return
         self.send(connection, connection.broker.engine, to, body, said, Promise(), connection.transactions[name])
 
     def _acknowledge_in(self, connection: Connection, name: bytes, port: Port, message: BrokerMessage) -> None:

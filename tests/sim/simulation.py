@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from random import Random
 from typing import Final
 
 from bascule.broker.addresses import Diverts, ExclusiveDivert
@@ -41,6 +42,8 @@ LAST_KILL: Final = 0.4
 LAST_KILL_MS: Final = 300.0
 #: Long enough for what waits to be old: as long as some rounds of housekeeping.
 NAP_MS: Final = 400.0
+#: How many of the runs have messages of transactions refused.
+REFUSING: Final = 0.25
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -82,7 +85,8 @@ class Simulation:
         policy = Policy(AddressPolicy(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
         self.brokers = [Broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
         self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES)
-        self.stage = Stage(world, self.brokers)
+        refusals = Random(f"refusals {seed}")
+        self.stage = Stage(world, self.brokers, refusals=refusals if refusals.random() < REFUSING else None)
         self.clients: list[Client] = []
         self.healed_ms = float("inf")
         self.nemesis = Nemesis(self)
@@ -192,6 +196,7 @@ class Simulation:
         self.pipelines.reruns = self.pipelines.zombies = 0.0
         self.xa_workload.calm()
         self.stage.nap_ms = 0.0
+        self.stage.refusals = None
         for broker in self.brokers:
             broker.slowness = self.nemesis.frailty = 0.0
             broker.elected_unawares = False

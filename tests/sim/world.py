@@ -42,6 +42,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "expire transaction": "the coordinator ends one that is open for too long",
     "abort input": "a Kafka application rolls back what an ingress reads",
     # of brokers and their clients
+    "refuse message": "a broker does not take a message of a transaction",
     "kill broker": "one that serves",
     "kill housekeeper": "one that serves, at a step of its housekeeping",
     "stop broker": "it stands still for a while",

@@ -37,6 +37,11 @@ PLANTED: Final = (
     ),
     Planted(EngineViolation.ROLLBACK_COMMITS, "a rolled back JMS transaction is carried out", ("unexpected",)),
     Planted(
+        EngineViolation.REFUSAL_FORGOTTEN,
+        "a JMS transaction is committed, or prepared, although the broker has refused one of its messages",
+        ("lost", "torn-tx"),
+    ),
+    Planted(
         LoadingViolation.RESERVATIONS_FORGOTTEN,
         "a new epoch forgets which messages may have been delivered before",
         ("redelivered-unmarked",),

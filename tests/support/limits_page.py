@@ -142,8 +142,14 @@ LIMITS: Final = {
         Limit("core.destination", "ADDRESS_MAX", "an address", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("core.defaults", "QUEUES_MAX", "`broker.max_queues`", "the setting is refused"),
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
+        Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.parser", "PATTERNS_LENGTH_MAX", "LIKE patterns of a selector together", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.parser", "DEPTH_MAX", "expressions of a selector nested in one another", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "STEPS_MAX", "steps of evaluating a selector for a message", f"{REFUSES_LINK}{FIELD}"),
+        Limit(
+            "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
+            f"{REFUSES_LINK}{RESOURCE}",
+        ),
         Limit("jms.selector.like", "LIKE_TEXT_MAX", "a property at which LIKE looks", "the comparison is unknown", "characters"),
     ),
     "Transactions over several resources": (

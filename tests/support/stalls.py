@@ -45,12 +45,14 @@ class StallLog:
             self.found.append(Stall(at_s, part, round(turns), max(bound for bound, count in news.items() if count > 0)))
 
 
-def longest_turn_s(metrics: str) -> float:
-    """Return a bound that the longest turn kept."""
+def longest_turn_s(metrics: str, since: str = "") -> float:
+    """Return a bound that the longest turn of a process kept. ``since`` are its earlier metrics, whose turns do not count."""
+    earlier = {bound: float(text) for bound, text in _BUCKET.findall(since)}
     below, longest_s = 0.0, 0.0
     for bound, text in _BUCKET.findall(metrics):
-        if float(text) > below:
-            below, longest_s = float(text), float(bound)
+        count = float(text) - earlier.get(bound, 0.0)
+        if count > below:
+            below, longest_s = count, float(bound)
     return longest_s
 
 

@@ -199,11 +199,11 @@ class System:
         with urllib.request.urlopen(f"{self._admin}/{path}", timeout=timeout_s) as answer:
             return json.load(answer)
 
-    def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
+    def act(self, action: str, /, *, timeout_s: float = WAIT_S, **arguments: str | bool) -> dict[str, Any]:
         """An administrator's action, and what it says it did. Raises InvalidInput with the broker's refusal, OSError."""
         request = urllib.request.Request(f"{self._admin}/{action}", json.dumps(arguments).encode(), method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 done: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -50,6 +50,7 @@ PROTOCOLS = (
     "xa/plan.py",
     "xa/recovery_protocol.py",
     "xa/resource.py",
+    "xa/transaction_states.py",
     "xa/two_phase.py",
 )
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
@@ -57,7 +58,7 @@ TESTS = Path(__file__).parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 #: A module whose docstring has these words reaches none of the clients below, through no other module.
 PROMISE = "no Kafka"
-CLIENTS = frozenset({"confluent_kafka", "pyspark", "pyarrow", "psycopg", "sqlalchemy", "starlette"})
+CLIENTS = frozenset({"confluent_kafka", "pyspark", "pyarrow", "psycopg", "sqlalchemy", "django", "starlette"})
 
 
 @cache
@@ -176,7 +177,14 @@ def test_a_client_that_another_module_imports_is_found() -> None:
     assert "confluent_kafka" in clients_reached(SOURCE / "pipelines" / "carry.py")
 
 
-HOMES = [("confluent_kafka", "kafka"), ("pyspark", "pipelines"), ("starlette", "server"), ("psycopg", "xa"), ("sqlalchemy", "xa")]
+HOMES = [
+    ("confluent_kafka", "kafka"),
+    ("pyspark", "pipelines"),
+    ("starlette", "server"),
+    ("psycopg", "xa"),
+    ("sqlalchemy", "xa"),
+    ("django", "xa"),
+]
 
 
 @pytest.mark.parametrize(("library", "home"), HOMES)

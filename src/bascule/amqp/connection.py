@@ -7,6 +7,7 @@ A shell gives what it read to ``receive``, answers the events by methods of conn
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from bascule.amqp import frames, hot
@@ -53,18 +54,14 @@ class Connection:
     """
 
     def __init__(
-        self,
-        role: Role,
-        *,
-        container_id: str,
-        sasl: SaslServer | SaslClient | None = None,
-        max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT,
-        idle_timeout_s: float | None = 60.0,
-        limits: ConnectionLimits | None = None,
-        require_sasl: bool = False,
-        started_s: float | None = None,
-    ) -> None:
-        """A client speaks first: fetch ``data_to_send``. ``started_s``: when the handshake began; None: with the first input or tick."""
+        self, role: Role, *, container_id: str, sasl: SaslServer | SaslClient | None = None,
+        max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT, idle_timeout_s: float | None = 60.0, limits: ConnectionLimits | None = None,
+        require_sasl: bool = False, started_s: float | None = None, in_steps: bool = False,
+    ) -> None:  # fmt: skip
+        """A client speaks first: fetch ``data_to_send``. ``started_s``: when the handshake began; None: with the first input or tick.
+
+        ``in_steps``: a detach, end, close or breach of the protocol waits until the application has handled the events before it.
+        """
         self.role = role
         self.container_id = container_id
         self.limits = limits or ConnectionLimits()
@@ -75,7 +72,7 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.login_check: Callable[[], bool] | None = None
-        #: Takes the next deliveries of a disposition over more than ConnectionLimits.deliveries_per_piece. No frame is taken before.
+        #: Goes on with a disposition over more than ConnectionLimits.deliveries_per_piece, or what waits ``in_steps``, before all frames.
         self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
@@ -87,6 +84,7 @@ class Connection:
         self._own_channels: dict[int, Session] = {}
         self._sasl = sasl
         self._require_sasl = require_sasl
+        self._in_steps = in_steps
         self._max_frame_size = max(max_frame_size, FRAME_SIZE_BYTES_MIN)
         self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._idle_timeout_s = idle_timeout_s
@@ -119,16 +117,11 @@ class Connection:
         if self._open is not None:
             raise IllegalUse("the connection was opened before")
         self._open = Open(
-            self.container_id,
-            hostname,
-            self._max_frame_size,
-            self.limits.channel_max,
+            self.container_id, hostname, self._max_frame_size, self.limits.channel_max,
             # Half of what we bear, as the standard advises: a peer that is just in time must not be cut off.
             int(self._idle_timeout_s * 500) if self._idle_timeout_s else None,
-            offered_capabilities=offered_capabilities,
-            desired_capabilities=desired_capabilities,
-            properties=properties,
-        )
+            offered_capabilities=offered_capabilities, desired_capabilities=desired_capabilities, properties=properties,
+        )  # fmt: skip
         if self.state not in SPEECHLESS:
             self._send_open(self._open)
 
@@ -198,7 +191,10 @@ class Connection:
         """Go on with what is ``unfinished``, and then with the frames behind it; as ``receive``, which must not be called before."""
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is not None and not self.closed:
-            unfinished()
+            try:
+                unfinished()
+            except AmqpError as fault:
+                self._fail(fault)
             if self.unfinished is None:
                 self._take_in(b"")
         return self._take_events()
@@ -210,7 +206,7 @@ class Connection:
             elif data := self.buffer.join(data):
                 self._consume(data)
         except AmqpError as fault:
-            self._fail(fault)
+            self._after_events(partial(self._fail, fault))
         for session in self.withholding:
             session.give_back()
         self.withholding.clear()
@@ -223,6 +219,13 @@ class Connection:
             self._consume(data)
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
             raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
+
+    def _after_events(self, action: Callable[[], None]) -> None:
+        """Do what ends something, once the application has handled the events before it: see ``in_steps``."""
+        if self._in_steps and self._events:
+            self.unfinished = action
+        else:
+            action()
 
     def _take_events(self) -> list[Event]:
         events = self._events.copy()
@@ -279,10 +282,8 @@ class Connection:
             if length > self._frame_limit:
                 raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken")
             if offset < 2 or length < offset << 2:
-                raise ConnectionFault(
-                    FRAMING_ERROR,
-                    f"frame of {length} bytes whose body begins at byte {offset << 2}: it must begin within the frame, at 8 or later",
-                )
+                breach = f"frame of {length} bytes whose body begins at byte {offset << 2}: it must begin within the frame, at 8 or later"
+                raise ConnectionFault(FRAMING_ERROR, breach)
             end = position + length
             if end > size:
                 self._needed_bytes = length
@@ -319,6 +320,12 @@ class Connection:
         handler = _HANDLERS.get(type(performative))
         if handler is None:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
+        if type(performative) in (Detach, End, Close):
+            self._after_events(partial(self._take_decoded, performative, handler, channel, body, payload))
+        else:
+            self._take_decoded(performative, handler, channel, body, payload)
+
+    def _take_decoded(self, performative: Composite, handler: Any, channel: int, body: bytes, payload: int) -> None:
         step = _STEPS.get(type(performative), ConnectionInput.RECV_FRAME)
         before = self._move(step)
         if before in CLOSING and step is ConnectionInput.RECV_FRAME:
@@ -451,9 +458,7 @@ class Connection:
     def _fail(self, fault: AmqpError) -> None:
         """End for a breach of the protocol by the peer, and say so where it can hear it."""
         if self.state not in SPEECHLESS and self.state not in CLOSING and not self.closed:
-            if not self._open_sent:
-                self.open()
-            self.send(0, Close(Error.of(fault)))
+            self._send_close(fault)
         self._end(fault, by_peer=False)
 
     def _end(self, error: AmqpError | None, by_peer: bool) -> None:

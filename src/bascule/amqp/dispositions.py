@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _MAPPED = SessionState.MAPPED
 
 
-def take_disposition(session: Session, frame: hot.DispositionTuple) -> None:
+def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bool = False) -> None:
     """Take the peer's word about deliveries, ConnectionLimits.deliveries_per_piece at most. Raises SessionFault for an invalid range.
 
-    If more may be left, Connection.unfinished takes the next ones.
+    If more may be left, Connection.unfinished takes the next ones. ``begun``: some have been taken already.
     """
     by_receiver, first, last, settled, state = frame
     width = (last - first) & UINT_MAX
@@ -45,10 +45,10 @@ def take_disposition(session: Session, frame: hot.DispositionTuple) -> None:
     else:
         undecided = state is None or type(state) is Received
         deliveries = [] if undecided else session.sent.decide(first, last, most)
-    if not deliveries:
-        return
-    session.emit(Dispositioned(session, deliveries, state, settled, txn_id))
-    if len(deliveries) >= most:
+    more = len(deliveries) >= most
+    if deliveries or begun:
+        session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more))
+    if more:
         # What we send before the next piece may have ids of the range, if the peer has made it wider than what it has received.
         last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX
         session.connection.unfinished = partial(_go_on, session, (by_receiver, first, last, settled, frame[-1]))
@@ -57,4 +57,4 @@ def take_disposition(session: Session, frame: hot.DispositionTuple) -> None:
 def _go_on(session: Session, frame: hot.DispositionTuple) -> None:
     """Take the next deliveries of a range, unless the session has ended meanwhile."""
     if session.state is _MAPPED:
-        take_disposition(session, frame)
+        take_disposition(session, frame, begun=True)

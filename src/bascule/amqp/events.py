@@ -106,10 +106,23 @@ class Transferred(Event):
 
 
 @dataclass(slots=True, eq=False)
+class TransferDiscarded(Event):
+    """A message of a transaction that the application does not get, and for which no outcome is sent.
+
+    This end has detached the link: because of this message, which is ``error``, or before the message came.
+    """
+
+    link: ReceiverLink
+    txn_id: bytes
+    error: AmqpError | None
+
+
+@dataclass(slots=True, eq=False)
 class Dispositioned(Event):
     """The peer's word about deliveries that we sent: an outcome, within a transaction where ``txn_id`` is given.
 
-    ``settled`` ones are forgotten by the engine; the others wait for ``session.settle_outgoing``.
+    ``settled`` ones are forgotten by the engine; the others wait for ``session.settle_outgoing``. ``more``: the next event of the session
+    is about further deliveries of the same range, or about none; see Connection.unfinished.
     """
 
     session: Session
@@ -117,6 +130,7 @@ class Dispositioned(Event):
     state: Any
     settled: bool
     txn_id: bytes | None
+    more: bool = False
 
 
 @dataclass(slots=True, eq=False)

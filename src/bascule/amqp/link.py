@@ -10,6 +10,7 @@ from bascule.amqp.errors import (
     ILLEGAL_STATE,
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
+    NOT_ALLOWED,
     NOT_IMPLEMENTED,
     RESOURCE_LIMIT_EXCEEDED,
     TRANSFER_LIMIT_EXCEEDED,
@@ -21,7 +22,7 @@ from bascule.amqp.errors import (
     LinkFault,
     SessionFault,
 )
-from bascule.amqp.events import DeclareReceived, Detached, Discharged, Flowed, Transferred
+from bascule.amqp.events import DeclareReceived, Detached, Discharged, Flowed, TransferDiscarded, Transferred
 from bascule.amqp.hot import TransferTail, TransferTuple
 from bascule.amqp.limits import DELIVERY_TAG_SIZE_BYTES_MAX
 from bascule.amqp.performatives import (
@@ -337,6 +338,8 @@ class ReceiverLink(Link):
         _, delivery_id, tag, payload, tail = frame
         if self.state is not _ATTACHED:
             self._move(LinkInput.RECV_TRANSFER)
+            if not tail.aborted:
+                self._discard(tail)
             return
         if (partial := self._partial) is not None:
             self._continue(partial, delivery_id, data[payload:end], tail)
@@ -346,17 +349,17 @@ class ReceiverLink(Link):
         if len(tag) > DELIVERY_TAG_SIZE_BYTES_MAX:
             raise SessionFault(INVALID_FIELD, f"a delivery tag of {len(tag)} bytes, at most {DELIVERY_TAG_SIZE_BYTES_MAX} are taken")
         if self.credit <= 0:
-            self.fail(LinkFault(TRANSFER_LIMIT_EXCEEDED, "a message without credit"))
+            self._refuse(tail, LinkFault(TRANSFER_LIMIT_EXCEEDED, "a message without credit"))
             return
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
         if tail[7]:  # whole, by its index: this is the hot path
             if end - payload > self._size_bytes_max:
-                self._too_large()
+                self._too_large(tail)
             else:
                 self._complete(delivery_id, tag, data[payload:end], tail)
         elif tail.resume:
-            self.fail(LinkFault(NOT_IMPLEMENTED, "deliveries are not resumed"))
+            self._refuse(tail, LinkFault(NOT_IMPLEMENTED, "deliveries are not resumed"))
         elif tail.aborted:
             self._aborted()
         else:
@@ -383,7 +386,7 @@ class ReceiverLink(Link):
         if connection.partial_bytes > connection.limits.partial_bytes_max:
             raise LimitExceeded(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
         if len(partial.octets) > self._size_bytes_max:
-            self._too_large()
+            self._too_large(partial.tail)
             return False
         return self._partial is not None
 
@@ -397,16 +400,36 @@ class ReceiverLink(Link):
 
     def give_way(self, size_bytes_max: int) -> None:
         """Others need the memory of the message whose frames were coming."""
-        text = f"messages begun and not ended take more than {size_bytes_max} bytes; send this message again"
-        self.fail(LinkFault(RESOURCE_LIMIT_EXCEEDED, text))
+        fault = LinkFault(
+            RESOURCE_LIMIT_EXCEEDED, f"messages begun and not ended take more than {size_bytes_max} bytes; send this message again"
+        )
+        if self._partial is not None:
+            self._refuse(self._partial.tail, fault)
 
     def _aborted(self) -> None:
         """The sender gives a message up. It has used credit all the same, as the application must hear."""
         self.drop_partial()
         self.session.emit(Flowed(self))
 
-    def _too_large(self) -> None:
-        self.fail(LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
+    def _too_large(self, tail: TransferTail) -> None:
+        self._refuse(tail, LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
+
+    def _refuse(self, tail: TransferTail, fault: AmqpError) -> None:
+        """Detach because of a message, whose first frame had this tail."""
+        self.drop_partial()
+        self._discard(tail, fault)
+        self.fail(fault)
+
+    def _discard(self, tail: TransferTail, fault: AmqpError | None = None) -> None:
+        """Tell the application about a message of a transaction that it does not get."""
+        if type(tail.state) is TransactionalState:
+            self.session.emit(TransferDiscarded(self, tail.state.txn_id, fault))
+
+    def _send_detach(self, detach: Detach) -> None:
+        if (partial := self._partial) is not None:  # its other frames are discarded when they come
+            self.drop_partial()
+            self._discard(partial.tail)
+        super()._send_detach(detach)
 
     def _complete(self, delivery_id: int, tag: bytes, payload: bytes, tail: TransferTail) -> None:
         _, message_format, settled, _, state, _, _, _ = tail
@@ -416,6 +439,9 @@ class ReceiverLink(Link):
         if not settled:
             session.hold_incoming(delivery_id, self)
         if self.is_coordinator:
+            if settled:  # nobody would hear of the outcome (part 4, sections 4.2 and 4.3)
+                self.fail(LinkFault(NOT_ALLOWED, "a declare or discharge that is sent settled"))
+                return
             self._control(delivery_id, payload)
         else:
             txn_id = state.txn_id if type(state) is TransactionalState else None

@@ -247,7 +247,7 @@ class Session:
         if not ids or self._settled_state is None:
             return
         self._settled_ids = []
-        if self.state is not SessionState.MAPPED:
+        if self.state not in (SessionState.MAPPED, SessionState.END_RECEIVED):
             return
         encoded = self._state_bytes(self._settled_state)
         ids.sort()

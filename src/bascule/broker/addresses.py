@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import NamedTuple
 
-from bascule.broker.memory import MemoryAccount
+from bascule.broker.errors import ResourceLimit
+from bascule.broker.memory import ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.core.address_index import AddressIndex
-from bascule.core.destination import Routing
+from bascule.core.destination import Routing, has_wildcards
 from bascule.journal.records import EncodedRoute
 
 #: Names that only the broker gives: a temporary destination is never made by asking for it.
@@ -54,10 +56,23 @@ class Route(NamedTuple):
     filtered: bool  # some queue has a selector or refuses messages of its own connection
     limited: bool  # some queue has a maximum depth
     expiring: bool  # the address has a say in when messages expire
+    steps: int  # of finding the queues that want a message, and putting it into them
 
 
+#: Steps of the selectors of all subscriptions of one address, and of all whose address has wildcards: each message asks them in one turn.
+SELECTOR_STEPS_MAX = 50_000
+#: Steps of deciding a message for one queue.
+PUT_STEPS = 2
 #: Anonymous producers may name any number of addresses; routes are cheap to work out again.
 ROUTES_MAX = 10_000
+
+
+#: Stands for all addresses with wildcards: a message may match any number of them.
+_WILDCARDS = "#"
+
+
+def _steps_key(address: str) -> str:
+    return _WILDCARDS if has_wildcards(address) else address
 
 
 @dataclass(slots=True)
@@ -78,7 +93,10 @@ class AddressBook:
     _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
+    routes_bytes: int = 0  # what the routes take that are worked out and kept
+    names_bytes: int = 0  # what the names of queues take
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
+    _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; all with wildcards together
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
@@ -93,7 +111,7 @@ class AddressBook:
             self._bound.add(queue.address, queue)
         self._count(queue, 1)
         self.memory.selector_chars += len(queue.selector_text)
-        self._routes.clear()
+        self.forget_routes()
 
     def remove(self, queue: BrokerQueue) -> None:
         """A queue is gone."""
@@ -105,9 +123,24 @@ class AddressBook:
         else:
             self.subscriptions.pop(queue.name, None)
             self._bound.remove(queue.address, queue)
-        self._routes.clear()
+        self.forget_routes()
+
+    def check_selector(self, queue: BrokerQueue) -> None:
+        """Check that the messages of an address have time for the selector of one more subscription. Raises ResourceLimit."""
+        steps = queue.wanting_steps
+        if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
+            whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
+            raise ResourceLimit(
+                f"a selector of {steps} steps: those of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} steps for each message"
+            )
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
+        self.names_bytes += change * sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
+        if steps := change * queue.wanting_steps:
+            key = _steps_key(queue.address)
+            self._selector_steps[key] += steps
+            if not self._selector_steps[key]:
+                del self._selector_steps[key]
         counts = [self.queues_of]
         if queue.durable and queue.subscription:
             counts.append(self.durable_subscriptions_of)
@@ -122,7 +155,7 @@ class AddressBook:
         self._exclusive = AddressIndex((divert.pattern, divert) for divert in diverts.exclusive)
         self._diverted = AddressIndex((pattern, pattern) for pattern in diverts.patterns)
         self._replayable = AddressIndex((pattern, pattern) for pattern in diverts.replayable)
-        self._routes.clear()
+        self.forget_routes()
 
     def route(self, address: str, routing: Routing) -> Route:
         """Where a message sent to ``address`` in this way goes."""
@@ -130,8 +163,9 @@ class AddressBook:
         route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
+                self.forget_routes()
             route = self._routes[key] = self._work_out(address, routing)
+            self.routes_bytes += ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
         return route
 
     def _work_out(self, address: str, routing: Routing) -> Route:
@@ -158,16 +192,13 @@ class AddressBook:
             any(queue.selector_text or queue.no_local_container for queue in queues),
             any(queue.settings.max_messages or queue.settings.max_bytes for queue in queues),
             bool(settings.expiry_ms or settings.expiry_max_ms),
+            sum(PUT_STEPS + queue.wanting_steps for queue in queues),
         )
-
-    @property
-    def routes_kept(self) -> int:
-        """Routes that are worked out and kept."""
-        return len(self._routes)
 
     def forget_routes(self) -> None:
         """Work routes out once more, when they are asked for."""
         self._routes.clear()
+        self.routes_bytes = 0
 
     def knows(self, address: str, routing: Routing) -> bool:
         """Whether a message to the address, or a consumer of it, would find it and not create it.

@@ -18,8 +18,9 @@ from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import FRONT, place_of
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.sending import move_steps
 from bascule.broker.transactions import Draft
-from bascule.broker.turns import TURN_STEPS
+from bascule.broker.turns import TURN_STEPS, Allowance
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.jms.annotate import (
@@ -41,6 +42,8 @@ NOWHERE = "."
 #: One step: about a hundredth of a second, and so much in flight to the journal.
 STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
+#: Steps of dealing with a message, at least.
+ACT_STEPS = 40
 #: Characters of a text in what a dead letter says of itself: an answer lists up to a thousand of them.
 TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
@@ -115,6 +118,7 @@ def return_dead_letters(
         now_ms = engine.clock()
         expiry_ms = message_annotation(body, ORIGINAL_EXPIRY)
         lives = isinstance(expiry_ms, int) and now_ms < expiry_ms <= TIME_MAX_MS  # any client may have set the annotation
+        engine.turns.left -= move_steps(message)
         copy = BrokerMessage(annotated(body, {}), message.priority, int(expiry_ms) if lives else 0, message.group)
         draft = Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, "")
         engine.put_into(queue, message, draft, target)
@@ -189,23 +193,32 @@ def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _
     for after in (queue.after, queue.delayed.after):
         place = FRONT
         while not queue.deleted and (waiting := after(place, step_messages)):
-            size_bytes = 0
+            size_bytes, steps = 0, Allowance()
             for message in waiting:
                 place = place_of(message)
-                if message.position >= end or (selector is not None and not engine.matches(selector, message)):
+                if message.position >= end:
                     continue  # it came later
-                size_bytes += message.size_bytes
-                try:
-                    act(message)
-                    progress.done += 1
-                except BasculeError as error:
-                    progress.left[str(error)] = progress.left.get(str(error), 0) + 1
-                except Exception as error:
-                    engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
-                    progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
-                if size_bytes > STEP_BYTES:
+                if selector is None or engine.matches(selector, message, steps):
+                    size_bytes += message.size_bytes
+                    _deal_with(engine, queue, message, act, progress, steps)
+                if size_bytes > STEP_BYTES or steps.left <= 0:
                     break
             yield progress
+
+
+def _deal_with(engine: Engine, queue: BrokerQueue, message: BrokerMessage, act: _Act, progress: Progress, steps: Allowance) -> None:
+    """Act on a message, and count what has become of it."""
+    turns = engine.turns
+    before = turns.left
+    try:
+        act(message)
+        progress.done += 1
+    except BasculeError as error:
+        progress.left[str(error)] = progress.left.get(str(error), 0) + 1
+    except Exception as error:
+        engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
+        progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
+    steps.left -= ACT_STEPS + queue.ready.take_steps + before - turns.left
 
 
 def _check_room(queue: BrokerQueue) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, MutableMapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -73,7 +74,7 @@ class BranchRequest:
         if self.name is None:
             return None
         if RequestViolation.TRANSACTION_STAYS in violations:
-            return self.transactions.get(self.name)
+            return copy(self.transactions.get(self.name))
         return self.transactions.pop(self.name, None)
 
 

@@ -237,7 +237,7 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         raise TransactionRolledBack(str(error), cause=error)
     if not (transaction.drafts or transaction.acks):
         engine.local_transactions.end(transaction)
-        transaction.handed_over = True
+        transaction.hand_over()
         done(False)
         return
     crash.point("branch.prepare.before")
@@ -248,9 +248,9 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
-    transaction.handed_over = True
     branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
     branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+    transaction.hand_over()
     if BranchViolation.SENDS_AT_PREPARE in branches.violations:
         engine.carry_out(_drafts(entry), [], len(entry))
     engine.journaling.then(_stored, branch)
@@ -302,7 +302,7 @@ def commit_one_phase(
     if BranchViolation.COMMITTING_UNKNOWN not in branches.violations:
         branches.committing.add(xid)
     if engine.commit(transaction, done, ended_entry(*ended)):
-        transaction.handed_over = True
+        transaction.hand_over()
         engine.journaling.then(_committed, engine, ended)
     else:
         branches.committing.discard(xid)

@@ -12,19 +12,25 @@ from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
 from bascule.broker.leaving import LeavingMessages
-from bascule.broker.matching import EVALUATION_STEPS, wants
+from bascule.broker.matching import Matching
 from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort, DeliveryHooks
 from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
 from bascule.broker.returns import Returns
 from bascule.broker.schedule import Schedule
-from bascule.broker.turns import Allowance, Turns
+from bascule.broker.turns import Allowance, Turns, Work
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
 
 #: What a delivery and a look at a consumer cost, in steps.
 DELIVERY_STEPS = 10
+DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
+#: Steps of letting a sender go on that has waited for room.
+GO_ON_STEPS = 20
+#: The same of a message that comes into one queue, and of one whose delay there has ended.
+ARRIVAL_STEPS = 2
+DUE_STEPS = 4
 #: Actions of the schedule in one turn, so that it stays short: messages whose delay has ended, for example.
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
@@ -53,20 +59,23 @@ class Deliveries:
         self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire).watch
         self.counters = Counters()
         self.next_position = 1
+        matching = Matching(bodies, self.errors)
+        self.matches, self.wants = matching.matches, matching.wants
         self._search = Allowance()  # of the queue that is being served
         self._dirty: dict[BrokerQueue, None] = {}
-        self._returns = Returns(self.turns, self._dirty)
+        self.returns = Returns(self.turns, self._dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
         """Do what is due by now, or the first part of it: then the next is due at once."""
-        self.schedule.run(self.clock(), DUE_MAX)
+        self.turns.left = max(self.turns.left, self.turns.steps // 2)
+        self.schedule.run(self.clock(), DUE_MAX, self.turns)
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
     def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> None:
         """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
-        self.turns.left -= len(queues)
+        self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
         self.next_position += 1
         if due_ms and due_ms > self.clock():
@@ -91,6 +100,7 @@ class Deliveries:
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """Its time has come: it takes its place behind what came before."""
+        self.turns.left -= DUE_STEPS * len(queues)
         there = [queue for queue in queues if queue.delayed.remove(message)]
         message.position = self.next_position
         self.next_position += 1
@@ -118,27 +128,11 @@ class Deliveries:
             self.memory.selector_chars += len(selector.text)
             consumer.selector_text = selector.text
             matches = partial(self.matches, selector)
-            consumer.view = queue.ready.view(selector.text, matches, EVALUATION_STEPS + selector.steps)
+            consumer.view = queue.ready.view(selector.text, matches)
         queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
             self._hooks.begin_use(queue)
         return consumer
-
-    def matches(self, selector: Selector, message: BrokerMessage) -> bool:
-        """Whether a selector wants a message."""
-        try:
-            return wants(selector, self.bodies.read(message))
-        except Exception as error:
-            self.errors.contain(ErrorKind.SELECTOR, error, selector=selector.text, mid=message.mid)
-            return False
-
-    def wants(self, queue: BrokerQueue, container: str, body: bytes) -> bool:
-        """Whether a subscription takes a message that a container sent. Not where its selector fails."""
-        try:
-            return queue.wants(container, body)
-        except Exception as error:
-            self.errors.contain(ErrorKind.SELECTOR, error, queue=queue.name)
-            return False
 
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
@@ -152,7 +146,7 @@ class Deliveries:
         for consumers in (queue.consumers, queue.takers, queue.starved, queue.asking):
             consumers.pop(consumer, None)
         if queue.groups is not None:
-            self._returns.begin(queue, queue.groups.leave(consumer))
+            self.returns.begin(queue, queue.groups.leave(consumer))
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
         self.memory.selector_chars -= len(consumer.selector_text)
@@ -160,9 +154,9 @@ class Deliveries:
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)
         if not failed and seen:
-            self._returns.in_pieces(queue, unacked, self._put_back_seen)
+            self.returns.in_pieces(queue, unacked, self._put_back_seen)
         else:
-            self._returns.in_pieces(queue, unacked, partial(self._put_back, failed=failed))
+            self.returns.in_pieces(queue, unacked, partial(self._put_back, failed=failed))
         if queue.settings.exclusive and queue.consumers:
             queue.takers[next(iter(queue.consumers))] = None
         if queue.starved:
@@ -204,9 +198,9 @@ class Deliveries:
         if queue.durable and message.mid >= 0 and not queue.deleted:
             self.journaling.add_ack(queue, message.mid)
 
-    def forget(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing."""
-        queue.drop(message)
+    def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
+        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing. See BrokerQueue.drop."""
+        queue.drop(message, counted=counted)
         self.release(message)
         if queue.blocked and not queue.full():
             self.go_on(queue)
@@ -216,8 +210,13 @@ class Deliveries:
     def go_on(self, queue: BrokerQueue) -> None:
         """Call those who wait for room in a queue."""
         waiting, queue.blocked = queue.blocked, {}
+        if waiting:
+            self.turns.begin(self._going_on(waiting))
+
+    def _going_on(self, waiting: dict[object, Callable[[], object]]) -> Work:
         for go_on in waiting.values():
             self.errors.run(ErrorKind.LINK, go_on)
+            yield GO_ON_STEPS
 
     def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""
@@ -244,7 +243,7 @@ class Deliveries:
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
-        self._returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
+        self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
 
     def _put_back_seen(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
         """The same of messages that a consumer may have seen and did not fail at."""
@@ -292,6 +291,7 @@ class Deliveries:
         self.schedule.at(due_ms, self._try_again, queue, messages)
 
     def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
+        self.turns.left -= DUE_STEPS * len(messages)
         self.put_back(queue, [message for message in messages if queue.delayed.remove(message)], failed=False)
 
     def _count(self, queue: BrokerQueue, counts: dict[BrokerMessage, int]) -> None:
@@ -438,15 +438,16 @@ class Deliveries:
                 queue.take_out(message)
                 self._expire(queue, message)
                 expired_bytes += message.size_bytes + expiry.EXPIRED_OVERHEAD_BYTES
-                turns.left -= expiry.EXPIRE_STEPS
+                turns.left -= expiry.EXPIRE_STEPS + queue.ready.take_steps
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 takers.update(searching)
                 if message.mid > queue.reserving_mid:
                     self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
+            turns.left -= self.bodies.read_steps(message)
             self._give(queue, consumer, message)
-            turns.left -= DELIVERY_STEPS
+            turns.left -= DELIVERY_STEPS + queue.ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
             if len(takers) > 1 and consumer in takers:
                 takers[consumer] = takers.pop(consumer)  # the others have their turns first
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
@@ -9,7 +11,7 @@ from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.held import Held
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
-from bascule.broker.queue import BrokerQueue
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.subscription_use import SubscriptionUse
 from bascule.broker.turns import Work
 from bascule.core import crash
@@ -20,6 +22,8 @@ from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 #: Steps of letting go of a message of a deleted queue.
 RELEASE_STEPS = 1
+#: Steps of ending a consumer of a deleted queue.
+END_STEPS = 50
 
 
 class Destinations:
@@ -79,7 +83,9 @@ class Destinations:
         if selector:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
-        queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        queue.select(selector)
+        self.addresses.check_selector(queue)
+        queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         return self._create(queue)
 
@@ -151,9 +157,15 @@ class Destinations:
             memory.unsettled -= len(consumer.unacked)
             memory.selector_chars -= len(consumer.selector_text)
             consumer.unacked = {}
-            self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
+        self._deliveries.turns.begin(self._ended(queue, consumers))
         self._deliveries.turns.begin(self._released(queue, unacked))
         self._deliveries.go_on(queue)
+
+    def _ended(self, queue: BrokerQueue, consumers: Iterable[QueueConsumer]) -> Work:
+        """Tell the consumers of a deleted queue that it is gone."""
+        for consumer in consumers:
+            self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
+            yield END_STEPS
 
     def _released(self, queue: BrokerQueue, unacked: list[dict[int, BrokerMessage]]) -> Work:
         """Let go of what a deleted queue held. The journal says in one entry that it is gone."""

@@ -63,12 +63,13 @@ class Engine:
         self.schedule, self.turns = deliveries.schedule, deliveries.turns
         self.addresses = destinations.addresses
         # The commands are those of the parts, called without a detour.
-        self.send, self.share_of_room = sending.send, sending.share_of_room
+        self.send, self.refuse, self.share_of_room = sending.send, sending.refuse, sending.share_of_room
         self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.commit, self.rollback, self.carry_out = local.commit, local.rollback, local.carry_out
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
+        self.intake_cost = intake.cost
         self.queue, self.create_queue, self.delete_queue = destinations.queue, destinations.create_queue, destinations.delete_queue
         self.check_topic, self.create_configured = destinations.check_topic, destinations.create_configured
         self.create_temporary, self.delete_temporary = destinations.create_temporary, destinations.delete_temporary
@@ -77,6 +78,7 @@ class Engine:
         self.begin_use = destinations.subscription_use.begin
         self.attach, self.detach, self.matches = deliveries.attach, deliveries.detach, deliveries.matches
         self.acknowledge, self.give_back, self.reject = deliveries.acknowledge, deliveries.give_back, deliveries.reject
+        self.return_range = deliveries.returns.begin_range
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry
         self.gone, self.release = deliveries.gone, deliveries.release
         self.wake, self.tick = deliveries.wake, deliveries.tick
@@ -88,6 +90,10 @@ class Engine:
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
         """The transaction can only be rolled back; see LocalTransactions."""
         self.local_transactions.doom(transaction, error)
+
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken; see LocalTransactions."""
+        self.local_transactions.message_refused(transaction, error)
 
     def dispatch(self) -> None:
         """The end of a turn: waiting messages go to consumers with credit, and producers wait or go on as memory says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
 from bascule.broker.message import BrokerMessage
@@ -58,6 +58,18 @@ class Expiry:
             self._turns.begin(self._swept(queue))
 
     def _swept(self, queue: BrokerQueue) -> Work:
+        try:
+            following_ms = yield from self._expired(queue)
+        except Exception:
+            self.watch(queue, self._clock())  # the next sweep goes on
+            raise
+        finally:
+            queue.sweeping = False
+        if following_ms:
+            self.watch(queue, following_ms)
+
+    def _expired(self, queue: BrokerQueue) -> Generator[int, None, int]:
+        """Expire what has to be expired by now. Return when the next message will have to be, 0 if none will."""
         place, now_ms, following_ms, expired_bytes = FRONT, self._clock(), 0, 0
         while waiting := queue.after(place, SWEPT_MESSAGES):
             place = place_of(waiting[-1])
@@ -69,10 +81,8 @@ class Expiry:
                 if queue.take_out(message):
                     self._expire(queue, message)
                     expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
-                    yield EXPIRE_STEPS
+                    yield EXPIRE_STEPS + queue.ready.take_steps
                 if expired_bytes > EXPIRED_BYTES:
                     expired_bytes = 0
                     yield AFTER_STORED
-        queue.sweeping = False
-        if following_ms:
-            self.watch(queue, following_ms)
+        return following_ms

@@ -55,7 +55,7 @@ class Groups:
             holder = self._holder(message, allowance)
             if holder is None or holder is consumer:
                 return message
-            allowance.left -= MOVE_STEPS
+            allowance.left -= MOVE_STEPS + ready.take_steps
             ready.take(message)
             self._park(holder, message)
         return None
@@ -65,8 +65,7 @@ class Groups:
             return None
         holder = self.holders.get(hash(message.group) % BUCKETS)
         if holder is not None and holder.view is not None:
-            allowance.left -= holder.view.steps
-            return holder if holder.view.matches(message) else None
+            return holder if holder.view.matches(message, allowance) else None
         return holder
 
     def _park(self, holder: QueueConsumer, message: BrokerMessage) -> None:
@@ -95,7 +94,7 @@ class Groups:
             for message in returned:
                 del self._places[message.position]
                 self._queue_ready.insert(message)
-            yield MOVE_STEPS * len(returned)
+            yield (MOVE_STEPS + self._queue_ready.take_steps) * len(returned)
         self._parked.pop(consumer, None)
 
     def remove(self, message: BrokerMessage) -> bool:

@@ -22,9 +22,9 @@ from bascule.jms.sections import scan
 from bascule.journal.reading import CutOff
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, ForeignRecord, Op, Send, decode_header, decode_send, entries
 
-#: Bytes taken in one journal record: they are atomic with the position behind them.
+#: Bytes that are handed over at once.
 CHUNK_BYTES: Final = 256 * 1024
-#: Messages of one chunk, whatever their size: each takes four bytes more in the journal for each subscription that takes it.
+#: Messages of one chunk, whatever their size.
 CHUNK_MESSAGES: Final = 4_000
 #: Chunks that wait for room, or are on their way into the journal, before reading pauses.
 CHUNKS_MAX: Final = 8
@@ -37,8 +37,10 @@ STALE_END_S: Final = 30.0
 FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
 
-#: The offset behind its records, and their messages, each with whether it is kept where nobody is bound to its address.
-Chunk = tuple[int, list[tuple[Send, bool]]]
+#: The offset behind a record, and its messages, each with whether it is kept where nobody is bound to its address.
+RecordSends = tuple[int, list[tuple[Send, bool]]]
+#: Records that are handed over at once. Each is taken whole, together with the position behind it.
+Chunk = deque[RecordSends]
 
 
 class IngressTailViolation(enum.StrEnum):
@@ -144,8 +146,9 @@ class IngressReading:
                 while not effects.ending():
                     self.failure = ""
                     for chunk in self._chunks(await self._read()):
+                        behind = chunk[-1][0]
                         await effects.hand_over(chunk)
-                        position = chunk[0]
+                        position = behind
             except Exception as error:
                 # A topic that was cut off may come to be as long again: then it would be read on in its middle.
                 if not (isinstance(error, BasculeError) and error.retriable):
@@ -205,9 +208,8 @@ class IngressReading:
 
     def _chunks(self, records: Sequence[IngressRecord]) -> Iterator[Chunk]:
         """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
-        sends: list[tuple[Send, bool]] = []
-        size_bytes = 0
-        next_offset = -1
+        chunk: Chunk = deque()
+        messages = size_bytes = 0
         fault: BasculeError | None = None
         for record in records:
             try:
@@ -215,14 +217,14 @@ class IngressReading:
             except BasculeError as error:
                 fault = type(error)(f"offset {record.offset}: {error}")
                 break
-            sends.extend((send, record.keep) for send in found)
+            chunk.append((record.offset + 1, [(send, record.keep) for send in found]))
+            messages += len(found)
             size_bytes += sum(len(send.body) for send in found)
-            next_offset = record.offset + 1
-            if size_bytes > CHUNK_BYTES or len(sends) > CHUNK_MESSAGES:
-                yield next_offset, sends
-                sends, size_bytes, next_offset = [], 0, -1
-        if next_offset >= 0:
-            yield next_offset, sends
+            if size_bytes > CHUNK_BYTES or messages > CHUNK_MESSAGES:
+                yield chunk
+                chunk, messages, size_bytes = deque(), 0, 0
+        if chunk:
+            yield chunk
         if fault is not None:
             raise fault
 
@@ -245,8 +247,8 @@ class IngressReading:
         return sends
 
 
-def _size_bytes(chunk: Chunk) -> int:
-    return sum(len(send.body) for send, _ in chunk[1])
+def _size_bytes(sends: Sequence[tuple[Send, bool]]) -> int:
+    return sum(len(send.body) for send, _ in sends)
 
 
 def check_sends(sends: Sequence[Send]) -> None:
@@ -264,7 +266,8 @@ def check_sends(sends: Sequence[Send]) -> None:
 class IngressTaking:
     """Takes chunks in order, as far as memory and the queues have room: a queue that is full holds up what is behind its messages, too.
 
-    ``soon(action)`` does something after what is being done, ``taken()`` is called when a chunk is stored.
+    One turn of the event loop takes as many records as its steps allow, one at least. ``soon(action)`` does something after what is being
+    done, ``taken()`` is called when a chunk is stored.
     """
 
     def __init__(
@@ -283,15 +286,18 @@ class IngressTaking:
     def gather(self, chunk: Chunk) -> None:
         """A chunk has come."""
         self._chunks.append(chunk)
-        self._engine.memory.ingress_bytes += _size_bytes(chunk)
+        self._engine.memory.ingress_bytes += sum(_size_bytes(sends) for _, sends in chunk)
         if len(self._chunks) == 1:
             self._take()
 
     def _take(self) -> None:
         self.waits = ""
-        memory = self._engine.memory
+        memory, left = self._engine.memory, self._engine.turns.steps
         while self._chunks and not self._ending():
-            next_offset, sends = self._chunks[0]
+            if left <= 0:
+                self._soon(self._take)
+                return
+            next_offset, sends, steps = self._next_records(left)
             if memory.blocked:
                 self.waits = f"ingress {self._topic} waits: {memory.blocked}"
                 memory.when_free(self, lambda: self._soon(self._take))
@@ -309,7 +315,31 @@ class IngressTaking:
             except Exception as error:
                 self._not_taken(next_offset, error)
                 return
-            memory.ingress_bytes -= _size_bytes(self._chunks.popleft())
+            left -= steps
+            self._forget(next_offset)
+
+    def _next_records(self, steps_max: int) -> tuple[int, list[tuple[Send, bool]], int]:
+        """The first records of the first chunk, as many as go into one record of the journal and take no more than some steps, or one.
+
+        Returns the offset behind them, their messages, and the steps.
+        """
+        behind, together, steps, size_bytes = 0, list[tuple[Send, bool]](), 0, 0
+        for next_offset, sends in self._chunks[0]:
+            cost_steps, cost_bytes = self._engine.intake_cost(sends)
+            steps, size_bytes = steps + cost_steps, size_bytes + cost_bytes
+            if behind and (steps > steps_max or size_bytes > CHUNK_BYTES or len(together) + len(sends) > MESSAGES_PER_RECORD_MAX):
+                return behind, together, steps - cost_steps
+            behind = next_offset
+            together += sends
+        return behind, together, steps
+
+    def _forget(self, next_offset: int) -> None:
+        """The records up to an offset are taken; the last one of a chunk says when they are stored."""
+        chunk = self._chunks[0]
+        while chunk and chunk[0][0] <= next_offset:
+            self._engine.memory.ingress_bytes -= _size_bytes(chunk.popleft()[1])
+        if not chunk:
+            self._chunks.popleft()
             self._engine.journaling.tell(self._taken)
 
     def _not_taken(self, next_offset: int, error: Exception) -> None:

@@ -12,10 +12,17 @@ from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
 from bascule.core.destination import Routing
+from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
 
 #: Flags that whoever writes to ``bascule.ingress`` decides; the others are the broker's.
 _FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.SOURCE
+
+
+#: Steps of a message, beside those of its route.
+TAKE_STEPS = 20
+#: Bytes of the journal for each queue in the entry of a message.
+_QUEUE_ID_BYTES = 4
 
 
 class Intake:
@@ -48,12 +55,20 @@ class Intake:
                     return queue
         return None
 
+    def cost(self, sends: list[tuple[Send, bool]]) -> tuple[int, int]:
+        """What taking these costs at most: steps, and bytes of a record."""
+        routes = [self.addresses.route(send.address, Routing(send.routing)) for send, _ in sends]
+        size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends)
+        queues = sum(len(route.queues) for route in routes)
+        return sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
+
     def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[BrokerQueue, ...], tuple[str, ...]]:
         """The queues to which a message from Kafka goes, or the exclusive diverts that take it."""
         taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", body))
+            lookup = selector_lookup(body)
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", lookup))
         return queues, taken
 
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
@@ -67,7 +82,7 @@ class Intake:
         if len(sends) > MESSAGES_PER_RECORD_MAX:
             raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
         now_ms = self.clock()
-        with self.journaling.atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends)) as together:
+        with self.journaling.atomic(self.cost(sends)[1], len(sends)) as together:
             for send, keep in sends:
                 self._take_in(send, keep, now_ms, together)
             self.journaling.add(ingress_entry(partition, next_offset))

@@ -1,14 +1,14 @@
 """Messages whose acknowledgements are journaled by one commit and that leave their queues piece by piece, if they are many.
 
-The commit is one record at once. Until a message has left, its queue counts it as delivered to somebody, and a snapshot must take it for
-gone.
+The commit is one record at once, from which on the messages count for no limit of their queues. Until a message has left, a snapshot must
+take it for gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import BrokerMessage
@@ -22,10 +22,18 @@ LEAVE_STEPS: Final = 4
 Ack = tuple[BrokerQueue, BrokerMessage]
 
 
-class LeavingMessages:
-    """The messages of one broker that have not left yet. ``remove(queue, message)`` removes one from memory."""
+class RemoveMessage(Protocol):
+    """Removes an acknowledged message from memory. ``counted``: its queue still counts it."""
 
-    def __init__(self, journaling: Journaling, turns: Turns, remove: Callable[[BrokerQueue, BrokerMessage], None]) -> None:
+    def __call__(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
+        """Raises nothing."""
+        ...
+
+
+class LeavingMessages:
+    """The messages of one broker that have not left yet."""
+
+    def __init__(self, journaling: Journaling, turns: Turns, remove: RemoveMessage) -> None:
         self._journaling = journaling
         self._turns = turns
         self._remove = remove
@@ -50,6 +58,8 @@ class LeavingMessages:
             for queue, message in acks:
                 self._remove(queue, message)
             return
+        for queue, message in acks:
+            queue.uncount(message)
         remaining = deque(acks)
         self._remaining.append(remaining)
         self._turns.begin(self._leave(remaining))
@@ -58,7 +68,8 @@ class LeavingMessages:
         while remaining:
             count = min(PIECE_MESSAGES, len(remaining))
             for _ in range(count):
-                self._remove(*remaining.popleft())
+                queue, message = remaining.popleft()
+                self._remove(queue, message, counted=False)
             yield count * LEAVE_STEPS
         self._remaining = [other for other in self._remaining if other is not remaining]
 

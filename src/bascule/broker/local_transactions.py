@@ -19,8 +19,8 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
-#: Messages of a commit that go into their queues at once.
-PIECE_MESSAGES: Final = 200
+#: Places in queues that messages of a commit take at once: a message on a topic takes one in each subscription.
+PIECE_PLACES: Final = 200
 #: A message of a commit, its queues, and when it is due.
 Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
@@ -29,6 +29,7 @@ class EngineViolation(enum.StrEnum):
     """Rules of the engine that a test may break."""
 
     ROLLBACK_COMMITS = "a rolled back transaction is carried out"
+    REFUSAL_FORGOTTEN = "a transaction is committed although one of its messages was refused"
 
 
 class LocalTransactions:
@@ -49,6 +50,7 @@ class LocalTransactions:
         self._sending = sending
         self._due_ms = 0
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
+        self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""
@@ -82,6 +84,14 @@ class LocalTransactions:
         transaction.doomed = error
         transaction.drafts.clear()
         self._discharge(transaction)
+
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken: the transaction can only be rolled back, also if the message is sent again.
+
+        Its client may commit without a look at the outcome of the message: Qpid JMS does, for it sends asynchronously in a transaction.
+        """
+        if transaction.doomed is None and not self._refusal_forgotten:
+            self.doom(transaction, TransactionRolledBack(f"a message of the transaction was refused: {error}", cause=error))
 
     def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
         """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on.
@@ -193,9 +203,10 @@ class LocalTransactions:
             self._deliveries.leaving.journal(acks)
         self.counters.acknowledged += len(acks)
         self._deliveries.leaving.forget(acks)
-        self.journaling.then(self._carried_out, stored[:PIECE_MESSAGES])
-        for first in range(PIECE_MESSAGES, len(stored), PIECE_MESSAGES):
-            self.journaling.then(self._put_in, stored[first : first + PIECE_MESSAGES])
+        first, *others = _pieces(stored)
+        self.journaling.then(self._carried_out, first)
+        for piece in others:
+            self.journaling.then(self._put_in, piece)
 
     def _carried_out(self, stored: Sequence[Stored]) -> None:
         self.counters.committed += 1
@@ -229,3 +240,17 @@ class LocalTransactions:
             returned.setdefault(queue, []).append(message)
         for queue, messages in returned.items():
             self._deliveries.put_back(queue, messages, failed=True)
+
+
+def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:
+    """Divide the messages of a commit, in order, into pieces that take PIECE_PLACES at most, or that have one message."""
+    piece: list[Stored] = []
+    pieces, places = [piece], 0
+    for each in stored:
+        wanted = max(1, len(each[1]))
+        if piece and places + wanted > PIECE_PLACES:
+            piece, places = [], 0
+            pieces.append(piece)
+        piece.append(each)
+        places += wanted
+    return pieces

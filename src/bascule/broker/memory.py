@@ -32,13 +32,13 @@ UNSETTLED_BYTES: Final = 400
 DUPLICATE_BYTES: Final = 160
 #: A compiled selector, for each character of its text.
 SELECTOR_CHAR_BYTES: Final = 150
-#: A queue or subscription without messages.
+#: A queue or subscription without messages and names.
 QUEUE_BYTES: Final = 4096
 #: A duplicate window without ids.
 WINDOW_BYTES: Final = 1536
 #: An open transaction without messages.
 TRANSACTION_BYTES: Final = 1024
-#: A route, or the settings of an address, that the broker has worked out and keeps.
+#: A route that the broker has worked out and keeps, beside its address and queues.
 ROUTE_BYTES: Final = 1024
 #: The outcome of a branch that the broker remembers.
 ENDED_BRANCH_BYTES: Final = 512
@@ -231,10 +231,12 @@ def measure(engine: Engine) -> dict[MemoryPart, int]:
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes),
         MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(windows) * WINDOW_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
-        MemoryPart.QUEUES: len(addresses.queues) * QUEUE_BYTES + indexed * VIEW_ENTRY_BYTES + delayed * DELAYED_BYTES,
+        MemoryPart.QUEUES: (
+            len(addresses.queues) * QUEUE_BYTES + addresses.names_bytes + indexed * VIEW_ENTRY_BYTES + delayed * DELAYED_BYTES
+        ),
         MemoryPart.CACHES: _cached_bytes(engine),
     }
 
 
 def _cached_bytes(engine: Engine) -> int:
-    return engine.addresses.routes_kept * ROUTE_BYTES + caches.kept_bytes()
+    return engine.addresses.routes_bytes + caches.kept_bytes()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
 from bascule.broker.held import Held
-from bascule.broker.matching import wants
+from bascule.broker.matching import wants_what
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
@@ -16,7 +17,8 @@ from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
-from bascule.jms.selector import Selector, compile_selector
+from bascule.jms.lookup import MessageLookup
+from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
@@ -92,7 +94,7 @@ class BrokerQueue:
         self.reserving_mid = -1  # the same, not yet confirmed
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
-        self._selector: Selector | None = None  # the same, compiled when the first message comes
+        self._selector: Selector | None = None  # the same, compiled
         self.no_local_container = ""
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
@@ -123,7 +125,7 @@ class BrokerQueue:
             key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value for key, value in content.items()
         }
         queue = cls(content["id"], content["name"], content["address"], Routing(content["routing"]), settings, durable=True)
-        queue.selector_text = content["selector"]
+        queue.select(content["selector"])
         queue.no_local_container = content["no_local"]
         queue.subscription = content["subscription"]
         queue.auto_created = content.get("auto_created", False)
@@ -132,7 +134,19 @@ class BrokerQueue:
         queue.confirmed = True
         return queue
 
-    def wants(self, container: str, body: bytes) -> bool:
+    def select(self, text: str) -> None:
+        """The subscription takes only what a selector wants, "" for all. One that does not compile any more wants nothing."""
+        self.selector_text = text
+        if text:
+            with suppress(SelectorError):  # an earlier version took it
+                self._selector = compile_selector(text)
+
+    @property
+    def wanting_steps(self) -> int:
+        """Steps of asking whether the queue wants a message."""
+        return 1 + self._selector.steps if self._selector is not None else 0
+
+    def wants(self, container: str, lookup: MessageLookup) -> bool:
         """Whether a subscription takes a message that a container sent."""
         if self.no_local_container and self.no_local_container == container:
             return False
@@ -140,7 +154,7 @@ class BrokerQueue:
             return True
         if self._selector is None:
             self._selector = compile_selector(self.selector_text)
-        return wants(self._selector, body)
+        return wants_what(self._selector, lookup)
 
     def delivery_count(self, message: BrokerMessage) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""
@@ -189,10 +203,16 @@ class BrokerQueue:
         if message.group is not None and self.groups is None:
             self.groups = Groups(self.ready, self.takers)
 
-    def drop(self, message: BrokerMessage) -> None:
-        """The message is the queue's no longer."""
+    def uncount(self, message: BrokerMessage) -> None:
+        """The message is acknowledged and leaves soon: it counts for no limit any more."""
         self.held_messages -= 1
         self.held_bytes -= message.size_bytes
+
+    def drop(self, message: BrokerMessage, *, counted: bool = True) -> None:
+        """The message is the queue's no longer. ``counted``: ``uncount`` has not been told of it."""
+        if counted:  # as uncount does; a call costs more
+            self.held_messages -= 1
+            self.held_bytes -= message.size_bytes
         if self.counts:
             self.counts.pop(message.position, None)
         if self.durable and message.mid >= 0:

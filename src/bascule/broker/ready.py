@@ -11,6 +11,10 @@ from bascule.broker.turns import Allowance
 
 #: Messages that a view looks at before it looks again where it is: a look for a place costs as much as some messages.
 _LOOK_AHEAD: Final = 64
+#: Views that are told in a step that a message has come or gone.
+_VIEWS_PER_STEP: Final = 5
+#: Whether a selector wants a message; what that costs is taken from an allowance.
+Matches = Callable[[BrokerMessage, Allowance], bool]
 
 
 class Ready(Lines):
@@ -42,11 +46,11 @@ class Ready(Lines):
                 view.discard(message)
         return True
 
-    def view(self, text: str, matches: Callable[[BrokerMessage], bool], steps: int) -> SelectorView:
-        """Return the view of a selector, of which an evaluation costs so many steps."""
+    def view(self, text: str, matches: Matches) -> SelectorView:
+        """Return the view of a selector."""
         view = self.views.get(text)
         if view is None:
-            view = self.views[text] = SelectorView(self, matches, steps)
+            view = self.views[text] = SelectorView(self, matches)
         view.users += 1
         return view
 
@@ -54,6 +58,11 @@ class Ready(Lines):
     def in_views(self) -> int:
         """Places that messages have in views."""
         return sum(view.kept for view in self.views.values())
+
+    @property
+    def take_steps(self) -> int:
+        """What the views add to the cost of taking a message, or of putting it back."""
+        return len(self.views) // _VIEWS_PER_STEP
 
     def leave(self, text: str) -> None:
         """A consumer that asked by a selector is gone; the last one takes the view with it."""
@@ -70,12 +79,11 @@ class SelectorView:
     again, and a scan that takes long goes on in the next turns of the event loop.
     """
 
-    __slots__ = ("_found", "_returned", "_seen", "matches", "ready", "steps", "users")
+    __slots__ = ("_found", "_returned", "_seen", "matches", "ready", "users")
 
-    def __init__(self, ready: Ready, matches: Callable[[BrokerMessage], bool], steps: int) -> None:
+    def __init__(self, ready: Ready, matches: Matches) -> None:
         self.ready = ready
         self.matches = matches
-        self.steps = steps
         self.users = 0
         self._seen = [-1] * (PRIORITY_MAX + 1)  # the position up to which it has looked, by priority
         self._found = Lines()  # matching messages that it has seen, and nobody has taken
@@ -119,8 +127,7 @@ class SelectorView:
                 return first
             message = returned.head[0]
             self._returned.remove(message)
-            allowance.left -= self.steps
-            if self.matches(message):
+            if self.matches(message, allowance):
                 self._found.insert(message)
         return None
 
@@ -132,8 +139,7 @@ class SelectorView:
                 return None
             for message in ahead:
                 seen[priority] = message.position
-                allowance.left -= self.steps
-                if self.matches(message):
+                if self.matches(message, allowance):
                     self._found.append(message)
                     return message
                 if allowance.left <= 0:

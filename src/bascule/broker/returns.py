@@ -23,10 +23,15 @@ class Returns:
         self._dirty = dirty
 
     def in_pieces(self, queue: BrokerQueue, messages: list[BrokerMessage], act: Callable[[BrokerQueue, list[BrokerMessage]], None]) -> None:
-        """Call ``act`` with the messages, which go back into the queue, or with one piece of them after another."""
-        if len(messages) <= PIECE_MESSAGES:
+        """Call ``act`` with the messages, which go back into the queue, or with one piece of them after another.
+
+        If the turn has no steps left, all pieces wait: a client may give back a few messages of each of many queues.
+        """
+        turns = self._turns
+        if len(messages) <= PIECE_MESSAGES and turns.left > 0:
+            turns.left -= _steps(queue, messages)
             act(queue, messages)
-        else:
+        elif messages:
             self.begin(queue, self._pieces(queue, messages, act))
 
     @staticmethod
@@ -34,14 +39,53 @@ class Returns:
         for first in range(0, len(messages), PIECE_MESSAGES):
             piece = messages[first : first + PIECE_MESSAGES]
             act(queue, piece)
-            yield len(piece) * (PUT_BACK_STEPS + len(queue.ready.views))
+            yield _steps(queue, piece)
 
     def begin(self, queue: BrokerQueue, work: Work) -> None:
         """Do work that puts messages back into the queue."""
-        queue.returning += 1
-        self._turns.begin(self._gated(queue, work))
+        self.hold(queue)
+        self._turns.begin(self._held(queue, work))
 
-    def _gated(self, queue: BrokerQueue, work: Work) -> Work:
-        yield from work
+    def _held(self, queue: BrokerQueue, work: Work) -> Work:
+        try:
+            yield from work
+        finally:
+            self.let_go(queue)
+
+    def hold(self, queue: BrokerQueue) -> None:
+        """Messages go back into the queue: it gives out nothing until ``let_go``."""
+        queue.returning += 1
+
+    def let_go(self, queue: BrokerQueue) -> None:
+        """All of them are back."""
         queue.returning -= 1
         self._dirty[queue] = None
+
+    def begin_range(self) -> RangeReturn:
+        """A client gives messages back in several pieces."""
+        return RangeReturn(self)
+
+
+class RangeReturn:
+    """A range of messages that a client gives back piece by piece. Until ``end`` the queues of those that are back give out nothing."""
+
+    __slots__ = ("_queues", "_returns")
+
+    def __init__(self, returns: Returns) -> None:
+        self._returns = returns
+        self._queues: dict[BrokerQueue, None] = {}
+
+    def hold(self, queue: BrokerQueue) -> None:
+        """Some of the messages go back into this queue."""
+        if queue not in self._queues:
+            self._queues[queue] = None
+            self._returns.hold(queue)
+
+    def end(self) -> None:
+        """All messages of the range are back."""
+        while self._queues:
+            self._returns.let_go(self._queues.popitem()[0])
+
+
+def _steps(queue: BrokerQueue, messages: list[BrokerMessage]) -> int:
+    return len(messages) * (PUT_BACK_STEPS + queue.ready.take_steps)

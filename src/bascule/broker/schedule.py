@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.turns import Allowance
 
 #: The schedule is cleared of cancelled actions when there are more of them than this, and than of all others.
 CANCELLED_MAX: Final = 1000
@@ -86,17 +87,21 @@ class Schedule:
             heapq.heapify(self._entries)
             self._cancelled = 0
 
-    def run(self, now_ms: int, most: int) -> None:
-        """Do what is due, ``most`` actions at most; an error of one is contained.
+    def run(self, now_ms: int, most: int, steps: Allowance) -> None:
+        """Do what is due, ``most`` actions at most, until they have spent their steps; an error of one is contained.
 
         What that puts on the schedule for now waits for the next time.
         """
-        due: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        while self._entries and self._entries[0][0] <= now_ms and len(due) < most:
-            taken = heapq.heappop(self._entries)[2].take()
-            if taken is not None:
-                due.append(taken)
-            else:
+        newest, done = self._number, 0
+        while done < most and steps.left > 0 and (entries := self._entries):
+            due_ms, number, scheduled = entries[0]
+            if due_ms > now_ms or number > newest:
+                return
+            heapq.heappop(entries)
+            taken = scheduled.take()
+            if taken is None:
                 self._cancelled -= 1
-        for action, arguments in due:
+                continue
+            action, arguments = taken
+            done += 1
             self._errors.run(ErrorKind.TIMER, action, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
-from bascule.broker.turns import Work
+from bascule.broker.turns import Retry, Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -30,6 +31,7 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import MalformedMessage, Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
@@ -38,9 +40,16 @@ SEND_OVERHEAD_BYTES = 256
 #: Messages that one send drops, and the steps for each of them.
 DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
+#: A message of so many bytes may have an annotation that its move has to look at, which takes a step; more than so many it cannot have.
+MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+def move_steps(message: BrokerMessage) -> int:
+    """What looking at the annotations of a message that moves costs at most, beside the move itself."""
+    return min(message.size_bytes // MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX)
 
 
 def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
@@ -57,6 +66,10 @@ class TransactionHooks(Protocol):
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
         """The transaction can only be rolled back."""
+        ...
+
+    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """A message of the transaction was not taken."""
         ...
 
 
@@ -107,28 +120,31 @@ class Sending:
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
-        transaction: LocalTransaction | None = None, *, waits: bool = False,
-    ) -> bool:  # fmt: skip
+        transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,
+    ) -> Retry | None:  # fmt: skip
         """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit.
 
-        Return False only if the caller ``waits`` and a queue has to drop more messages than one turn has time for: the caller sends the
-        message again in the next turn.
+        If the caller ``waits`` and a queue has to drop more messages than one turn has time for, return what the caller calls in the next
+        turn; else None. ``duplicate_ids`` are what an earlier try has found: a search through a large body takes long.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
-            duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+            if duplicate_ids is None:
+                duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
-                    port.refused(token, refusal)
-                    return True
+                    self.refuse(port, token, refusal, transaction)
+                    return None
             route = self.addresses.route(address, routing)
             if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
-                return False
+                return partial(
+                    self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
+                )
         except BasculeError as error:
-            port.refused(token, error)
-            return True
+            self.refuse(port, token, error, transaction)
+            return None
         self.counters.messages_in += 1
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
@@ -142,14 +158,20 @@ class Sending:
             if refusal is None:
                 port.accepted(token)
             else:
-                port.refused(token, refusal)
-            return True
+                self.refuse(port, token, refusal, transaction)
+            return None
         if self.put(draft, now_ms):
             self.journaling.tell(port.accepted, token)
-            self.journaling.close_if_full()
         else:
             port.accepted(token)
-        return True
+        self.journaling.close_if_full()
+        return None
+
+    def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
+        """Answer that a message is not taken. A transaction that it belongs to can only be rolled back from then on."""
+        if transaction is not None:
+            self._transactions.message_refused(transaction, error)
+        port.refused(token, error)
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
         """Why a message cannot be taken now: the journal takes no more, or memory is short.
@@ -206,12 +228,14 @@ class Sending:
             self._deliveries.turns.begin(dropping)
 
     def _dropping(self, queue: BrokerQueue) -> Work:
-        while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
-            queue.take_out(oldest)
-            self.counters.dropped += 1
-            self._deliveries.gone(queue, oldest)
-            yield DROP_STEPS
-        queue.dropping = False
+        try:
+            while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
+                queue.take_out(oldest)
+                self.counters.dropped += 1
+                self._deliveries.gone(queue, oldest)
+                yield DROP_STEPS
+        finally:
+            queue.dropping = False  # also after an error: the next message that finds the queue full begins anew
 
     def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
         """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.
@@ -269,7 +293,8 @@ class Sending:
             taken = taken_by(route.exclusive, draft.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, draft.body))
+            lookup = selector_lookup(draft.body)
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, lookup))
         durable = draft.durable and route.recorded
         if durable or (route.diverted and self.stalled is None):
             target = route.target
@@ -326,6 +351,7 @@ class Sending:
             MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
             ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
         }  # fmt: skip
+        self._deliveries.turns.left -= move_steps(message)
         body = self._deliveries.bodies.read(message)
         try:
             self.pass_on(queue, message, BrokerMessage(annotated(body, annotations), message.priority, 0, message.group), address)

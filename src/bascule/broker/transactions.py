@@ -41,3 +41,8 @@ class LocalTransaction:
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None
         self.handed_over = False
+
+    def hand_over(self) -> None:
+        """It became a branch, which has all that it has gathered. A connection remembers it for a while, and keeps no message with it."""
+        self.handed_over = True
+        self.drafts, self.acks = [], []

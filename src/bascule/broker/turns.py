@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 #: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long: that is below 50 ms.
 TURN_STEPS: Final = 10_000
@@ -20,6 +20,14 @@ SLICES: Final = 10
 Work = Iterator[int]
 #: Work that yields this goes on when all that has been decided so far is stored.
 AFTER_STORED: Final = -1
+
+
+class Retry(Protocol):
+    """Tries once more what had to wait for another turn. Returns what to call in the next one if it still has to."""
+
+    def __call__(self) -> Retry | None:
+        """Call it once."""
+        ...
 
 
 class Allowance:
@@ -74,14 +82,13 @@ class Turns(Allowance):
 
     def _advance(self, work: Work) -> None:
         """Do a slice of work, and keep the rest."""
-        slice_steps = self.slice_steps
-        while slice_steps > 0:
+        enough = self.left - self.slice_steps
+        while self.left > enough:  # a piece may also have spent steps by itself
             cost = next(work, None)
             if cost is None:
                 return
             if cost == AFTER_STORED:
                 self._when_stored(self.begin, work)
                 return
-            slice_steps -= cost
             self.left -= cost
         self._work.append(work)

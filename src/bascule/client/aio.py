@@ -20,7 +20,7 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
-from bascule.client.sends import OnDone
+from bascule.client.sends import AT_ITS_END, OnDone, SendCompletion
 from bascule.client.session import ClientSession, ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S
@@ -315,6 +315,11 @@ class AsyncContext:
     async def _run(self, operation: Operation[T]) -> T:
         return await self._task.run(operation)
 
+    async def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message:
+        return await self._run(self._session.send(destination, content, options, self._until(timeout_s), completion))
+
     @property
     def _in_listener(self) -> bool:
         return asyncio.current_task() is self._listener_task
@@ -367,11 +372,11 @@ class AsyncProducer:
 
     async def send(self, content: Message | Body, *, to: Destination | None = None, timeout_s: float | None = None) -> Message:
         """Send, and return when the broker has the message (in a transaction: at once). As Producer.send."""
-        return await self._send(content, to, timeout_s)
+        return await self._send(content, to, timeout_s, AT_ITS_END)
 
     async def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
         """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
-        return await self._send(message, message.destination, timeout_s, repeat=True)
+        return await self._send(message, message.destination, timeout_s, SendCompletion(repeat=True))
 
     async def send_async(
         self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
@@ -390,38 +395,32 @@ class AsyncProducer:
                     future.exception()  # on_done is told: the application need not await the future as well
                 on_done(message, error)
 
-        await self._send(content, to, timeout_s, wait=False, on_done=done)
+        await self._send(content, to, timeout_s, SendCompletion(wait=False, on_done=done))
         return future
 
     async def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
         """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
-        errors: list[BasculeError] = []
-
-        def done(_: Message, error: BasculeError | None) -> None:
-            if error is not None:
-                errors.append(error)
-
+        refusals: list[BasculeError] = []
         count = 0
         for content in contents:
-            await self._send(content, to, timeout_s, wait=False, on_done=done)
+            await self._send(content, to, timeout_s, SendCompletion(wait=False, refusals=refusals))
             count += 1
-            if errors:
+            if refusals:
                 break
         await self.flush(timeout_s=timeout_s)
-        if errors:
-            raise errors[0]
+        if refusals:
+            raise refusals[0]
         return count
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Return when everything that the context sent has its answer."""
         await self._context._run(self._context._session.flush(self._context._until(timeout_s)))
 
-    async def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **options: Any) -> Message:
+    async def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, completion: SendCompletion) -> Message:
         destination = to or self._destination
         if destination is None:
             raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
-        context = self._context
-        return await context._run(context._session.send(destination, content, self._options, context._until(timeout_s), **options))
+        return await self._context._send(destination, content, self._options, timeout_s, completion)
 
 
 class AsyncConsumer:

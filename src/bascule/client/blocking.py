@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
 from bascule.client.errors import ConnectionLost, IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
-from bascule.client.sends import OnDone
+from bascule.client.sends import AT_ITS_END, OnDone, SendCompletion
 from bascule.client.session import ClientSession, ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
@@ -29,6 +29,16 @@ from bascule.threads.lasting import lasting_thread
 
 log = get_log(__name__)
 T = TypeVar("T")
+
+
+class SendingContext(Protocol):
+    """What a producer needs of its context: see Context."""
+
+    def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message: ...
+
+    def _flush(self, timeout_s: float | None) -> None: ...
 
 
 class Context:
@@ -237,6 +247,14 @@ class Context:
         with self._one_thread():
             return self._thread.run(operation)
 
+    def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message:
+        return self._run(self._session.send(destination, content, options, self._until(timeout_s), completion))
+
+    def _flush(self, timeout_s: float | None) -> None:
+        self._run(self._session.flush(self._until(timeout_s)))
+
     def _call(self, function: Callable[[], T]) -> T:
         with self._one_thread():
             return self._thread.call(function)
@@ -300,7 +318,7 @@ class Context:
 class Producer:
     """JMSProducer: sends messages."""
 
-    def __init__(self, context: Context, destination: Destination | None, options: SendOptions) -> None:
+    def __init__(self, context: SendingContext, destination: Destination | None, options: SendOptions) -> None:
         """Made by Context.producer."""
         self._context = context
         self._destination = destination
@@ -312,11 +330,11 @@ class Producer:
         Raises MessageRefused, InvalidDestination, TimedOut, ConnectionLost. Over a failover URL a send that lost its answer is repeated
         under the same id until ``timeout_s`` is over.
         """
-        return self._send(content, to, timeout_s)
+        return self._send(content, to, timeout_s, AT_ITS_END)
 
     def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
         """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
-        return self._send(message, message.destination, timeout_s, repeat=True)
+        return self._send(message, message.destination, timeout_s, SendCompletion(repeat=True))
 
     def send_async(
         self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
@@ -336,38 +354,32 @@ class Producer:
             if on_done is not None:
                 on_done(message, error)
 
-        self._send(content, to, timeout_s, wait=False, on_done=done)
+        self._send(content, to, timeout_s, SendCompletion(wait=False, on_done=done))
         return future
 
     def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
         """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
-        errors: list[BasculeError] = []
-
-        def done(_: Message, error: BasculeError | None) -> None:
-            if error is not None:
-                errors.append(error)
-
+        refusals: list[BasculeError] = []
         count = 0
         for content in contents:
-            self._send(content, to, timeout_s, wait=False, on_done=done)
+            self._send(content, to, timeout_s, SendCompletion(wait=False, refusals=refusals))
             count += 1
-            if errors:
+            if refusals:
                 break
         self.flush(timeout_s=timeout_s)
-        if errors:
-            raise errors[0]
+        if refusals:
+            raise refusals[0]
         return count
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Return when everything that the context sent has its answer."""
-        self._context._run(self._context._session.flush(self._context._until(timeout_s)))
+        self._context._flush(timeout_s)
 
-    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **options: Any) -> Message:
+    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, completion: SendCompletion) -> Message:
         destination = to or self._destination
         if destination is None:
             raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
-        context = self._context
-        return context._run(context._session.send(destination, content, self._options, context._until(timeout_s), **options))
+        return self._context._send(destination, content, self._options, timeout_s, completion)
 
 
 class Consumer:

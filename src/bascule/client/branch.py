@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, NoReturn, TypeVar
+from contextlib import suppress
+from typing import Final, Protocol
 
-from bascule.client.blocking import Consumer, Context
+from bascule.client.blocking import Context
 from bascule.client.destination import Queue
-from bascule.client.errors import ConnectionLost, IllegalState, Refused
+from bascule.client.errors import ConnectionLost, Refused
 from bascule.client.links import ConsumerState, Subscription
+from bascule.client.managed import ManagedConsumer, ManagedContext, refused
 from bascule.client.message import Message
 from bascule.client.session_links import Acknowledge
+from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
-T = TypeVar("T")
+#: What a context says when its branch has ended.
+BRANCH_OVER: Final = "the transaction is over, and this context with it"
 #: Where a broker takes requests (docs/reference/amqp.md).
 MANAGEMENT: Final = Queue("$management")
 
@@ -32,11 +34,20 @@ class BranchSession:
             self.context.close()
             raise
         self.consumers: dict[tuple[Subscription, str | None], ConsumerState] = {}
+        #: Consumers of the present branch alone.
+        self.passing: list[ConsumerState] = []
+
+    @property
+    def thread(self) -> ConnectionThread:
+        """The connection."""
+        return self.context._thread
 
     def end(self) -> None:
         """No more work comes for the branch: messages that it was sent ahead, and did not receive, go back to the broker."""
         context = self.context
         context._run(context._session.set_aside(context._until(None)))
+        while self.passing:
+            context._run(context._session.close_consumer(self.passing.pop(), context._until(None)))
         while len(self.consumers) > self._consumers_max:
             oldest = self.consumers.pop(next(iter(self.consumers)))
             context._run(context._session.close_consumer(oldest, context._until(None)))
@@ -82,67 +93,59 @@ def ended(connection: Context) -> bool:
     return connection._thread.core.error is not None
 
 
-class BranchContext(Context):
+class EndingContext(Protocol):
+    """A context of a branch, blocking or for asyncio."""
+
+    def _end(self, why: str) -> bool: ...
+
+
+def end_branch(context: EndingContext) -> bool:
+    """A branch is over for the application. Return whether no other thread, or task, is within a call of its context."""
+    return context._end(BRANCH_OVER)
+
+
+class BranchContext(ManagedContext):
     """What an application works with in a branch. The transaction begins with the first message and ends with the branch."""
+
+    _refusal = "this context is part of a transaction over several resources, which its manager begins and ends"
 
     def __init__(self, workplace: BranchSession) -> None:
         """Made by a resource, for one branch."""
-        super().__init__(workplace.context._thread, workplace.context._session, None)
+        super().__init__(workplace.context)
         self._workplace = workplace
-        self._over = False
 
-    def end_branch(self) -> bool:
-        """The branch is over for the application. Return whether no other thread is within a call of the context."""
-        self._over = True
-        if not self._in_use.acquire(blocking=False):
-            return False
-        self._in_use.release()
-        return True
-
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        with super()._one_thread():
-            self._check()  # who comes after the end of the branch finds it over
-            yield
-
-    def _check(self) -> None:
-        if self._over:
-            raise IllegalState("the transaction is over: enlist the resource in the next one")
+    close = refused(Context.close)
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> BranchConsumer:
-        """Kept for the next branches. Without a word about it nothing is asked for ahead."""
-        self._check()
-        if wanted.browse:
-            return BranchConsumer(self, super()._consumer(wanted, name, prefetch, timeout_s).state)
-        kept = self._workplace.consumers
-        state = kept.pop((wanted, name), None)
-        if state is None or state.error is not None or state.closing:
-            state = super()._consumer(wanted, name, prefetch or 0, timeout_s).state
-        kept[wanted, name] = state
-        state.prefetch = prefetch or 0
-        self._thread.call(lambda: self._session.resume(state))
-        return BranchConsumer(self, state)
+        """A consumer that is kept for the next branches, unless ``_keeps`` says otherwise."""
+        with self._one_thread():
+            if not self._keeps(wanted):
+                own = super()._consumer(wanted, name, prefetch, timeout_s).state
+                self._workplace.passing.append(own)
+                return BranchConsumer(self, own)
+            kept = self._workplace.consumers
+            state = kept.pop((wanted, name), None)
+            if state is None or state.error is not None or state.closing:
+                state = super()._consumer(wanted, name, prefetch, timeout_s).state
+            kept[wanted, name] = state
+            state.prefetch = prefetch or 0
+            self._thread.call(lambda: self._session.resume(state))
+            return BranchConsumer(self, state)
 
-    def _managed(self, *_: Any, **__: Any) -> NoReturn:
-        raise IllegalState("this context is part of a transaction over several resources: its manager begins and ends what there is to")
+    def _keeps(self, wanted: Subscription) -> bool:
+        """Return whether such a consumer is there for the next branches, too. A browser never is."""
+        return not wanted.browse
 
-    commit = rollback = transaction = close = start = stop = create_context = _managed
 
+class BranchConsumer(ManagedConsumer):
+    """A consumer that stays when it is closed, for the next branch, if its context keeps it."""
 
-class BranchConsumer(Consumer):
-    """A consumer that stays when it is closed, for the next branch."""
+    def __init__(self, context: BranchContext, state: ConsumerState) -> None:
+        """Made by the context."""
+        super().__init__(context, state)
+        self._kept = context._keeps(state.subscription)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Closes a browser; other consumers go with the resource."""
-        if self.state.subscription.browse:
+        """Close it, unless it is kept: then it goes with the resource."""
+        if not self._kept:
             super().close(timeout_s=timeout_s)
-
-    @property
-    def listener(self) -> Callable[[Message], Any] | None:
-        """There is none: a message is received where the transaction is at work."""
-        return None
-
-    @listener.setter
-    def listener(self, listener: Callable[[Message], Any] | None) -> None:
-        if listener is not None:
-            raise IllegalState("a listener has no part in a transaction over several resources: receive() there")

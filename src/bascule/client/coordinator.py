@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.link import Link
-from bascule.amqp.performatives import Coordinator, Declare, Discharge, Source
+from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge, Source
 from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Symbol
 from bascule.client.links import OUTCOMES, ClientLink
@@ -38,6 +38,7 @@ class CoordinatorState(ClientLink):
     def __init__(self, session: SessionLinks, name: str) -> None:
         super().__init__(session, name)
         self._waiting: list[Control] = []
+        self._kept: list[Control] = []
 
     def _make(self) -> Link:
         target = Coordinator(capabilities=(Symbol("amqp:local-transactions"),))
@@ -47,6 +48,27 @@ class CoordinatorState(ClientLink):
     def usable(self) -> bool:
         """Whether it may send now."""
         return self.attached and self.link.credit > 0
+
+    def declare(self) -> Control:
+        """Ask for a transaction, unless one was declared that nobody has taken."""
+        self._kept = [each for each in self._kept if not each.done or isinstance(each.outcome, Declared)]
+        return self.take() or self.send(Declare())
+
+    def keep(self, declare: Control) -> None:
+        """Nobody waits for this answer any more. The transaction that it declares is for the next who asks: nobody would end it."""
+        self._kept.append(declare)
+
+    def take(self) -> Control | None:
+        """Return the answer with a transaction that nobody has taken; None without one."""
+        found = next((each for each in self._kept if isinstance(each.outcome, Declared)), None)
+        if found is not None:
+            self._kept.remove(found)
+        return found
+
+    @property
+    def kept_one(self) -> bool:
+        """Whether ``take`` returns an answer."""
+        return any(isinstance(each.outcome, Declared) for each in self._kept)
 
     def send(self, control: Declare | Discharge) -> Control:
         """Send one. Acknowledgements that belong to the transaction go before it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from ssl import SSLContext
 from typing import Any
 
@@ -56,7 +57,7 @@ class ConnectionFactory:
 
     def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
         """A context for asyncio on a connection of its own: ``async with`` it, or ``await`` it. Raises as ``connect`` does."""
-        return Connecting(self, acknowledge)
+        return Connecting(partial(self._connect_async, acknowledge))
 
     async def _connect_async(self, acknowledge: Acknowledge) -> AsyncContext:
         core, plan = self._core()
@@ -89,15 +90,14 @@ class ConnectionFactory:
 class Connecting:
     """An asyncio context to come."""
 
-    def __init__(self, factory: ConnectionFactory, acknowledge: Acknowledge) -> None:
-        """Made by ConnectionFactory.connect_async."""
-        self._factory = factory
-        self._acknowledge = acknowledge
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, AsyncContext]]) -> None:
+        """Made by ``connect_async`` of a factory."""
+        self._connect = connect
         self._context: AsyncContext | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncContext]:
         """The context."""
-        return self._factory._connect_async(self._acknowledge).__await__()
+        return self._connect().__await__()
 
     async def __aenter__(self) -> AsyncContext:
         """The context, which is closed at the end of the block."""

@@ -140,7 +140,7 @@ class SessionTransaction:
 class PendingSend:
     """A message on its way to the broker."""
 
-    __slots__ = ("abandoned", "data", "done", "error", "message", "on_done", "sender", "session", "transaction")
+    __slots__ = ("abandoned", "data", "done", "error", "message", "on_done", "refusals", "sender", "session", "transaction")
 
     def __init__(self, message: Message, data: bytes, sender: SenderState, transaction: SessionTransaction | None) -> None:
         self.message = message
@@ -152,6 +152,7 @@ class PendingSend:
         self.abandoned = False  # nobody waits for it any more: not to be repeated
         self.error: BasculeError | None = None
         self.on_done: Callable[[Message, BasculeError | None], None] | None = None
+        self.refusals: list[BasculeError] | None = None  # gets the error before anybody who waits goes on
 
     def answered(self, state: Any) -> None:
         """The broker's outcome."""
@@ -164,6 +165,8 @@ class PendingSend:
             return
         self.done, self.error = True, error
         self.session.unanswered -= 1
+        if error is not None and self.refusals is not None:
+            self.refusals.append(error)
         if self.transaction is not None:
             self.transaction.unanswered -= 1
             self.transaction.refused = self.transaction.refused or error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from bascule.client.destination import Destination
 from bascule.client.errors import MessageRefused, TimedOut
@@ -22,6 +22,22 @@ SENDERS_MAX: Final = 32
 OnDone = Callable[[Message, BasculeError | None], None]
 
 
+class SendCompletion(NamedTuple):
+    """How a send ends, and who is told of it."""
+
+    #: Whether to return when the broker has the message; in a transaction a send returns at once.
+    wait: bool = True
+    #: Whether the message is sent once more under the id that it has.
+    repeat: bool = False
+    #: Called some time after the answer.
+    on_done: OnDone | None = None
+    #: Gets the error of the message before ``flush`` returns.
+    refusals: list[BasculeError] | None = None
+
+
+AT_ITS_END: Final = SendCompletion()
+
+
 def now_ms() -> int:
     """The time that messages carry, in ms since the epoch."""
     return time.time_ns() // 1_000_000
@@ -36,16 +52,13 @@ class Sends(Transactions):
         content: Message | Body,
         options: SendOptions,
         until_s: float,
-        *,
-        wait: bool = True,
-        repeat: bool = False,
-        on_done: OnDone | None = None,
+        completion: SendCompletion = AT_ITS_END,
     ) -> Operation[Message]:
-        """Send a message; with ``wait`` return when the broker has it, in a transaction at once. Raises as Producer.send does."""
+        """Send a message. Raises as Producer.send does."""
         self.check()
         message = Message.of(content)
         transaction = self.transaction
-        if not (repeat and message.message_id):
+        if not (completion.repeat and message.message_id):
             stamp(message, destination, options, self.core.message_id(), now_ms())
         if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
             raise MessageRefused("this broker does not offer delivery delay")
@@ -59,9 +72,9 @@ class Sends(Transactions):
         if transaction is not None:
             transaction.check()
         sending = PendingSend(message, data, sender, transaction)
-        sending.on_done = on_done
+        sending.on_done, sending.refusals = completion.on_done, completion.refusals
         sender.put(sending)
-        if wait and transaction is None:
+        if completion.wait and transaction is None:
             yield from self._await_answer(sending, until_s)
         return message
 

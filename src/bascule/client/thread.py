@@ -50,9 +50,13 @@ class ConnectionThread:
             self._notify()
 
     async def _run(self) -> None:
-        self._task = asyncio.create_task(self._pump.run())
-        await self._task
-        await asyncio.Event().wait()  # completions are still to be reported, until ``stop``
+        try:
+            self._task = asyncio.create_task(self._pump.run())
+            await self._task
+            await asyncio.Event().wait()  # completions are still to be reported, until ``stop``
+        finally:
+            with self._changed:
+                self._stopped = True  # before the loop is closed: it takes no call then
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation on this thread."""
@@ -80,11 +84,17 @@ class ConnectionThread:
                 self._stepped()
 
     def observe(self, wait: Wait, came: Callable[[], object]) -> Callable[[], None]:
-        """Call ``came``, in any thread, as soon as the condition is true. Returns what ends that."""
+        """Call ``came``, in any thread, as soon as the condition is true. Returns what ends that.
+
+        ``came`` calls an event loop that is not this connection's. If that loop is closed, nobody waits in it any more.
+        """
 
         def look() -> None:
             if wait.condition():
-                came()
+                try:
+                    came()
+                except RuntimeError:  # the loop is closed; whoever has made the condition true goes on
+                    self._observers.discard(look)
 
         with self._changed:
             self._observers.add(look)
@@ -98,7 +108,7 @@ class ConnectionThread:
     def _notify(self) -> None:
         """Something may have come true that an operation waits for. Within the lock."""
         self._changed.notify_all()
-        for observer in self._observers:
+        for observer in [*self._observers]:
             observer()
 
     def call(self, function: Callable[[], T]) -> T:
@@ -127,7 +137,7 @@ class ConnectionThread:
             if self._stopped:
                 return
             self._stopped = True
-        self._loop.call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bascule.amqp.performatives import Accepted, Declare, Declared, Discharge, Rejected
+from bascule.amqp.performatives import Accepted, Declared, Discharge, Rejected
 from bascule.client.coordinator import Control, CoordinatorState
 from bascule.client.errors import IllegalState, Refused, TimedOut, TransactionInDoubt, TransactionRolledBack
 from bascule.client.links import ConsumerState, SessionTransaction
@@ -152,8 +152,7 @@ class Transactions(SessionLinks):
         try:
             while transaction.id is None:
                 coordinator = yield from self._coordinator(until_s)
-                control = coordinator.send(Declare())
-                yield from self.core.until(partial(getattr, control, "done"), "begin a transaction", until_s)
+                control = yield from self._declared(coordinator, until_s)
                 if isinstance(control.outcome, Declared):
                     if self.coordinator is coordinator:  # else it is gone, and with it what it has begun
                         transaction.declared(control.outcome.txn_id)
@@ -161,6 +160,20 @@ class Transactions(SessionLinks):
                     raise Refused(f"no transaction: {_reason(control.outcome)}")
         finally:
             transaction.declaring = False
+
+    def _declared(self, coordinator: CoordinatorState, until_s: float) -> Operation[Control]:
+        """Ask for a transaction; return the answer, or one that came too late for whoever had asked."""
+        control = coordinator.declare()
+        try:
+            while not control.done:
+                if (earlier := coordinator.take()) is not None:
+                    coordinator.keep(control)
+                    return earlier
+                yield from self.core.until(lambda: control.done or coordinator.kept_one, "begin a transaction", until_s)
+        except BaseException:
+            coordinator.keep(control)
+            raise
+        return control
 
     def _coordinator(self, until_s: float) -> Operation[CoordinatorState]:
         """The link that controls transactions, ready to send."""

@@ -22,8 +22,11 @@ from bascule.jms.sections import (
     signed_sequence,
 )  # fmt: skip
 
+#: Properties of a message that are found in a step.
+_PROPERTIES_PER_STEP: Final = 3
 
-class _Lookup:
+
+class MessageLookup:
     """Reads of a message what a selector asks for, when it asks."""
 
     def __init__(self, data: bytes) -> None:
@@ -33,16 +36,28 @@ class _Lookup:
         self._properties: dict[bytes, int] | None = None
 
     def __call__(self, name: str) -> object:
+        """Return a header field or property. Raises MalformedMessage, DecodeError."""
         field = _HEADER_FIELDS.get(name)
         return field(self) if field is not None else self.application_property(name)
+
+    @property
+    def steps(self) -> int:
+        """What finding the properties has taken, in steps of about a microsecond."""
+        return len(self._properties or ()) // _PROPERTIES_PER_STEP
 
     def start(self, section: int) -> int | None:
         """Where a section's value begins."""
         if self._places is None:
-            self._places = {code: start for code, start, _ in places(self.data)}
+            found = {}
+            for code, start, _ in places(self.data):
+                if code > APPLICATION_PROPERTIES:
+                    break  # a body may have a thousand sections
+                found[code] = start
+            self._places = found  # only if all can be read
         return self._places.get(section)
 
     def header(self) -> tuple[bool, int, int, bool, int]:
+        """Return the fields of the header. Raises MalformedMessage."""
         start = self.start(HEADER)
         if start is None:
             return NO_HEADER
@@ -52,13 +67,14 @@ class _Lookup:
             raise malformed(HEADER, start, error) from None
 
     def field(self, index: int) -> Any:
-        """A field of the properties section."""
+        """Return a field of the properties section. Raises MalformedMessage."""
         if self._fields is None:
             start = self.start(PROPERTIES)
             self._fields = property_fields(self.data, start)
         return self._fields[index]
 
     def application_property(self, name: str) -> object:
+        """Return an application property; None for one of a type that no selector knows. Raises MalformedMessage, DecodeError."""
         start = self.start(APPLICATION_PROPERTIES)
         if start is None:
             return None
@@ -74,25 +90,25 @@ class _Lookup:
         return value if isinstance(value, bool | int | float | str) else None
 
 
-def _id(index: int, text: Callable[[AmqpId], str]) -> Callable[[_Lookup], object]:
-    def read(lookup: _Lookup) -> object:
+def _id(index: int, text: Callable[[AmqpId], str]) -> Callable[[MessageLookup], object]:
+    def read(lookup: MessageLookup) -> object:
         value = lookup.field(index)
         return None if value is None else text(value)
 
     return read
 
 
-def _user(lookup: _Lookup) -> object:
+def _user(lookup: MessageLookup) -> object:
     value = lookup.field(1)
     return value.decode(errors="replace") if isinstance(value, bytes) else None
 
 
-def _group_sequence(lookup: _Lookup) -> object:
+def _group_sequence(lookup: MessageLookup) -> object:
     value = lookup.field(11)
     return None if value is None else signed_sequence(value)
 
 
-_HEADER_FIELDS: Final[dict[str, Callable[[_Lookup], object]]] = {
+_HEADER_FIELDS: Final[dict[str, Callable[[MessageLookup], object]]] = {
     "JMSDeliveryMode": lambda lookup: "PERSISTENT" if lookup.header()[0] else "NON_PERSISTENT",
     "JMSPriority": lambda lookup: Int(lookup.header()[1]),
     "JMSMessageID": _id(0, message_id_text),
@@ -107,10 +123,10 @@ _HEADER_FIELDS: Final[dict[str, Callable[[_Lookup], object]]] = {
 }
 
 
-def selector_lookup(data: bytes) -> Callable[[str], object]:
+def selector_lookup(data: bytes) -> MessageLookup:
     """What a selector may ask of a message: its header fields and properties, with their types (bytes are no selector value).
 
     Nothing is decoded before it is asked for. The function raises MalformedMessage where a message's sections are broken, and
     DecodeError where one value is; neither happens for a message that ``scan`` and its sender's types are right about.
     """
-    return _Lookup(data)
+    return MessageLookup(data)

@@ -194,9 +194,8 @@ def scan(data: bytes) -> Scan:
     return _make_scan((*header, body_start, delivery_time, delay, *properties))
 
 
-def places(data: bytes) -> list[tuple[int, int, int]]:
-    """(section, start of its value, end) of each section, as they stand. Raises MalformedMessage."""
-    found = []
+def places(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(section, start of its value, end) of each section, as they stand, found as they are asked for. Raises MalformedMessage."""
     position = section = 0
     try:
         while position < len(data):
@@ -210,11 +209,10 @@ def places(data: bytes) -> list[tuple[int, int, int]]:
                 raise ValueError(f"type code 0x{data[start]:02x}")
             if end > len(data):
                 raise ValueError(f"runs {end - len(data)} bytes past the end of the message")
-            found.append((section, start, end))
+            yield section, start, end
             position = end
     except MALFORMED as error:
         raise malformed(section, position, error) from None
-    return found
 
 
 def misplaced(section: int, before: int) -> ValueError:

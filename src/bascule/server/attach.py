@@ -317,7 +317,7 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
     """A link is gone: closed by its client, or with its session or connection.
 
     ``orderly``: the client has settled all that its application has seen, and the rest was never seen. So it is where it closes a link
-    alone, and with some clients where it ends a session or a connection (Client._sessions_that_tell).
+    alone, and with some clients where it ends a session or a connection (Client._tells).
     """
     engine = client.engine
     context, link.context = link.context, None

@@ -10,9 +10,10 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
@@ -25,6 +26,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
+from bascule.server.dispositions import Dispositions
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.usage import Holdings, UserUsage
@@ -44,6 +46,8 @@ REFUSED_SESSION_S = 1.0
 CONNECTION_RESET = AmqpError(
     CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
 )
+#: Why a message was not taken that came on a link which had ended.
+LINK_ENDED = AmqpError(DETACH_FORCED, "the broker had ended its link")
 
 _transaction_ids = itertools.count(1)
 
@@ -64,6 +68,35 @@ class ClientTransport(Protocol):
 
     def later(self, action: Callable[[], None]) -> None:
         """Call ``action`` in the next turn of the event loop."""
+
+
+class ClientLinks(Holdings[Link, None]):
+    """The links of one client, which are also found by their sessions: a client may have thousands of both."""
+
+    __slots__ = ("_by_session", "names_bytes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names_bytes = 0  # what the names of the links take
+        self._by_session: dict[Session, dict[Link, None]] = {}
+
+    def __setitem__(self, link: Link, value: None) -> None:
+        if link not in self:
+            self.names_bytes += getsizeof(link.name)
+        super().__setitem__(link, value)
+        self._by_session.setdefault(link.session, {})[link] = None
+
+    def __delitem__(self, link: Link) -> None:
+        super().__delitem__(link)
+        self.names_bytes -= getsizeof(link.name)
+        of_session = self._by_session[link.session]
+        del of_session[link]
+        if not of_session:
+            del self._by_session[link.session]
+
+    def of(self, session: Session) -> list[Link]:
+        """Return the links of a session."""
+        return list(self._by_session.get(session, ()))
 
 
 class Client:
@@ -91,10 +124,11 @@ class Client:
         self.given_bytes = 0  # to consumers, since the last write
         self.sessions: Holdings[Session, None] = Holdings()
         self._refused_sessions: dict[Session, AmqpError] = {}
-        self.links: Holdings[Link, None] = Holdings()
+        self.links = ClientLinks()
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
+        self.dispositions = Dispositions(self)
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
         """The client has opened its connection, as ``user`` and ``container`` say, with these properties.
@@ -252,16 +286,26 @@ class Client:
             raise UnknownTransaction(f"no transaction {txn_id.hex()} on this connection")
         return transaction
 
+    def lose_message(self, txn_id: bytes | None, error: AmqpError | None = None) -> None:
+        """A message came on a link that had ended, or has ended because of the message: nobody takes it, and no outcome says so.
+
+        Its transaction, if it has one, can only be rolled back.
+        """
+        transaction = None if txn_id is None else self.transactions.get(txn_id)
+        if transaction is not None:
+            self.engine.message_refused(transaction, error or LINK_ENDED)
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end_session(self, session: Session, *, orderly: bool = False) -> None:
         """A session has ended, and its links with it; ``orderly``: the client has ended it, without an error."""
-        telling = self._sessions_that_tell() if orderly else set()
+        tells = orderly and self._tells(session)
         self.sessions.pop(session, None)
         self._refused_sessions.pop(session, None)
-        for link in [link for link in self.links if link.session is session]:
+        for link in self.links.of(session):
             del self.links[link]
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, session in telling)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, tells)
+        self.dispositions.end_range()  # behind the rest of it, which has come back with its link
 
     def release(self, *, failed: bool = False, orderly: bool = False) -> None:
         """Take back everything that the client holds.
@@ -273,9 +317,10 @@ class Client:
         if self.reset is not None:
             self.reset.drop()
             self.reset = None
-        telling = self._sessions_that_tell() if orderly else set()
+        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
         for link in list(self.links):
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
+        self.dispositions.end_range()
         self.links.clear()
         self.sessions.clear()
         self._refused_sessions.clear()
@@ -289,18 +334,17 @@ class Client:
             context.fail_oldest()
         detached(self, link, closed=False, orderly=told and not (isinstance(context, ConsumerLink) and context.selective))
 
-    def _sessions_that_tell(self) -> set[Session]:
-        """Return the sessions whose client settles all that its application has seen before it ends them.
+    def _tells(self, session: Session) -> bool:
+        """Return whether the client settles all that its application has seen before it ends a session.
 
         Qpid JMS does, in every mode of JMS: what the application has not acknowledged is modified with a failed delivery, or part of a
         transaction that is rolled back. It does not in a session whose transaction was interrupted and not ended, nor in its own mode of
         individual acknowledgement (see ConsumerLink.selective). Nothing is known of other clients.
         """
-        if self.history is None:
-            return set()
-        contexts = [link.context for link in self.links]
-        interrupted = {each.link.session for each in contexts if isinstance(each, CoordinatorLink) and each.in_first_transaction}
-        return set(self.sessions) - interrupted
+        if self.history is None or session not in self.sessions:
+            return False
+        contexts = (link.context for link in self.links.of(session))
+        return not any(isinstance(each, CoordinatorLink) and each.in_first_transaction for each in contexts)
 
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""

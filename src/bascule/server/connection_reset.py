@@ -133,4 +133,4 @@ def rollback_loses_messages(client: Client, session: Session, transaction: Local
 
 def consumers_of(client: Client, session: Session) -> list[ConsumerLink]:
     """The consumers of a session."""
-    return [link.context for link in client.links if link.session is session and isinstance(link.context, ConsumerLink)]
+    return [link.context for link in client.links.of(session) if isinstance(link.context, ConsumerLink)]

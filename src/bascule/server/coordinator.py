@@ -29,7 +29,7 @@ class CoordinatorLink:
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
-        self._declared: dict[bytes, LocalTransaction] = {}  # a connection has a coordinator link for each of its sessions
+        self._declared: dict[bytes, LocalTransaction] = {}  # a connection may have a coordinator link for each of its sessions
         # An interruption may have fallen into the first transaction: b"" before it, None behind it.
         self._first: bytes | None = None
         if client.history is not None:
@@ -68,15 +68,19 @@ class CoordinatorLink:
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit, or roll back. The answer to a commit comes when it is stored.
 
-        A transaction that a request has made a branch, or has rolled back, may be discharged in accordance with that: Qpid JMS
-        discharges every transaction.
+        A transaction belongs to the link that has declared it, whose end rolls it back (AMQP 1.0 part 4, section 4.1). To another link,
+        also of the same session, its id is unknown. A transaction that a request has made a branch, or has rolled back, may be discharged
+        in accordance with that: Qpid JMS discharges every transaction.
         """
+        if txn_id not in self._declared:
+            self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this link"))
+            return
         if self.client.reset is not None:
             self._waits = True
             self.client.reset.hold(self.link, txn_id)
             return
         transaction = self.client.transactions.pop(txn_id, None)
-        declared = self._declared.pop(txn_id, None)
+        declared = self._declared.pop(txn_id)
         engine = self.client.engine
         if self._first is not None and txn_id == self._first:
             session = self.link.session
@@ -88,10 +92,10 @@ class CoordinatorLink:
             self._first_is_over()
             for consumer in consumers_of(self.client, session):
                 consumer.spend_all()
-        if transaction is None and declared is not None and declared.handed_over is not fail:
+        if transaction is None and declared.handed_over is not fail:
             engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it that way
         elif transaction is None:
-            self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
+            self._answer(delivery_id, UnknownTransaction(f"transaction {txn_id.hex()} has ended the other way"))
         elif fail:
             engine.rollback(transaction)
             self._answer(delivery_id, None)
@@ -99,7 +103,7 @@ class CoordinatorLink:
             engine.commit(transaction, lambda error: self._answer(delivery_id, error))
 
     def abandon(self) -> None:
-        """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.3)."""
+        """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.1)."""
         for txn_id in self._declared:
             transaction = self.client.transactions.pop(txn_id, None)
             if transaction is not None:
@@ -119,5 +123,5 @@ class CoordinatorLink:
 
 def in_first_transaction(client: Client, session: Session) -> bool:
     """Whether a session is transacted, and an interruption may have fallen into its present transaction."""
-    contexts = (link.context for link in client.links if link.session is session)
+    contexts = (link.context for link in client.links.of(session))
     return any(isinstance(context, CoordinatorLink) and context.in_first_transaction for context in contexts)

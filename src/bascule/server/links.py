@@ -20,7 +20,7 @@ from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import FRONT, place_of
 from bascule.broker.queue import BrokerQueue, QueueConsumer
-from bascule.broker.turns import Work
+from bascule.broker.turns import Allowance, Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -236,15 +236,15 @@ class BrowserLink:
     A long search goes on in the next turns of the event loop; see bascule.broker.turns.
     """
 
-    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_queue", "_selector", "_steps", "client", "link")
+    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_queue", "_selector", "client", "link")
 
     def __init__(self, client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None = None) -> None:
         self.client = client
         self.link = link
         self._queue = queue
         self._selector = selector
-        self._steps = 1 if selector is None else EVALUATION_STEPS + selector.steps  # of a look at a message
-        self._ahead = max(1, BROWSED_STEPS // (self._steps + DELIVERY_STEPS))
+        look_steps = 1 if selector is None else EVALUATION_STEPS + selector.steps
+        self._ahead = max(1, BROWSED_STEPS // (look_steps + DELIVERY_STEPS))
         self._end = client.engine.next_position
         self._place = FRONT
         self._pumping = False
@@ -287,16 +287,17 @@ class BrowserLink:
         self._place = place_of(message)
         if message.position >= self._end or 0 < message.expiry_ms <= engine.clock():
             return 1
-        if selector is not None and not engine.matches(selector, message):
-            return self._steps
+        steps = Allowance(0)
+        if selector is not None and not engine.matches(selector, message, steps):
+            return -steps.left
         try:
             body = engine.bodies.read(message)
         except BodyUnavailable as error:
             engine.journaling.errors.contain(ErrorKind.BODY, error, mid=message.mid)
-            return self._steps
+            return 1 - steps.left
         link.send(body, context=None, settled=True)
         client.given(message.size_bytes)
-        return self._steps + DELIVERY_STEPS
+        return DELIVERY_STEPS + engine.bodies.read_steps(message) - steps.left
 
 
 def payload_of(event: Transferred) -> bytes:

@@ -165,5 +165,6 @@ def _by_name(parts: dict[MemoryPart, int]) -> dict[str, int]:
 
 def _held_bytes(connection: ClientConnection) -> int:
     amqp = connection.amqp
-    links = len(connection.client.links)
-    return CONNECTION_BYTES + amqp.buffer.kept_bytes + SESSION_BYTES * len(amqp.sessions) + LINK_BYTES * links
+    links = connection.client.links
+    links_bytes = LINK_BYTES * len(links) + links.names_bytes
+    return CONNECTION_BYTES + amqp.buffer.kept_bytes + SESSION_BYTES * len(amqp.sessions) + links_bytes

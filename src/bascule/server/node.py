@@ -31,6 +31,7 @@ from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
 from bascule.server.connection import DELIVERIES_PER_PIECE, GOING_DOWN, ClientConnection
+from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
@@ -70,6 +71,7 @@ class Node:
         self.idle_timeout_s = settings.broker.idle_timeout_s
         self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
+        self.container_ids = ContainerIds()
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()

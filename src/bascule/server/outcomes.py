@@ -11,6 +11,9 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
 
+#: Does with a message what an outcome, or a delivery state without one, says.
+Settle = Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]
+
 
 def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.acknowledge(consumer, message)
@@ -41,8 +44,13 @@ def return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessag
     engine.give_back(consumer, message, failed=True)
 
 
+def returns_messages(settle: Settle, state: Any) -> bool:
+    """Return whether messages wait in their queue again after this outcome."""
+    return settle in (_release, return_failed) or (settle is _modify and not state.undeliverable_here)
+
+
 #: By the type of the delivery state.
-OUTCOMES: dict[type, Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]] = {
+OUTCOMES: dict[type, Settle] = {
     Accepted: _accept,
     Rejected: _reject,
     Released: _release,

@@ -1,17 +1,24 @@
-"""From a thread to an event loop of other people: run something there, and wait for the result."""
+"""Between threads and an event loop of other people: run something in the other one, and wait for the result."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
+import math
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
+#: How often a caller that waits looks whether the loop was closed: nothing tells it.
+LOOK_S = 0.5
+
+
 class LoopGone(Exception):
-    """The event loop is closed, or does not get round to it."""
+    """The event loop is closed, has cancelled the coroutine, or does not get round to it."""
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
@@ -22,7 +29,30 @@ def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, A
     except RuntimeError as error:
         coroutine.close()
         raise LoopGone(str(error)) from error
-    if not concurrent.futures.wait([future], timeout_s).done:
-        future.cancel()
-        raise LoopGone(f"the event loop has not done it within {timeout_s:g} s")
-    return future.result()
+    deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    while not future.done():
+        if loop.is_closed():
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+            raise LoopGone("the event loop was closed")
+        if (left_s := deadline_s - time.monotonic()) <= 0:
+            future.cancel()
+            raise LoopGone(f"the event loop has not done it within {timeout_s:g} s")
+        concurrent.futures.wait([future], min(left_s, LOOK_S))
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError as error:  # by the end of the loop
+        raise LoopGone("the event loop has cancelled it") from error
+
+
+async def to_the_end(ending: asyncio.Future[T]) -> T:
+    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from ending.exception()
+    return ending.result()

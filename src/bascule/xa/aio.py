@@ -18,15 +18,16 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
-from bascule.threads.loops import on_loop
+from bascule.threads.loops import on_loop, to_the_end
 from bascule.xa.blocking import BlockingParticipant
+from bascule.xa.callables import name_of, refuse_generator
 from bascule.xa.errors import BranchRolledBack, TransactionRolledBack
 from bascule.xa.manager import TransactionManager, retry_pause_s
 from bascule.xa.propagation import Propagation, TransactionUse
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.report import TransactionReport
 from bascule.xa.resource import Resource
-from bascule.xa.transaction import Transaction, to_the_end
+from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
 
@@ -210,6 +211,8 @@ class AsyncTransactionManager:
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, Awaitable[T]]) -> Callable[_P, Awaitable[T]]:
+            refuse_generator(function)
+
             @functools.wraps(function)
             async def call(*args: _P.args, **kwargs: _P.kwargs) -> T:
                 use = self.blocking.use_of(propagation)
@@ -228,7 +231,7 @@ class AsyncTransactionManager:
                     except again as error:
                         if attempt >= attempts:
                             raise
-                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
                     await asyncio.sleep(retry_pause_s(attempt))
 
             return call

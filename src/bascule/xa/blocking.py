@@ -6,7 +6,8 @@ import contextvars
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
 
 from bascule.core.effects import run_blocking
 from bascule.threads.background import in_background
@@ -15,6 +16,8 @@ from bascule.xa.resource import Decides, Resource, TellsOutcome, Vote, priority_
 from bascule.xa.xid import Xid
 
 T = TypeVar("T")
+#: In the place of the answer of a step that was not taken.
+_NOT_TAKEN: Final = RuntimeError("not begun")
 
 
 def directly(_resource: str, call: Callable[[], T]) -> T:
@@ -23,10 +26,69 @@ def directly(_resource: str, call: Callable[[], T]) -> T:
 
 
 async def in_threads(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
-    """See AtOnce. The first step runs in the calling thread."""
-    context = contextvars.copy_context
-    others = [in_background(partial(context().run, _ended, step), "bascule-xa-phase") for step in steps[1:]]
-    return [*map(_ended, steps[:1]), *(each.result() for each in others)]
+    """See AtOnce. The first step runs in the calling thread, as do those for which no thread can be started.
+
+    If the calling thread is interrupted (KeyboardInterrupt), the interrupt is raised when every step that has begun has ended: no call on a
+    resource outlives what the transaction decides because of the interrupt. If it comes before all threads are there, no step begins.
+    """
+    together = _Together(steps)
+    try:  # twice: an interrupt may come between any two lines
+        try:
+            together.take()
+        finally:
+            together.wait()
+    finally:
+        together.wait()
+    return together.answers
+
+
+class _Together(Generic[T]):
+    """Steps that threads take at the same time. Queues stand between the threads: unlike locks, an interrupt leaves none of them locked."""
+
+    def __init__(self, steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> None:
+        self.answers: list[T | BaseException] = [_NOT_TAKEN] * len(steps)
+        self._steps = steps
+        self._at_work: set[int] = set()  # the places of steps that have threads of their own
+        self._may_begin: SimpleQueue[bool] = SimpleQueue()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+
+    def take(self) -> None:
+        """Take all steps. When this returns, those of other threads may go on."""
+        own = [*range(len(self._steps))[:1], *self._start_threads()]
+        for _ in self._steps:
+            self._may_begin.put(True)
+        for place in own:
+            self.answers[place] = _ended(self._steps[place])
+
+    def _start_threads(self) -> Sequence[int]:
+        """Start a thread for each step but the first. Return the places of those for which none can be started."""
+        for place in range(1, len(self._steps)):
+            run = contextvars.copy_context().run
+            try:
+                in_background(partial(run, self._take_in_thread, place), "bascule-xa-phase")
+            except RuntimeError:  # the process has as many threads as it may
+                return range(place, len(self._steps))
+            self._at_work.add(place)  # before the thread may begin
+        return ()
+
+    def _take_in_thread(self, place: int) -> None:
+        if self._may_begin.get():
+            self.answers[place] = _ended(self._steps[place])
+        self._at_work.discard(place)
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Return when no step is at work, and let none begin that has not been let; an interrupt is raised after that."""
+        interrupt: BaseException | None = None
+        while self._at_work:
+            try:
+                self._may_begin.put(False)
+                self._ended.get()
+            except BaseException as error:
+                interrupt = error
+        self._may_begin.put(False)  # for a thread whose start was interrupted
+        if interrupt is not None:
+            raise interrupt
 
 
 def _ended(step: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:

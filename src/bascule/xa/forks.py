@@ -6,6 +6,8 @@ Connections are shared with the parent, whose sessions would end; threads are no
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from typing import Protocol, runtime_checkable
 
 
@@ -21,3 +23,17 @@ def abandon(*inherited: object) -> None:
     """Never free these objects in this process: their destructors would speak to the parent's servers, or wait for its threads."""
     for each in inherited:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def register_for_forks(each: Forks) -> None:
+    """Have ``after_fork`` of an object called in each child of a fork, for as long as the object is used."""
+    _forgetting.add(each)
+
+
+def _forget_the_parent() -> None:
+    for each in list(_forgetting):
+        each.after_fork()
+
+
+_forgetting: weakref.WeakSet[Forks] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_the_parent)

@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from bascule.client import ConnectionFactory, ConnectionLost, Context, Long, Message, TransactionRolledBack
 from bascule.client.async_branch import AsyncBranchContext
-from bascule.client.branch import BranchContext, BranchSession, ended
+from bascule.client.async_managed import LentRunner
+from bascule.client.branch import BranchContext, BranchSession, end_branch, ended
 from bascule.core.effects import run_blocking
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.xid import Xid
 from bascule.xa import broker_protocol
 from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
-from bascule.xa.forks import abandon
+from bascule.xa.forks import abandon, register_for_forks
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 
+T = TypeVar("T")
 #: Workplaces kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
 #: Consumers that each of them keeps.
@@ -55,8 +57,10 @@ class JmsResource:
 
         Up to ``idle_max`` sessions are kept between branches, each with up to ``consumers_max`` consumers. A kept consumer keeps what it
         has for itself alone: message groups, an exclusive queue, a durable subscription. 0 closes them with their branch.
-        For ``priority`` see CommitPriority.
+        For ``priority`` see CommitPriority. Raises InvalidInput for ``on_exception``: there are no listeners to tell of anything.
         """
+        if options.get("on_exception") is not None:
+            raise InvalidInput("on_exception: contexts of a resource have no listeners; each call raises what concerns it")
         self.name = name
         self.priority = priority
         self._factory = ConnectionFactory(url, **options)
@@ -71,6 +75,7 @@ class JmsResource:
         self._position: int | None = None
         self._failures = 0
         self._failure: BasculeError | None = None
+        register_for_forks(self)
 
     def start(self, xid: Xid, *, timeout_s: float) -> BranchContext:  # noqa: ARG002 - the broker has its own: broker.transaction_timeout_s
         """See Resource. The handle is for one thread at a time."""
@@ -88,7 +93,7 @@ class JmsResource:
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
             workplace, _ = self._work[xid]
-            handle = AsyncBranchContext(workplace, loop)
+            handle = AsyncBranchContext(workplace, LentRunner(workplace.thread, loop))
             self._work[xid] = workplace, handle
         return handle
 
@@ -97,7 +102,7 @@ class JmsResource:
         after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
         with self._lock:
             workplace, handle = self._work[xid]
-        handle.end_branch()
+        end_branch(handle)
         self._branches.move(xid, after)
         if success:
             with self._working(xid):
@@ -126,7 +131,7 @@ class JmsResource:
             return
         with self._lock:
             workplace, handle = self._work[xid]
-        if not handle.end_branch():
+        if not end_branch(handle):
             # A thread waits in it, for a message perhaps: it would get one of the next branch.
             self._over(xid, reusable=False)
             return
@@ -144,6 +149,10 @@ class JmsResource:
     def forget(self, xid: Xid) -> None:
         """See Resource."""
         run_blocking(broker_protocol.request(_Calls(self), "forget", xid))
+
+    def context(self) -> Context:
+        """Return a new context outside of transactions, on the connection that branches have, too. Raises Unavailable, Refused."""
+        return self._made(lambda connection: connection.create_context())
 
     def close(self) -> None:
         """Closes the connection. Branches that are not prepared are rolled back."""
@@ -239,11 +248,14 @@ class JmsResource:
                 return workplace
 
     def _another(self) -> BranchSession:
-        """On the connection that there is, or on a new one where that has ended."""
+        return self._made(lambda connection: BranchSession(connection, self._consumers_max))
+
+    def _made(self, make: Callable[[Context], T]) -> T:
+        """What ``make`` makes on the connection that there is, or on a new one where that has ended."""
         connection = self._connection
         if connection is not None:
             try:
-                return BranchSession(connection, self._consumers_max)
+                return make(connection)
             except BasculeError:
                 if not ended(connection):
                     raise  # the broker is away, or takes no more sessions: others work on this connection
@@ -257,7 +269,7 @@ class JmsResource:
                     # object that several threads raise would gather the tracebacks of all.
                     raise type(self._failure)(*self._failure.args)
                 current = self._connection = self._connect()
-            return BranchSession(current, self._consumers_max)
+            return make(current)
 
     def _connect(self) -> Context:
         try:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import os
 import secrets
 import socket
@@ -24,6 +26,7 @@ from bascule.kafka.compacted import CLIENT_SETTINGS, OffsetUnknown, Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
+from bascule.threads.loops import to_the_end
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import ResourceFailed, UnknownXid
 from bascule.xa.forks import abandon
@@ -78,9 +81,12 @@ class AsyncKafkaBranch:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """As KafkaBranch.send, in a thread of the event loop's executor: it may wait for Kafka."""
-        send = self._branch.send
-        await asyncio.to_thread(send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        """As KafkaBranch.send, in a thread of the event loop's executor: it may wait for Kafka.
+
+        A cancellation is raised when the call has ended. Then the record is part of the transaction, unless the CancelledError has a cause.
+        """
+        send = functools.partial(self._branch.send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, functools.partial(contextvars.copy_context().run, send)))
 
 
 class KafkaResource:

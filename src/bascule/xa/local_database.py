@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from bascule.core.errors import InvalidInput
-from bascule.xa.database import Work, close_quietly, connection_of, translated
+from bascule.xa.database import HandleT, Work, close_quietly, connection_of, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
 from bascule.xa.errors import OutOfOrder, UnknownXid
@@ -74,19 +74,15 @@ class _LocalWork:
         close_quietly(self.raw)
 
 
-class LocalDatabaseResource(DecidingDatabase[Any]):
-    """A database that cannot prepare. The handle is a connection; at most one such resource takes part in a transaction.
+class LocalRules(DecidingDatabase[HandleT]):
+    """What databases do differently that cannot prepare, for every way to them; at most one such resource takes part in a transaction.
 
-    Its table ``bascule_decisions``, which ``check`` creates, has the decisions; rows are deleted when nobody needs them.
+    The table ``bascule_decisions``, which ``check`` creates, has the decisions; rows are deleted when nobody needs them.
     """
 
-    def __init__(self, name: str, connect: Callable[[], Any], *, placeholder: str = "?", priority: int = CommitPriority.DATABASE) -> None:
-        """``connect`` opens a connection that does not commit by itself, and that any thread may use (SQLite: ``check_same_thread``).
-
-        ``placeholder`` is a parameter in the driver's SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB.
-        """
-        super().__init__(name, priority=priority, table=DecisionTable(placeholder))
-        self._connect = connect
+    def __init__(self, name: str, *, placeholder: str, **rest: Any) -> None:
+        """``placeholder`` is a parameter in the driver's SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
+        super().__init__(name, table=DecisionTable(placeholder), **rest)
 
     @property
     def decides(self) -> bool:
@@ -105,14 +101,6 @@ class LocalDatabaseResource(DecidingDatabase[Any]):
                 "engine with transactions"
             )
 
-    def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it
-        """See DatabaseResource."""
-        return _LocalWork(self._connect())
-
-    def connected(self) -> AbstractContextManager[Any]:
-        """See DatabaseResource."""
-        return connection_of(self._connect)
-
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase."""
         self._table.create(raw)
@@ -124,3 +112,23 @@ class LocalDatabaseResource(DecidingDatabase[Any]):
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
         raise UnknownXid(f"{self.name} prepares nothing: {outcome} of {xid}")
+
+
+class LocalDatabaseResource(LocalRules[Any]):
+    """A database that cannot prepare. The handle is a connection."""
+
+    def __init__(self, name: str, connect: Callable[[], Any], *, placeholder: str = "?", priority: int = CommitPriority.DATABASE) -> None:
+        """``connect`` opens a connection that does not commit by itself, and that any thread may use (SQLite: ``check_same_thread``).
+
+        For ``placeholder`` see LocalRules, for ``priority`` CommitPriority.
+        """
+        super().__init__(name, placeholder=placeholder, priority=priority)
+        self._connect = connect
+
+    def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it
+        """See DatabaseResource."""
+        return _LocalWork(self._connect())
+
+    def connected(self) -> AbstractContextManager[Any]:
+        """See DatabaseResource."""
+        return connection_of(self._connect)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import inspect
 import os
 import random
 import socket
@@ -20,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
@@ -29,8 +28,9 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
+from bascule.xa.callables import done, is_coroutine_function, name_of, refuse_generator
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
-from bascule.xa.forks import Forks, abandon
+from bascule.xa.forks import Forks, abandon, register_for_forks
 from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.plan import Action, own_log
 from bascule.xa.propagation import USES, Propagation, TransactionUse
@@ -40,7 +40,7 @@ from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
 from bascule.xa.statistics import ManagerStatistics, Statistics
-from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
+from bascule.xa.transaction import FollowsTransaction, HandleT, Transaction, TransactionEnvironment
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
@@ -61,8 +61,6 @@ _FINDINGS = {TransactionStatus.COMMITTED: TransactionFinding.COMMITTED, Transact
 RETRY_PAUSE_S = 0.05
 
 _log = get_log("bascule.xa")
-#: Managers that this process has opened: the child of a fork closes them for itself.
-_opened: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -109,6 +107,7 @@ class TransactionManager:
         if len(self.resources) < len(resources):
             raise InvalidInput("two resources have the same name")
         self._deciding = [each for each in resources if isinstance(each, Decides)]
+        self._following = [each for each in resources if isinstance(each, FollowsTransaction)]
         self._by = _this_process()
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
@@ -150,7 +149,7 @@ class TransactionManager:
         self._thread.start()
         self._reaper = Reaper()
         lasting_thread(self._reaper.run, f"bascule-xa-reaper-{self.name}", on_failure=self._reaper_failed).start()
-        _opened.add(self)
+        register_for_forks(self)
         return first
 
     def close(self) -> None:
@@ -214,6 +213,18 @@ class TransactionManager:
             raise NoTransaction("there is no transaction in this thread or task")
         return entered.transaction
 
+    @property
+    def entered(self) -> Transaction | None:
+        """The transaction whose block this thread or task is in; None if it is in none.
+
+        Raises NoTransaction if that transaction has ended within its block, TransactionTimedOut if its time was over: what comes then
+        must not happen without it. ``with aside()`` works outside of it.
+        """
+        entered = self._current.get()
+        if entered is not None:
+            entered.transaction.check_open()
+        return None if entered is None else entered.transaction
+
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
         """As ``enlist`` of the current transaction."""
         return self.current.enlist(resource)
@@ -237,27 +248,30 @@ class TransactionManager:
 
         A new one that was rolled back is tried again, up to ``attempts`` times in all, as is one that failed with one of ``retry_on`` (a
         database's serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
-        A function that fails in its caller's transaction makes sure that this one does not commit.
+        A function that fails in its caller's transaction makes sure that this one does not commit. Raises InvalidInput for a generator
+        function, and at the call if it returns what is still to be awaited.
         """
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+            refuse_generator(function)
+
             @functools.wraps(function)
             def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
                 use = self.use_of(propagation)
                 if use is not TransactionUse.NEW:
                     with self._used(use):
-                        return function(*args, **kwargs)
+                        return done(function, function(*args, **kwargs))
                 attempt = 0
                 while True:
                     attempt += 1
                     try:
                         with self.aside(), self.begin(timeout_s):
-                            return function(*args, **kwargs)
+                            return done(function, function(*args, **kwargs))
                     except again as error:
                         if attempt >= attempts:
                             raise
-                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
                     time.sleep(retry_pause_s(attempt))
 
             @functools.wraps(function)
@@ -276,10 +290,10 @@ class TransactionManager:
                     except again as error:
                         if attempt >= attempts:
                             raise
-                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
+                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
                     await asyncio.sleep(retry_pause_s(attempt))
 
-            return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
+            return call_async if is_coroutine_function(function) else call  # type: ignore[return-value]
 
         return decorate
 
@@ -340,11 +354,11 @@ class TransactionManager:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within the block there is no current transaction."""
-        token = self._current.set(None)
+        take_back = self._set_current(None)
         try:
             yield
         finally:
-            self._current.reset(token)
+            take_back()
 
     def use_of(self, propagation: Propagation) -> TransactionUse:
         """Return what a function does here that is called so. Raises NoTransaction, OutOfOrder."""
@@ -375,8 +389,15 @@ class TransactionManager:
         entered, here = self._current.get(), _here()
         if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
             raise OutOfOrder("a transaction is at work here already: transactions do not nest; `suspended()` sets one aside")
-        token = self._current.set(_Entered(transaction, here))
-        return lambda: self._current.reset(token)
+        return self._set_current(_Entered(transaction, here))
+
+    def _set_current(self, entered: _Entered | None) -> Callable[[], None]:
+        """Set the current transaction, for the resources that follow it too. Return what takes that back."""
+        with ExitStack() as undo:
+            undo.callback(self._current.reset, self._current.set(entered))
+            for each in self._following:
+                undo.callback(each.follow(None if entered is None else entered.transaction))
+            return undo.pop_all().close
 
     def _leave(self, transaction: Transaction, pending: bool) -> None:
         self._reaper.drop(transaction.gtrid)
@@ -400,13 +421,16 @@ class TransactionManager:
             return set(self._live)
 
     def _told(self, transactions: Collection[Transaction], done: Pass) -> None:
-        """Tell transactions that a pass, which began after their end, has left nothing to do for them."""
-        left = {step.xid.gtrid for step in done.failed} | {step.xid.gtrid for step in done.steps if step.action is Action.WAIT}
+        """Tell transactions what a pass, which began after their end, has found, and whether it has left nothing to do for them."""
+        heuristics = {each.xid: each for each in done.heuristics}
+        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()  # others wait for an operator alone
+        left = {xid.gtrid for xid in waiting} | {step.xid.gtrid for step in done.failed}
         for each in transactions:
-            if each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys():
+            finished = each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys()
+            if finished:
                 with self._lock:
                     self._untold.pop(each.gtrid, None)
-                each.finished()
+            each.told([heuristic for xid, heuristic in heuristics.items() if xid.gtrid == each.gtrid], finished=finished)
 
     def _reaper_failed(self, error: BaseException) -> None:
         self._failure = f"its reaper failed: {error!r}"
@@ -469,14 +493,6 @@ def _here() -> object:
         return asyncio.current_task() or threading.get_ident()
     except RuntimeError:
         return threading.get_ident()
-
-
-def _forget_the_parent() -> None:
-    for manager in list(_opened):
-        manager.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_the_parent)
 
 
 def retry_pause_s(attempt: int) -> float:

@@ -47,11 +47,17 @@ class Pass:
     missing: dict[str, int] = field(default_factory=dict)
     #: Steps that failed, to be tried again.
     failed: dict[Step, str] = field(default_factory=dict)
+    #: What the log had of branches that were finished from outside, and what the pass has found.
     heuristics: list[Heuristic] = field(default_factory=list)
     #: Transactions whose COMMIT each resource has carried out, and that the log has no more.
     committed: list[bytes] = field(default_factory=list)
     #: The id of the decision log, "" if it has none.
     log_id: str = ""
+
+    def note(self, heuristic: Heuristic | None) -> None:
+        """Keep the heuristic outcome that a step has found, if it has found one."""
+        if heuristic is not None:
+            self.heuristics = [*(each for each in self.heuristics if each.xid != heuristic.xid), heuristic]
 
     @property
     def foreign(self) -> list[Step]:
@@ -203,7 +209,7 @@ class RecoveryProtocol:
                 continue
             try:
                 if step.action is not Action.FORGET or not self._keep(step.xid.gtrid, view):
-                    await self._take(step)
+                    done.note(await self._take(step))
                 crash.point("xa.recover.step")
                 if step.action is Action.FORGET and view.before.decisions[step.xid.gtrid].outcome is Outcome.COMMIT:
                     done.committed.append(step.xid.gtrid)
@@ -218,7 +224,7 @@ class RecoveryProtocol:
         failed = any(step.xid.gtrid == gtrid for step in done.failed)
         return failed and RecoveryViolation.FAILED_STEP_IS_DONE not in self._violations
 
-    async def _take(self, step: Step) -> None:
+    async def _take(self, step: Step) -> Heuristic | None:
         if step.action is Action.FORGET:
             await self._log.forget([step.xid.gtrid])
             for _, decider in self._deciders():
@@ -229,7 +235,7 @@ class RecoveryProtocol:
                 outcome = await self._stands(step.xid.gtrid)
             _log.info("recovery ends a branch", outcome=outcome, xid=step.xid, resource=step.resource, reason=step.why)
             participant, presumed = self._participants[step.resource], outcome is Outcome.ROLLBACK
-            await finish(
+            return await finish(
                 participant,
                 step.xid,
                 outcome,
@@ -239,6 +245,7 @@ class RecoveryProtocol:
                 presumed=presumed,
                 violations=self._violations,
             )
+        return None
 
     async def _stands(self, gtrid: bytes) -> Outcome:
         """Ask the log for ROLLBACK, and return what stands: the application may have been only slow."""

@@ -1,10 +1,13 @@
-"""SQLAlchemy sessions as a resource: the transaction of a Session is a two-phase branch."""
+"""SQLAlchemy sessions as a resource: sessions of an application work in the branch of its transaction."""
 
 from __future__ import annotations
 
+import copy
 from asyncio import AbstractEventLoop
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy.engine import Connection, Engine
@@ -12,9 +15,13 @@ from sqlalchemy.orm import Session
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.database import Work, driver_xid, translated
+from bascule.xa.errors import BranchRolledBack, OutOfOrder
 from bascule.xa.postgres import PostgresRules
+from bascule.xa.psycopg_loop import Finished
 from bascule.xa.resource import CommitPriority
-from bascule.xa.xid import Xid
+from bascule.xa.sqlalchemy_joined import JoinedConnection, JoiningEngine
+from bascule.xa.transaction import Transaction
+from bascule.xa.xid import Xid, branch
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession  # needs greenlet, which is not always installed
@@ -26,67 +33,140 @@ DRIVERS = ("psycopg",)
 
 
 class _SessionWork:
-    """A branch that a Session has joined: it flushes, and neither commits nor rolls back by itself."""
+    """A branch on a connection of the pool. Sessions work on a second object for the same session of PostgreSQL."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.raw: Any = connection.connection.driver_connection
-        self.handle: Any = Session(bind=connection, join_transaction_mode="rollback_only")
-        self._on_loop: LoopSession | None = None
+    def __init__(self, pooled: Connection) -> None:
+        self._pooled = pooled
+        self.raw: Any = pooled.connection.driver_connection
+        self.handle: Any = None
+        self.on_loop: LoopSession | None = None
+        self._doomed = ""
 
     def begin(self, xid: Any) -> None:
-        self._transaction = self._connection.begin_twophase(xid)
+        self.raw.tpc_begin(xid)
+        self._shared = copy.copy(self.raw)
+        self._shared.commit = self._shared.rollback = self._shared.close = _nothing
 
-    def lend(self, on_loop: LoopSession) -> None:
+    def lend(self, engine: Engine) -> None:
+        """The handle is a Session."""
+        self._connection = JoinedConnection(engine, self)
+        self._connection.begin()
+        self.handle = Session(bind=self._connection, join_transaction_mode="rollback_only")
+
+    def lend_on_loop(self, engine: AsyncEngine, on_loop: LoopSession) -> AsyncSession:
         """The handle is an AsyncSession."""
-        self.handle, self._on_loop = on_loop.handle, on_loop
+        self._let_go()
+        self.on_loop = on_loop
+        self.handle = on_loop.open(engine, self)
+        return on_loop.handle
+
+    def dbapi_connection(self, engine: Engine) -> Any:
+        if engine.dialect.is_async is not (self.on_loop is not None):
+            raise OutOfOrder("the branch works for an event loop, or for threads: asyncio programs take AsyncSession, others Session")
+        return self._shared if self.on_loop is None else self.on_loop.dbapi_connection(engine)
+
+    def doom(self, reason: str) -> None:
+        self._doomed = self._doomed or reason
 
     def flush(self) -> None:
-        (self._on_loop or self.handle).flush()
+        if not self._doomed:
+            (self.on_loop or self.handle).flush()
+        if self._doomed:
+            raise BranchRolledBack(self._doomed)
 
     def cut_off(self) -> None:
-        """A Session is closed when the branch is over: before that its close would roll back."""
-        if self._on_loop is not None:
-            self._on_loop.cut_off()
+        if self.on_loop is not None:
+            self.on_loop.cut_off()
+        self._shared.pgconn = Finished(self.raw.pgconn.backend_pid)
 
-    def prepare(self) -> None:
-        self._transaction.prepare()
+    def prepare(self) -> Any:
+        return self.raw.tpc_prepare()
 
     def commit(self) -> None:
-        self._transaction.commit()
+        self.raw.tpc_commit()
 
     def rollback(self) -> None:
-        self._transaction.rollback()
+        self.raw.tpc_rollback()
 
     def close(self, *, reusable: bool) -> None:
-        if self._on_loop is not None:
+        if self.on_loop is not None:
             with suppress(Exception):  # the loop is gone, and nobody uses the session any more
-                self._on_loop.close()
+                self.on_loop.close()
+        elif self.handle is not None:
+            self._let_go()
         if not reusable:
-            self._connection.invalidate()
-        if self._on_loop is None:
-            self.handle.close()
+            self._pooled.invalidate()
+        self._pooled.close()
+
+    def _let_go(self) -> None:
+        self.handle.close()
         self._connection.close()
 
 
-class SqlAlchemyResource(PostgresRules[Session]):
-    """An Engine (PostgreSQL by psycopg). The handle is a Session; ``session.connection()`` gives its Connection for SQLAlchemy Core."""
+def _nothing() -> None:
+    """What a session of the application does to a branch by commit, rollback and close."""
 
-    def __init__(self, name: str, engine: Engine, *, priority: int = CommitPriority.DATABASE, prepared: bool | None = None) -> None:
-        """For ``priority`` see CommitPriority, for ``prepared`` PostgresRules."""
+
+class SqlAlchemyResource(PostgresRules[Session]):
+    """An Engine (PostgreSQL by psycopg). The handle is a Session; ``session.connection()`` gives its Connection for SQLAlchemy Core.
+
+    Sessions of the application's own take part if they are bound to ``engine`` or ``async_engine`` of the resource.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        *,
+        async_engine: AsyncEngine | None = None,
+        priority: int = CommitPriority.DATABASE,
+        prepared: bool | None = None,
+    ) -> None:
+        """``async_engine`` is for AsyncSession outside of transactions; without it each use of AsyncSession opens a connection.
+
+        For ``priority`` see CommitPriority, for ``prepared`` PostgresRules.
+        """
         super().__init__(name, prepared=prepared, priority=priority)
-        if engine.dialect.driver not in DRIVERS:
-            raise InvalidInput(
-                f"resource {name}: driver {engine.dialect.driver!r} is not one of {', '.join(DRIVERS)} (postgresql+psycopg://)"
-            )
-        self._engine = engine
+        for driver in (engine.dialect.driver, *([] if async_engine is None else [async_engine.dialect.driver])):
+            if driver not in DRIVERS:
+                raise InvalidInput(f"resource {name}: driver {driver!r} is not one of {', '.join(DRIVERS)} (postgresql+psycopg://)")
+        self._plain = engine
+        #: As the engine that was given, but a connection takes part in the current transaction, if there is one.
+        self.engine: Engine = JoiningEngine(engine, {}, self)
+        self._plain_async = async_engine
         self._async_engine: AsyncEngine | None = None
+        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.sqlalchemy.{name}", default=None)
+
+    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
+        """See FollowsTransaction."""
+        token = self._current.set(transaction)
+        return lambda: self._current.reset(token)
+
+    def joined(self, engine: Engine) -> _SessionWork | None:
+        """See Joins. Raises what ``enlist`` of the transaction raises, as TransactionTimedOut."""
+        transaction = self._at_work()
+        if transaction is None:
+            return None
+        if engine.dialect.is_async:
+            from bascule.xa.sqlalchemy_loop import enlist_from_connect
+
+            enlist_from_connect(transaction, self)
+        else:
+            transaction.enlist(self)
+        with self._lock:
+            return cast("_SessionWork", self._work[branch(transaction.gtrid, self.name)])
+
+    def gives_up(self) -> Callable[[str], None] | None:
+        """See Joins."""
+        transaction = self._at_work()
+        return None if transaction is None else partial(self._give_up, transaction)
 
     def opened(self, xid: Xid) -> Work[Session]:
         """See DatabaseResource."""
-        work = _SessionWork(self._engine.connect())
+        work = _SessionWork(self._plain.connect())
         try:
             work.begin(driver_xid(work.raw, xid))
+            work.lend(self.engine)
         except BaseException:
             work.close(reusable=False)
             raise
@@ -94,34 +174,54 @@ class SqlAlchemyResource(PostgresRules[Session]):
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: AbstractEventLoop) -> AsyncSession:
         """See WorksOnLoop. The handle is an AsyncSession."""
-        try:
-            from bascule.xa.sqlalchemy_loop import LoopSession, async_engine
-        except ImportError as error:
-            raise InvalidInput(f"resource {self.name}: {error}") from error
+        engine = self.async_engine
+        from bascule.xa.sqlalchemy_loop import LoopSession
+
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
-            work = self._work[xid]
-            if self._async_engine is None:
-                self._async_engine = async_engine(self._engine.url)
+            work = cast("_SessionWork", self._work[xid])
         try:
             with translated():
-                on_loop = LoopSession(self._async_engine, work.raw, loop)
+                return work.lend_on_loop(engine, LoopSession(work.raw, loop))
         except BaseException:
             self.rollback(xid)
             raise
-        cast("_SessionWork", work).lend(on_loop)
-        return on_loop.handle
+
+    @property
+    def async_engine(self) -> AsyncEngine:
+        """As ``engine``, for AsyncSession. Raises InvalidInput if greenlet is not installed."""
+        try:
+            from bascule.xa.sqlalchemy_loop import async_engine, joining
+        except ImportError as error:
+            raise InvalidInput(f"resource {self.name}: {error}") from error
+        with self._lock:
+            if self._async_engine is None:
+                self._async_engine = joining(self._plain_async or async_engine(self._plain.url), self)
+            return self._async_engine
 
     def after_fork(self) -> None:
         """See Forks."""
         super().after_fork()
-        self._engine.dispose(close=False)
+        self._current.set(None)
+        self._plain.dispose(close=False)
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
         """See DatabaseResource."""
-        pooled = self._engine.raw_connection()
+        pooled = self._plain.raw_connection()
         try:
             yield pooled.driver_connection
         finally:
             pooled.close()
+
+    def _give_up(self, transaction: Transaction, reason: str) -> None:
+        with self._lock:
+            work = self._work.get(branch(transaction.gtrid, self.name))
+        if work is None:
+            transaction.give_up()
+        else:
+            cast("_SessionWork", work).doom(reason)
+
+    def _at_work(self) -> Transaction | None:
+        transaction = self._current.get()
+        return None if transaction is None or transaction.over else transaction

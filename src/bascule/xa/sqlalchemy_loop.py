@@ -3,76 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_, greenlet_spawn
 
 from bascule.threads.loops import on_loop
+from bascule.xa.aio import LoopParticipant, in_thread
 from bascule.xa.errors import BranchRolledBack
 from bascule.xa.psycopg_loop import RELEASE_WITHIN_S, LoopConnection
+from bascule.xa.sqlalchemy_joined import JoinedBranch, JoinedConnection, JoiningEngine, Joins
 
-#: The connection that an engine shall use, while it connects.
-_offered: contextvars.ContextVar[LoopConnection] = contextvars.ContextVar("bascule.xa.sqlalchemy_loop")
+if TYPE_CHECKING:
+    from bascule.xa.resource import Resource
+    from bascule.xa.transaction import Transaction
 
 
 class _SharedConnection(LoopConnection):
     """A connection that is SQLAlchemy's to use and not to end: the branch is the transaction manager's."""
 
-    rolled_back = False
-
     async def commit(self) -> None:
         """Nothing is committed before the transaction is."""
 
     async def rollback(self) -> None:
-        """Note that the application has given its work up."""
-        self.rolled_back = True
+        """The branch hears of it by JoinedConnection."""
 
     async def close(self) -> None:
         """The session is given back with the branch."""
 
 
 def async_engine(url: URL) -> AsyncEngine:
-    """Return an engine whose every connection is the one that is offered to it."""
+    """Return an engine that opens a connection for each use: one that is kept would belong to an event loop."""
+    return create_async_engine(url, poolclass=NullPool)
 
-    async def offered() -> Any:
-        return _offered.get()
 
-    return create_async_engine(url, async_creator=offered, poolclass=NullPool)
+def joining(engine: AsyncEngine, joins: Joins) -> AsyncEngine:
+    """Return the engine whose connections join the current transaction."""
+    return AsyncEngine(JoiningEngine(engine.sync_engine, {}, joins))
+
+
+def enlist_from_connect(transaction: Transaction, resource: Resource[Any]) -> None:
+    """Enlist, while SQLAlchemy waits for a connection on the event loop."""
+    participant = LoopParticipant(resource, asyncio.get_running_loop())
+    await_(in_thread(lambda: transaction.enlist_as(resource, participant)))
 
 
 class LoopSession:
     """An AsyncSession in a branch. Its methods are called from threads."""
 
-    def __init__(self, engine: AsyncEngine, raw: psycopg.Connection[Any], loop: asyncio.AbstractEventLoop) -> None:
+    handle: AsyncSession
+
+    def __init__(self, raw: psycopg.Connection[Any], loop: asyncio.AbstractEventLoop) -> None:
         """``raw`` has begun the branch."""
         self._loop = loop
         self._shared = _SharedConnection.of(raw, loop)
-        self._connection: AsyncConnection
-        self.handle: AsyncSession = on_loop(loop, lambda: self._open(engine))
+        self._connection: AsyncConnection | None = None
 
-    async def _open(self, engine: AsyncEngine) -> AsyncSession:
-        token = _offered.set(self._shared)
-        try:
-            self._connection = await engine.connect()
-        finally:
-            _offered.reset(token)
-        self._shared.rolled_back = False  # the first connection of an engine looks at the server, and rolls that back
-        return AsyncSession(self._connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+    def open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
+        """Make the handle."""
+        return on_loop(self._loop, lambda: self._open(engine, branch))
+
+    async def _open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
+        if engine.sync_engine.dialect.server_version_info is None:  # only a connection of its own tells an engine of its server
+            await greenlet_spawn(lambda: Engine.connect(engine.sync_engine).close())
+        joined = await greenlet_spawn(JoinedConnection, engine.sync_engine, branch)
+        await greenlet_spawn(joined.begin)
+        self._connection = AsyncConnection(engine, joined)
+        self.handle = AsyncSession(self._connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+        return self.handle
+
+    def dbapi_connection(self, engine: Engine) -> Any:
+        """See JoinedBranch. Called by SQLAlchemy on the event loop."""
+        return engine.dialect.connect(async_creator_fn=self._offered)
+
+    async def _offered(self) -> LoopConnection:
+        return self._shared
 
     def flush(self) -> None:
-        """Send what is still to be sent. Raises BranchRolledBack if the application has rolled back."""
-        on_loop(self._loop, self._flush)
-
-    async def _flush(self) -> None:
-        if not self._shared.rolled_back:
-            await self.handle.flush()
-        if self._shared.rolled_back:
-            raise BranchRolledBack("the application has rolled back its AsyncSession")
+        """Send what is still to be sent."""
+        on_loop(self._loop, self.handle.flush)
 
     def cut_off(self) -> None:
         """End the use of the handle. Raises BranchRolledBack if a task is within a statement."""
@@ -85,5 +98,6 @@ class LoopSession:
         on_loop(self._loop, self._close, RELEASE_WITHIN_S)
 
     async def _close(self) -> None:
-        await self.handle.close()
-        await self._connection.close()
+        if self._connection is not None:
+            await self.handle.close()
+            await self._connection.close()

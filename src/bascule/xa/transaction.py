@@ -11,15 +11,17 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
+from bascule.threads.loops import to_the_end
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
-from bascule.xa.errors import OutOfOrder
-from bascule.xa.log import DecisionLog
+from bascule.xa.errors import NoTransaction, OutOfOrder
+from bascule.xa.hooks import CompletionHooks
+from bascule.xa.log import DecisionLog, Heuristic
 from bascule.xa.resource import Resource
 from bascule.xa.two_phase import ENDED, TransactionPhase, TransactionStatus, TwoPhase
 from bascule.xa.xid import new_gtrid
@@ -64,15 +66,20 @@ class Transaction:
         self._lock = threading.RLock()
         self._leave: Callable[[], None] | None = None
         self._process = os.getpid()
-        self._expired = False
+        self._expired = self._left = False
         self._finished = threading.Event()
-        self._before: list[Callable[[], object]] = []
-        self._after: list[Callable[[TransactionStatus], object]] = []
+        self._hooks = CompletionHooks(self.id)
+        self._ended_by: int | None = None  # the thread
 
     @property
     def status(self) -> TransactionStatus:
         """The state of the transaction."""
         return self._protocol.status
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and its application knows: the application has ended it or left its block, where it may have expired."""
+        return self.status in ENDED and (self._left or not self._expired)
 
     @property
     def unfinished(self) -> dict[str, str]:
@@ -111,6 +118,13 @@ class Transaction:
             self._resources[resource.name] = resource
             return handle
 
+    def check_open(self) -> None:
+        """Raise TransactionTimedOut, or NoTransaction, if the transaction has ended."""
+        if self._expired:
+            raise self._protocol.timed_out()
+        if self.status in ENDED:
+            raise NoTransaction(f"transaction {self.id} is {self.status.value}")
+
     def set_rollback_only(self) -> None:
         """Whatever comes, it will not commit."""
         with self._locked():
@@ -122,12 +136,23 @@ class Transaction:
             self.set_rollback_only()
 
     def before_completion(self, hook: Callable[[], object]) -> None:
-        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back."""
-        self._before.append(hook)
+        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back.
+
+        Raises OutOfOrder, TransactionTimedOut if the transaction ends or has ended.
+        """
+        self._check_process()
+        if self.status not in _OPEN:
+            raise self._refusal()
+        self._hooks.add_before(hook)
 
     def after_completion(self, hook: Callable[[TransactionStatus], object]) -> None:
-        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged."""
-        self._after.append(hook)
+        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged.
+
+        The thread that ends the transaction calls it. Raises OutOfOrder, TransactionTimedOut if the hooks were called before.
+        """
+        self._check_process()
+        if not self._hooks.add_after(hook):
+            raise self._refusal()
 
     def commit(self) -> None:
         """Both phases. Returns when all of it is decided, and done but for what ``unfinished`` names.
@@ -136,8 +161,7 @@ class Transaction:
         """
         self._check_process()
         try:
-            while self._before and self.status is TransactionStatus.ACTIVE:
-                self._before.pop(0)()
+            self._hooks.call_before(lambda: self.status is TransactionStatus.ACTIVE)
         except BaseException as error:
             self.rollback()
             if not isinstance(error, Exception):
@@ -150,13 +174,21 @@ class Transaction:
             self.wait_finished(self._environment.finish_within_s)
 
     def wait_finished(self, timeout_s: float) -> bool:
-        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time."""
-        return self._finished.wait(timeout_s)
+        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time.
 
-    def finished(self) -> None:
-        """Recovery has told the resources in ``unfinished``."""
-        self.unfinished.clear()
-        self._finished.set()
+        Raises HeuristicOutcome if a branch was rolled back from outside.
+        """
+        finished = self._finished.wait(timeout_s)
+        self._protocol.report_heuristics()
+        return finished
+
+    def told(self, heuristics: Collection[Heuristic], *, finished: bool) -> None:
+        """Recovery has told resources in ``unfinished``, all of them if ``finished``. ``heuristics`` were finished from outside."""
+        known = {each.xid for each in self._protocol.heuristics}
+        self._protocol.heuristics += [each for each in heuristics if each.xid not in known]
+        if finished:
+            self.unfinished.clear()
+            self._finished.set()
 
     def rollback(self) -> None:
         """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""
@@ -184,6 +216,7 @@ class Transaction:
 
     def leave(self) -> None:
         """It is not the current transaction any more."""
+        self._left = True
         if self._leave is not None:
             self._leave()
 
@@ -254,33 +287,37 @@ class Transaction:
             run_blocking(call())
         finally:
             if not over and self.status in ENDED:
+                self._ended_by = threading.get_ident()
                 self._environment.left(self, self._protocol.pending or bool(self._protocol.heuristics))
                 if not self._protocol.pending:
                     self._finished.set()
 
     @contextmanager
     def _hooks_after(self) -> Iterator[None]:
-        """Around what may end the transaction. Hooks are called without its lock: one may wait for another thread that asks for it."""
+        """Around what may end the transaction. The thread that has ended it calls the hooks.
+
+        It calls them without the lock of the transaction: a hook may wait for another thread that asks for it.
+        """
         over = self.status in ENDED
         try:
             yield
         finally:
-            while self._after and not over and self.status in ENDED:
-                hook = self._after.pop(0)
-                try:
-                    hook(self.status)
-                except Exception as error:
-                    _log.error("hook after a transaction failed", transaction=self.id, status=self.status.value, error=repr(error))
+            if not over and self._ended_by == threading.get_ident():
+                self._hooks.call_after(self.status)
+
+    def _refusal(self) -> Exception:
+        return self._protocol.timed_out() if self._expired else OutOfOrder(f"transaction {self.id} is {self.status.value}")
 
 
-async def to_the_end(ending: asyncio.Future[T]) -> T:
-    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
-    cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.wait([ending])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from ending.exception()
-    return ending.result()
+@runtime_checkable
+class FollowsTransaction(Protocol):
+    """A resource that is used without a handle: what a thread or task does with it belongs to the transaction that is current there.
+
+    The resource enlists itself when the code first uses it.
+    """
+
+    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
+        """From now on ``transaction`` is the current one of this thread or task; None: there is no current one. No IO.
+
+        Return what takes that back, for the same thread or task. Raises OutOfOrder if the transaction cannot become the current one here.
+        """

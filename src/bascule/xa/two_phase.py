@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -17,7 +17,6 @@ from typing import Any, Final
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.core.log import get_log
-from bascule.core.states import Transitions
 from bascule.xa.effects import AtOnce, Clock, Decisions, Participant, raise_first
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -34,9 +33,19 @@ from bascule.xa.errors import (
 from bascule.xa.finishing import finish, split
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.resource import Vote
+from bascule.xa.transaction_states import BEGUN
+from bascule.xa.transaction_states import ENDED as ENDED
+from bascule.xa.transaction_states import TRANSITIONS as TRANSITIONS
+from bascule.xa.transaction_states import TransactionEvent as TransactionEvent
+from bascule.xa.transaction_states import TransactionPhase as TransactionPhase
+from bascule.xa.transaction_states import TransactionStatus as TransactionStatus
 from bascule.xa.xid import Xid, branch, may_be_in_database
 
 _log = get_log("bascule.xa")
+
+
+#: Of a branch until it is told: recovery has it to tell, if an interrupt comes before.
+_NOT_TOLD: Final = "not told yet"
 
 
 class TwoPhaseViolation(enum.StrEnum):
@@ -60,83 +69,14 @@ class TwoPhaseViolation(enum.StrEnum):
     LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
 
 
-class TransactionStatus(enum.Enum):
-    """The state of a transaction, as in Jakarta Transactions."""
-
-    ACTIVE = "active"
-    MARKED_ROLLBACK = "to be rolled back"
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    COMMITTING = "committing"
-    ROLLING_BACK = "rolling back"
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    IN_DOUBT = "in doubt"
-
-
-class TransactionEvent(enum.Enum):
-    """What changes the state of a transaction."""
-
-    MARK = "marked to be rolled back"
-    COMMIT = "commit is called"
-    ROLLBACK = "rollback is called"
-    REFUSED = "a branch does not prepare, or the time is over"
-    NOTHING_LEFT = "no branch is prepared: read-only, or committed in one phase"
-    ALL_PREPARED = "all branches are prepared"
-    COMMIT_STANDS = "the log answers COMMIT"
-    ROLLBACK_STANDS = "the log answers ROLLBACK"
-    UNANSWERED = "the log, or a commit in one phase, is not answered"
-    TOLD = "each branch is told, or left to recovery"
-
-
-class TransactionPhase(enum.StrEnum):
-    """What takes time when a transaction ends."""
-
-    #: Or the commit, where one resource commits in one phase.
-    PREPARE = "prepare"
-    DECIDE = "decide"
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
-
-
-#: The states of a transaction. An event that is not here is refused.
-TRANSITIONS: Final = Transitions(
-    "XA transaction",
-    {
-        (TransactionStatus.ACTIVE, TransactionEvent.MARK): TransactionStatus.MARKED_ROLLBACK,
-        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.MARK): TransactionStatus.MARKED_ROLLBACK,
-        (TransactionStatus.ACTIVE, TransactionEvent.COMMIT): TransactionStatus.PREPARING,
-        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.COMMIT): TransactionStatus.ROLLING_BACK,
-        (TransactionStatus.ACTIVE, TransactionEvent.ROLLBACK): TransactionStatus.ROLLING_BACK,
-        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.ROLLBACK): TransactionStatus.ROLLING_BACK,
-        (TransactionStatus.PREPARING, TransactionEvent.REFUSED): TransactionStatus.ROLLING_BACK,
-        (TransactionStatus.PREPARING, TransactionEvent.NOTHING_LEFT): TransactionStatus.COMMITTED,
-        (TransactionStatus.PREPARING, TransactionEvent.UNANSWERED): TransactionStatus.IN_DOUBT,
-        (TransactionStatus.PREPARING, TransactionEvent.ALL_PREPARED): TransactionStatus.PREPARED,
-        (TransactionStatus.PREPARED, TransactionEvent.COMMIT_STANDS): TransactionStatus.COMMITTING,
-        (TransactionStatus.PREPARED, TransactionEvent.ROLLBACK_STANDS): TransactionStatus.ROLLING_BACK,
-        (TransactionStatus.PREPARED, TransactionEvent.UNANSWERED): TransactionStatus.IN_DOUBT,
-        (TransactionStatus.COMMITTING, TransactionEvent.TOLD): TransactionStatus.COMMITTED,
-        (TransactionStatus.ROLLING_BACK, TransactionEvent.TOLD): TransactionStatus.ROLLED_BACK,
-    },
-)
-#: The states that no event leaves.
-ENDED = frozenset({TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT})
-#: What becomes of a commit that is interrupted in a state: what stands, stands; the rest is in doubt, and recovery sees to it.
-_BEGUN: Final = {
-    TransactionStatus.PREPARING: TransactionEvent.UNANSWERED,
-    TransactionStatus.PREPARED: TransactionEvent.UNANSWERED,
-    TransactionStatus.COMMITTING: TransactionEvent.TOLD,
-    TransactionStatus.ROLLING_BACK: TransactionEvent.TOLD,
-}
-
-
 @dataclass(slots=True)
 class _Enlisted:
     participant: Participant
     xid: Xid
     handle: Any
     token: str = ""
+    ended: bool = False  # the application's work
+    undone: bool = False  # the resource has answered when it was told to roll back, or has failed
 
 
 def _priority(each: _Enlisted) -> int:
@@ -242,10 +182,20 @@ class TwoPhase:
         except GeneratorExit:  # the process has died
             raise
         except BaseException:
-            if self.status in _BEGUN:  # an interrupt between two steps
-                self.pending = True
-                self._move(_BEGUN[self.status])
+            await self._settle()
             raise
+
+    async def _settle(self) -> None:
+        """Leave no state between two steps, after an interrupt: an application and recovery would pass the transaction over."""
+        try:
+            if self.status is TransactionStatus.PREPARING and not self._asked:
+                self._move(TransactionEvent.REFUSED)
+            if self.status is TransactionStatus.ROLLING_BACK:
+                await self._roll_back()
+        finally:
+            if self.status in BEGUN:
+                self.pending = True
+                self._move(BEGUN[self.status])
 
     async def _commit(self) -> None:
         marked = self.status is TransactionStatus.MARKED_ROLLBACK
@@ -273,17 +223,18 @@ class TwoPhase:
             await self._phase_two(prepared)
         else:
             self._move(TransactionEvent.NOTHING_LEFT)
-        self._report_heuristics()
+        self.report_heuristics()
 
     async def rollback(self) -> None:
         """Undo everything. Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended."""
-        self._move(TransactionEvent.ROLLBACK)
-        for each in self._branches.values():
-            try:
-                await each.participant.end(each.xid, success=False)
-            except XaError as error:
-                _log.debug("end of a branch failed", xid=each.xid, error=error)
-        await self._undo()
+        try:
+            self._move(TransactionEvent.ROLLBACK)
+            await self._undo()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await self._settle()
+            raise
 
     # -- the first phase ---------------------------------------------------------------------------------------------------
 
@@ -291,6 +242,7 @@ class TwoPhase:
         """Return the prepared branches. The last branch commits at once if no other branch has anything to commit."""
         for each in list(self._branches.values()):
             await each.participant.end(each.xid, success=True)
+            each.ended = True
         branches = sorted(self._branches.values(), key=lambda each: each.participant.decides)
         if self._at_once is not None and len(branches) > 1:
             return await self._prepare_at_once(self._at_once, branches)
@@ -342,8 +294,8 @@ class TwoPhase:
         return vote
 
     async def _one_phase(self, each: _Enlisted) -> None:
-        self._asked = True
         try:
+            self._asked = True
             crash.point("xa.one_phase.before")
             await each.participant.commit(each.xid, one_phase=True)
             crash.point("xa.one_phase.after")
@@ -362,6 +314,9 @@ class TwoPhase:
                 self._asked = False
                 del self._branches[each.participant.name]
                 raise
+            if not isinstance(error, Exception):  # an interrupt, perhaps before the resource was asked: nobody else would end the branch
+                with suppress(Exception):
+                    await each.participant.rollback(each.xid)
             text = f"may have been committed in {each.participant.name}, the only one that had to commit"
             raise self._in_doubt(text, error) from error
 
@@ -382,6 +337,7 @@ class TwoPhase:
             # Nothing is wrong with the work: it may be repeated.
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
+        self.unfinished.update({each.participant.name: _NOT_TOLD for each in prepared})
         try:
             with self._timed(TransactionPhase.COMMIT):
                 for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
@@ -426,13 +382,29 @@ class TwoPhase:
         return wanted
 
     async def _undo(self) -> None:
+        await self._roll_back()
+        self.report_heuristics()
+
+    async def _roll_back(self) -> None:
+        """Tell each branch that was not told yet to roll back."""
+        with self._timed(TransactionPhase.ROLLBACK):
+            left = [each for each in self._branches.values() if not each.undone]
+            self.unfinished.update({each.participant.name: _NOT_TOLD for each in left})
+            for each in left:
+                await self._end_work(each)
+            await self._tell_all(left, Outcome.ROLLBACK)
+        self.pending = bool(self.unfinished)
+        self._move(TransactionEvent.TOLD)
+
+    async def _end_work(self, each: _Enlisted) -> None:
+        """End the work of a branch that is to be rolled back: what comes later is refused, and finds no other branch on the session."""
+        if each.ended:
+            return
+        each.ended = True
         try:
-            with self._timed(TransactionPhase.ROLLBACK):
-                await self._tell_all(list(self._branches.values()), Outcome.ROLLBACK)
-        finally:
-            self.pending = bool(self.unfinished)
-            self._move(TransactionEvent.TOLD)
-        self._report_heuristics()
+            await each.participant.end(each.xid, success=False)
+        except Exception as error:  # the branch is to be rolled back, whatever its resource says
+            _log.debug("end of a branch failed", xid=each.xid, error=error)
 
     async def _tell_all(self, branches: list[_Enlisted], outcome: Outcome) -> None:
         if self._at_once is not None and len(branches) > 1:
@@ -443,7 +415,6 @@ class TwoPhase:
 
     async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
         name = each.participant.name
-        self.unfinished[name] = "not told yet"
         try:
             crash.point("xa.finish.before")
             heuristic = await finish(
@@ -453,10 +424,11 @@ class TwoPhase:
         except Exception as error:
             _log.warning("branch not told the outcome", xid=each.xid, outcome=outcome, error=error)
             self.unfinished[name] = str(error)
-            return
-        del self.unfinished[name]
-        if heuristic is not None:
-            self.heuristics.append(heuristic)
+        else:
+            if heuristic is not None:
+                self.heuristics.append(heuristic)
+            self.unfinished.pop(name, None)  # told before the decision, if a test breaks that rule
+        each.undone = outcome is Outcome.ROLLBACK
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -490,7 +462,8 @@ class TwoPhase:
         self.pending = True
         return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 
-    def _report_heuristics(self) -> None:
+    def report_heuristics(self) -> None:
+        """Raise HeuristicOutcome if a branch was finished from outside, and not, or perhaps not, as decided."""
         if bad := [each for each in self.heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
             raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)

@@ -96,8 +96,8 @@ def test_an_endpoint_that_ends_by_no_exception_has_failed_and_those_behind_its_r
 
 def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be committed: the record must not go to another worker."""
-    monkeypatch.setattr("bascule.adapter.inbound.workers.WATCH_S", 0.01)
-    overdue, give_up = threading.Event(), Workers._give_up
+    monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
+    overdue, give_up = threading.Event(), Workers.give_up
 
     def watched(workers: Workers, worker: Any) -> None:
         give_up(workers, worker)
@@ -106,7 +106,7 @@ def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at
     def commit() -> None:
         assert overdue.wait(LONG_S)
 
-    monkeypatch.setattr(Workers, "_give_up", watched)
+    monkeypatch.setattr(Workers, "give_up", watched)
     taken = Taken(commit)
     with at_work(lambda _: None, taken, range(1, 2), replace(SPEC, delivery_timeout_s=0.05)) as counts:
         pass
@@ -114,7 +114,7 @@ def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at
 
 
 def test_records_are_delivered_again_when_an_endpoint_that_hung_in_all_workers_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bascule.adapter.inbound.workers.WATCH_S", 0.01)
+    monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
     goes_on, taken = threading.Event(), Taken()
 
     def hang(record: Record) -> None:

@@ -9,10 +9,10 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bascule.adapter.inbound import ActivationStatus, ResourceAdapter
+from bascule.adapter.inbound import ActivationSpec, ActivationStatus, ResourceAdapter, WorkerPool
 from bascule.adapter.inbound.metrics import COUNTERS, AdapterCollector, serve_metrics
 from bascule.adapter.inbound.workers import Counts
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 
 PARTITIONS = {"payments-0": "ready", "payments-1": "taking over"}
 
@@ -39,6 +39,20 @@ def test_each_count_and_state_of_each_group_is_a_metric() -> None:
     totals = [registry.get_sample_value(f"bascule_adapter_{name}_total", {"group": "shop"}) for name in COUNTERS]
     assert totals == list(range(len(COUNTERS)))
     assert registry.get_sample_value("bascule_adapter_waiting", {"group": "store"}) == 0
+
+
+def test_worker_pools_have_metrics_by_their_name() -> None:
+    adapter, pool = ResourceAdapter({}), WorkerPool(3, "ours")
+    for group in ("a", "b"):
+        adapter.activate(ActivationSpec(topics=("topic",), group=group, pool=pool), print)
+    adapter.activate(ActivationSpec(topics=("topic",), group="c"), print)
+    assert adapter.pools() == [pool]
+    registry = CollectorRegistry()
+    registry.register(AdapterCollector(adapter))
+    values = [registry.get_sample_value(f"bascule_adapter_pool_{name}", {"pool": "ours"}) for name in ("threads", "at_work", "hanging")]
+    assert values == [3, 0, 0]
+    with pytest.raises(InvalidInput, match="another worker pool is called 'ours'"):
+        adapter.activate(ActivationSpec(topics=("topic",), group="d", pool=WorkerPool(3, "ours")), print)
 
 
 def test_every_count_of_an_activation_has_a_metric() -> None:

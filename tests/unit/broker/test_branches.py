@@ -160,6 +160,22 @@ def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
     assert bench.queue("in").held_messages == 1
 
 
+@pytest.mark.parametrize("one_phase", [False, True])
+def test_messages_of_a_branch_are_kept_by_nobody_else(work: Work, one_phase: bool) -> None:
+    """Its connection remembers the transaction until it declares the next one: messages in it would be in no account of memory."""
+    if one_phase:
+        branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    else:
+        work.prepare()
+    work.bench.broker.settle()
+    assert work.transaction.handed_over
+    assert work.transaction.drafts == work.transaction.acks == []
+    if not one_phase:
+        work.end(Ending.COMMITTED)
+        work.bench.broker.settle()
+    assert work.where() == ([], ["bill"])
+
+
 def test_a_branch_without_work_votes_read_only_and_writes_nothing(bench: Bench) -> None:
     answers: list[bool] = []
     records = len(bench.values())

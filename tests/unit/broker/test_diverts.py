@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.amqp.codec import decode
 from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.matching import wants
+from bascule.jms.sections import VALUE, places
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import Op, Send, SendFlag, decode_send, entries
 from tests.unit.broker.conftest import Bench
@@ -11,6 +14,10 @@ from tests.unit.broker.conftest import Bench
 
 def sends(bench: Bench) -> list[Send]:
     return [decode_send(value, start, end) for value in bench.values() for op, start, end in entries(value) if op == Op.SEND]
+
+
+def text_of(body: bytes) -> str:
+    return next(decode(body, start)[0] for section, start, _ in places(body) if section == VALUE)
 
 
 @pytest.fixture
@@ -52,6 +59,19 @@ def test_a_diverted_non_persistent_message_is_journaled_for_the_pipelines_alone(
     assert send.queues == ()
     bench.crash()
     assert bench.waiting(bench.queue("orders.uk")) == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_record_that_gathers_is_closed_when_it_is_large_also_by_messages_that_are_not_persistent(
+    bench: Bench, big: ExclusiveDivert, durable: bool
+) -> None:
+    size_bytes = 100_000
+    for number in range(10):
+        bench.put(f"{number}" + "x" * size_bytes, to="orders.uk", durable=durable)
+    assert len(bench.broker.in_flight) == 3
+    bench.broker.settle()
+    assert max(map(len, bench.values())) < RECORD_BYTES_SOFT + size_bytes + 1_000
+    assert [text_of(send.body)[:1] for send in sends(bench)] == [str(number) for number in range(10)]
 
 
 def test_a_non_persistent_message_that_no_divert_wants_is_not_journaled(bench: Bench, big: ExclusiveDivert) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import pytest
 
+from bascule.broker import administration
 from bascule.broker.errors import RecordTooLarge
-from bascule.broker.policy import AddressPolicy, Policy
-from bascule.testing.broker import snapshot_of
+from bascule.broker.local_transactions import PIECE_PLACES
+from bascule.broker.policy import REJECT, AddressPolicy, Policy
+from bascule.testing.broker import Receiver, snapshot_of
 from tests.unit.broker.conftest import Bench
 
 MANY = 1_000
@@ -63,16 +66,71 @@ def test_many_acknowledgements_are_one_record_and_leave_the_queue_over_several_t
     records = len(bench.values())
     answers = commit(bench, transaction)
     queue, turns = bench.queue(), 0
-    assert queue.held_messages > MANY // 2
+    assert len(queue.held) > MANY // 2
     store_all(bench)
     assert len(bench.values()) == records + 1
     assert answers == [None]
-    while queue.held_messages > 1:
+    while len(queue.held) > 1:
         bench.broker.flush()
         turns += 1
     assert turns > 3
     bench.crash()
     assert bench.waiting(bench.queue()) == [MANY]
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 2}, {"max_bytes": 2_000}])
+def test_messages_that_leave_after_a_commit_count_for_no_limit(bench: Bench, limit: dict[str, int]) -> None:
+    transaction = received(bench)
+    queue = bench.queue()
+    queue.settings = dataclasses.replace(queue.settings, when_full=REJECT, **limit)
+    bench.engine.addresses.forget_routes()
+    bench.put("refused")
+    woken: list[str] = []
+    queue.blocked["producer"] = lambda: woken.append("producer")
+    commit(bench, transaction)
+    assert len(queue.held) > MANY // 2
+    assert (queue.held_messages, queue.delivering_count) == (1, 0)
+    assert queue.room(10) > 0
+    assert woken == ["producer"]
+    bench.put("taken")
+    assert [token for token, error in bench.sender.answers if error is not None] == ["refused"]
+    bench.broker.settle()
+    assert (len(queue.held), queue.held_messages) == (2, 2)
+    assert queue.held_bytes == sum(message.size_bytes for message in queue.held)
+    assert bench.waiting(queue) == [MANY, "taken"]
+
+
+def test_queue_whose_last_messages_leave_after_a_commit_may_be_deleted_without_force(bench: Bench) -> None:
+    transaction = received(bench)
+    queue = bench.queue()
+    (consumer,) = queue.consumers
+    (last,) = queue.ready
+    commit(bench, transaction)
+    bench.engine.detach(consumer)
+    with pytest.raises(administration.InUse, match="has 1 messages and 0 consumers"):
+        administration.delete(bench.engine, queue)
+    queue.take_out(last)
+    bench.engine.gone(queue, last)
+    assert len(queue.held) > MANY // 2
+    administration.delete(bench.engine, queue)
+    bench.broker.settle()
+    assert "q" not in bench.engine.addresses.anycast
+    assert bench.engine.memory.entries == 0
+
+
+def test_auto_created_queue_goes_when_its_messages_have_left_after_a_commit() -> None:
+    bench = Bench(Policy(AddressPolicy(auto_delete_ms=1_000)))
+    transaction = received(bench)
+    (consumer,) = bench.queue().consumers
+    bench.broker.give(cast(Receiver, consumer.port), 1)
+    bench.broker.settle()
+    bench.engine.acknowledge_in(transaction, consumer, consumer.unacked[max(consumer.unacked)])
+    commit(bench, transaction)
+    bench.engine.detach(consumer)
+    bench.broker.settle()
+    bench.now_ms += 1_000
+    bench.engine.tick()
+    assert "q" not in bench.engine.addresses.anycast
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -128,6 +186,49 @@ def test_many_sends_come_into_their_queue_over_several_turns_in_order(bench: Ben
     assert bench.waiting(queue) == list(range(MANY))
     bench.crash()
     assert bench.waiting(bench.queue()) == list(range(MANY))
+
+
+SUBSCRIPTIONS, TO_EACH = 100, 50
+
+
+def test_messages_of_a_commit_that_go_into_many_queues_come_over_several_turns_in_order(bench: Bench) -> None:
+    queues = [bench.subscription(f"sub-{number}") for number in range(SUBSCRIPTIONS)]
+    transaction = bench.engine.begin(b"1")
+    for number in range(TO_EACH):
+        bench.put(number, to="t", transaction=transaction)
+    bench.broker.settle()
+    short_turns(bench)
+    commit(bench, transaction)
+    bench.engine.journaling.flush()
+    bench.engine.turns.begin_turn()
+    bench.broker.confirm(len(bench.broker.in_flight))
+    there, turns = sum(queue.ready.count for queue in queues), 1
+    assert 0 < there <= STEPS + PIECE_PLACES
+    while there < SUBSCRIPTIONS * TO_EACH:
+        bench.engine.go_on()
+        before, there = there, sum(queue.ready.count for queue in queues)
+        assert there - before <= STEPS + PIECE_PLACES
+        turns += 1
+    assert turns > SUBSCRIPTIONS * TO_EACH // (STEPS + PIECE_PLACES)
+    assert all(bench.waiting(queue) == list(range(TO_EACH)) for queue in queues)
+
+
+def test_rollback_of_messages_of_many_queues_takes_several_turns_and_keeps_their_order(bench: Bench) -> None:
+    queues = [bench.subscription(f"sub-{number}") for number in range(SUBSCRIPTIONS)]
+    bench.fill(*range(TO_EACH), to="t")
+    transaction = bench.engine.begin(b"1")
+    for queue in queues:
+        consumer = bench.consumer(queue, credit=TO_EACH)
+        for message in consumer.messages:
+            bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.broker.settle()
+    short_turns(bench)
+    bench.engine.rollback(transaction)
+    back = sum(queue.ready.count for queue in queues)
+    assert 0 < back < STEPS
+    takers = [bench.broker.attach(queue, TO_EACH + 1) for queue in queues]
+    bench.fill(TO_EACH, to="t")
+    assert all(bench.got(taker) == list(range(TO_EACH + 1)) for taker in takers)
 
 
 def test_commit_that_is_too_large_for_a_record_acknowledges_nothing(bench: Bench) -> None:

@@ -13,6 +13,7 @@ from bascule.broker.sending import DROPPED_AT_ONCE
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
+from tests.support.faults import Faults, InjectedFault
 from tests.unit.broker.conftest import Bench
 
 
@@ -91,7 +92,7 @@ def overfull(max_bytes: int = 20_000) -> Bench:
 
 def offer(bench: Bench, content: str) -> bool:
     body = bench.encode(content, durable=False)
-    return bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, content, waits=True)
+    return bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, content, waits=True) is None
 
 
 def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> None:
@@ -111,6 +112,34 @@ def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> Non
     assert not queue.dropping
     assert bench.waiting(queue)[-1] == "new"
     assert not refusals(bench)
+
+
+class SearchedBody(bytes):
+    """Counts how often somebody searches through it."""
+
+    searches = 0
+
+    def __contains__(self, item: Any) -> bool:
+        self.searches += 1
+        return super().__contains__(item)
+
+
+def test_waiting_sender_searches_its_body_once_however_many_turns_it_waits() -> None:
+    bench = overfull()
+    short_turns(bench)
+    body = SearchedBody(bench.encode("new", durable=False, properties={"_AMQ_DUPL_ID": "once"}))
+    retry = bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, "new", waits=True)
+    turns = 0
+    while retry is not None:
+        bench.broker.flush()
+        retry = retry()
+        turns += 1
+    assert turns > 3
+    assert body.searches == 1
+    bench.put("again", durable=False, properties={"_AMQ_DUPL_ID": "once"})
+    bench.broker.settle()
+    assert bench.waiting(bench.queue())[-1] == "new"
+    assert bench.sender.accepted_tokens[-2:] == ["new", "again"]
 
 
 def test_sender_that_cannot_wait_makes_all_the_room_at_once() -> None:
@@ -133,6 +162,28 @@ def test_messages_of_a_limit_that_is_lowered_go_over_several_turns() -> None:
     assert queue.held_messages == 9
     assert offer(bench, "new")
     assert (bench.waiting(queue)[0], bench.waiting(queue)[-1]) == (1_491, "new")
+
+
+def test_error_while_messages_are_dropped_does_not_stop_later_drops() -> None:
+    bench = bench_with(when_full=DROP, max_messages=2_000)
+    bench.fill(*range(1_500), durable=False)
+    queue, faults = bench.queue(), Faults()
+    limits = queue.settings
+    queue.settings = dataclasses.replace(limits, max_messages=1)
+    bench.engine.schedule.on_earlier = lambda: faults.at("timer")  # of the empty queue, which nobody uses
+    faults.arm(1)
+    short_turns(bench)
+    assert not offer(bench, "new")
+    with pytest.raises(InjectedFault):
+        bench.broker.settle()
+    queue.settings = limits
+    bench.fill(*range(1_500), durable=False)
+    queue.settings = dataclasses.replace(limits, max_messages=10)
+    assert not offer(bench, "new")
+    while not offer(bench, "new"):
+        assert queue.dropping
+        bench.broker.flush()
+    assert bench.waiting(queue) == [*range(1_491, 1_500), "new"]
 
 
 def test_dropping_ends_with_its_queue() -> None:

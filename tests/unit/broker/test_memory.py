@@ -371,6 +371,28 @@ def test_what_a_delayed_or_grouped_message_is_counted_as_is_at_least_what_it_tak
     assert taken_bytes < counted_bytes < 2 * taken_bytes
 
 
+def test_routes_are_counted_with_the_queues_that_they_name(bench: Bench) -> None:
+    for number in range(1_000):
+        bench.subscription(f"s{number}", "#", durable=False)
+    before = parts(bench)[MemoryPart.CACHES]
+    bench.put("x", to="t" * 1_000, durable=False)
+    assert parts(bench)[MemoryPart.CACHES] - before >= 8 * 1_000 + 1_000
+    bench.engine.addresses.forget_routes()
+    assert bench.engine.addresses.routes_bytes == 0
+
+
+def test_queues_are_counted_with_their_names(bench: Bench) -> None:
+    name = "\N{GRINNING FACE}" * 1_000
+    queues = []
+    for create in (lambda: bench.queue(name), lambda: bench.subscription(name + name, subscription=name)):
+        before = parts(bench)[MemoryPart.QUEUES]
+        queues.append(create())
+        assert parts(bench)[MemoryPart.QUEUES] - before >= memory.QUEUE_BYTES + 4 * len(queues[-1].name)
+    for queue in queues:
+        bench.engine.delete_queue(queue)
+    assert bench.engine.addresses.names_bytes == 0
+
+
 def test_caches_that_take_more_than_their_share_are_emptied(small: Bench) -> None:
     for number in range(200):
         small.put("x", to=f"t{number}")

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.broker.addresses import SELECTOR_STEPS_MAX
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.message import BrokerMessage
+from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, scan, section_bytes
 from bascule.jms.selector import compile_selector
@@ -36,10 +39,24 @@ def test_what_others_took_does_not_come_to_a_selector(bench: Bench) -> None:
     assert bench.got(picky) == [3]
 
 
+@pytest.mark.parametrize(("address", "other"), [("t", "u"), ("t.*", "t.a")])
+def test_selectors_of_all_subscriptions_of_an_address_take_so_many_steps_and_no_more(bench: Bench, address: str, other: str) -> None:
+    slow = " OR ".join(f"p{number} = 1" for number in range(2_500))
+    steps = compile_selector(slow).steps + 1
+    subscriptions = [bench.subscription(f"s{number}", address, selector=slow) for number in range(SELECTOR_STEPS_MAX // steps)]
+    with pytest.raises(ResourceLimit, match=r"may take 50000 steps for each message"):
+        bench.subscription("more", address, selector=slow)
+    assert "more" not in bench.engine.addresses.subscriptions
+    bench.subscription("plain", address)
+    bench.subscription("other", other, selector=slow)
+    bench.engine.delete_queue(subscriptions[0])
+    bench.subscription("more", address, selector=slow)
+
+
 def test_a_selector_finds_its_message_behind_a_deep_queue_without_looking_again(bench: Bench) -> None:
     looked_at: list[BrokerMessage] = []
 
-    def looked_for(message: BrokerMessage) -> bool:
+    def looked_for(message: BrokerMessage, _allowance: Allowance) -> bool:
         looked_at.append(message)
         return b"red" in bench.engine.bodies.read(message)
 

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from bascule.broker import branches
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import RECORD_BYTES_SOFT
-from bascule.broker.policy import Policy
+from bascule.broker.policy import REJECT, Policy
 from bascule.core.errors import TransactionRolledBack
+from bascule.core.xa_codes import Code
+from bascule.core.xid import Xid
 from bascule.journal.records import Op, entries
 from tests.unit.broker.conftest import Bench
 
@@ -187,6 +190,59 @@ def test_while_the_journal_is_stalled_a_commit_of_persistent_messages_is_rolled_
     bench.engine.stalled = JournalUnavailable("Kafka is away")
     bench.engine.commit(transaction, outcome.append)
     assert "Kafka is away" in str(outcome[0])
+
+
+@pytest.mark.parametrize("one_phase", [True, False])
+def test_refused_message_dooms_its_transaction_which_journals_nothing_and_gives_back_what_it_holds(
+    outcome: list[Any], one_phase: bool
+) -> None:
+    bench = Bench(Policy(rules=(("full", {"max_messages": 1, "when_full": REJECT}),)))
+    bench.fill("blocks", to="full")
+    bench.fill("order")
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.put("kept", to="other", transaction=transaction)
+    bench.put("refused", to="full", transaction=transaction)
+    bench.put("afterwards", to="other", transaction=transaction)
+    assert [(token, error is None) for token, error in bench.sender.answers[-3:]] == [
+        ("kept", True), ("refused", False), ("afterwards", True),
+    ]  # fmt: skip
+    assert bench.engine.memory.unsettled == 1
+    bench.broker.settle()
+    records = len(bench.values())
+    if one_phase:
+        bench.engine.commit(transaction, outcome.append)
+    else:
+        with pytest.raises(TransactionRolledBack, match="a message of the transaction was refused") as raised:
+            branches.prepare(bench.engine, transaction, Xid(7, b"g", b"b"), "client", lambda _: None)
+        outcome.append(raised.value)
+    bench.broker.settle()
+    (error,) = outcome
+    assert isinstance(error, TransactionRolledBack)
+    assert (error.condition, error.xa_code) == ("amqp:resource-limit-exceeded", Code.XA_RBROLLBACK)
+    assert "queue 'full' is full" in str(error)
+    assert {op for value in bench.values()[records:] for op, _, _ in entries(value)} <= {Op.COUNT}
+    assert bench.waiting(bench.queue("other")) == []
+    assert bench.got(consumer) == ["order", "order"]
+    assert bench.counts(consumer) == [0, 1]
+    assert (bench.engine.memory.unsettled, bench.engine.memory.transactions_bytes) == (1, 0)
+    assert bench.engine.transactions == {}
+
+
+def test_refused_message_that_is_taken_the_second_time_does_not_save_its_transaction(outcome: list[Any]) -> None:
+    bench = Bench(Policy(rules=(("full", {"max_messages": 1, "when_full": REJECT}),)))
+    bench.fill("blocks", to="full")
+    transaction = bench.engine.begin(b"1")
+    bench.put("again", to="full", transaction=transaction)
+    bench.acknowledge(bench.consumer(bench.queue("full"), 1))
+    bench.broker.settle()
+    bench.put("again", to="full", transaction=transaction)
+    assert bench.sender.accepted_tokens[-1] == "again"
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.settle()
+    assert isinstance(outcome[0], TransactionRolledBack)
+    assert bench.waiting(bench.queue("full")) == []
 
 
 def test_more_messages_than_a_record_can_number_go_into_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

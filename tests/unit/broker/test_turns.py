@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
 from bascule.broker import delivery
+from bascule.broker import turns as broker_turns
+from bascule.broker.errors import QueueDeleted
+from bascule.broker.expiry import SWEEP_MS, Expiry
+from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.schedule import Schedule
+from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+from tests.support.faults import Faults, InjectedFault
 
 STEPS = 1_000
 #: More than any turn can do.
@@ -80,13 +91,13 @@ def test_a_search_for_a_selector_takes_many_turns_and_others_are_served_in_each(
     picky, other = run.consumer(selector=RED), run.consumer(queue="other")
     view = run.queue.ready.views[RED]
     matches = view.matches
-    view.matches = lambda message: seen.append(message) or matches(message)
+    view.matches = lambda message, allowance: seen.append(message) or matches(message, allowance)
     for number in range(5):
         run.send(number, "other")
         for _ in range(4):  # stored, reserved, stored, delivered
             before = len(seen)
             run.turn()
-            assert 0 < len(seen) - before <= 2 * STEPS // view.steps + 2
+            assert 0 < len(seen) - before <= 2 * STEPS // EVALUATION_STEPS + 2
         assert len(other.received) == number + 1
     assert 0 < len(seen) < MANY
     run.send(MANY, properties={"colour": "red"})
@@ -141,6 +152,48 @@ def test_a_large_prefetch_goes_back_in_many_turns_and_nothing_overtakes_it(faile
     assert run.settle() > 2
     assert len(second.received) == MANY
     assert in_order(second)
+
+
+def test_error_while_a_large_prefetch_goes_back_leaves_its_queue_open_for_other_messages() -> None:
+    run = Turns()
+    run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
+    first, second = run.consumer(MANY // 2), run.consumer(0)
+    run.settle()
+    faults = Faults()
+    run.engine.schedule.on_earlier = lambda: faults.at("timer")  # of the next try
+    faults.arm(1)
+    with pytest.raises(InjectedFault):
+        run.engine.detach(first.consumer, failed=True)
+    run.broker.give(second, MANY)
+    run.settle()
+    assert len(second.received) == MANY // 2
+    assert in_order(second)
+
+
+def test_error_in_a_sweep_for_expired_messages_does_not_stop_later_sweeps() -> None:
+    now_ms, expired, faults = 1_000, list[BrokerMessage](), Faults()
+
+    def expire(_: BrokerQueue, message: BrokerMessage) -> None:
+        expired.append(message)
+        faults.at("expire")
+
+    schedule = Schedule()
+    turns = broker_turns.Turns(when_stored=lambda action, work: action(work))
+    expiry = Expiry(turns, schedule, lambda: now_ms, expire)
+    queue = BrokerQueue(1, "q", "q", Routing.ANYCAST, AddressPolicy(), durable=False)
+    messages = [BrokerMessage(b"", 4, 2_000, None) for _ in range(3)]
+    for position, message in enumerate(messages):
+        message.position = position
+        queue.add(message)
+    expiry.watch(queue, 2_000)
+    faults.arm(1)
+    now_ms = 2_000
+    with pytest.raises(InjectedFault):
+        schedule.run(now_ms, 10, turns)
+    assert expired == messages[:1]
+    now_ms += SWEEP_MS
+    schedule.run(now_ms, 10, turns)
+    assert expired == messages
 
 
 @pytest.mark.parametrize("failed", [True, False])
@@ -220,6 +273,34 @@ def test_a_deep_queue_is_deleted_by_one_entry_and_let_go_of_in_many_turns() -> N
     assert len(run.broker.log.records) == records + 1
 
 
+def test_consumers_of_a_deleted_queue_are_ended_in_many_turns() -> None:
+    run = Turns(0)
+    consumers = [run.consumer(credit=0) for _ in range(200)]
+    run.settle()
+    run.engine.turns.begin_turn()
+    run.engine.delete_queue(run.queue)
+    assert 0 < sum(consumer.end is not None for consumer in consumers) < 200
+    assert run.settle() > 2
+    assert all(isinstance(consumer.end, QueueDeleted) for consumer in consumers)
+
+
+def test_senders_that_wait_for_room_go_on_in_many_turns_and_in_order() -> None:
+    run = Turns(0)
+    run.queue.settings = dataclasses.replace(run.queue.settings, max_messages=1)
+    run.send(1)
+    run.turn()
+    went_on: list[int] = []
+    for number in range(500):
+        run.engine.when_room("q", Routing.ANYCAST, number, partial(went_on.append, number))
+    consumer = run.consumer()
+    run.settle()
+    run.engine.turns.begin_turn()
+    run.engine.acknowledge(consumer.consumer, consumer.messages[0])
+    assert 0 < len(went_on) < 500
+    assert run.settle() > 2
+    assert went_on == list(range(500))
+
+
 def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
     run = Turns(delivery_time_ms=5_000)
     consumer = run.consumer()
@@ -233,6 +314,43 @@ def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
     run.settle()
     assert len(consumer.received) == MANY
     assert in_order(consumer)
+
+
+def test_delayed_messages_of_many_subscriptions_come_due_in_many_turns_and_in_order() -> None:
+    run = Turns(0)
+    subscriptions = [run.engine.create_queue(f"s{number}", "t", Routing.MULTICAST, durable=False) for number in range(200)]
+    for number in range(20):
+        body = message_bytes(number, durable=False, delivery_time_ms=5_000)
+        run.broker.send("t", body, run.sender, number, routing=Routing.MULTICAST)
+    run.settle()
+    run.now_ms, run.engine.turns.left = 5_000, 0
+    run.engine.tick()
+    assert 0 < subscriptions[0].ready.count < 20
+    while subscriptions[0].delayed.count:
+        run.engine.tick()
+        run.turn()
+    for subscription in subscriptions:
+        positions = [message.position for message in subscription.ready]
+        assert len(positions) == 20
+        assert positions == sorted(positions)
+
+
+def test_failed_messages_whose_pause_has_ended_come_back_in_many_turns() -> None:
+    run = Turns()
+    run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
+    consumer = run.consumer()
+    run.settle()
+    run.engine.detach(consumer.consumer, failed=True)
+    run.settle()
+    assert run.queue.delayed.count == MANY
+    run.now_ms, run.engine.turns.left = 5_000, 0
+    counts = list[int]()
+    while run.queue.ready.count < MANY:
+        run.engine.tick()
+        run.turn()
+        counts.append(run.queue.ready.count)
+    assert 0 < counts[0] < MANY
+    assert not run.queue.delayed.count
 
 
 def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() -> None:

@@ -201,10 +201,13 @@ class SlowToBegin:
 
     def __init__(self) -> None:
         self.asked, self.goes_on = asyncio.Event(), threading.Event()
+        self.begun = self.ended = 0
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, connection: Connection, event: Any) -> None:
+        self.ended += isinstance(event, Discharged)
         if isinstance(event, DeclareAsked):
+            self.begun += 1
             self._loop.call_soon_threadsafe(self.asked.set)
             assert self.goes_on.wait(10)
         obliging(connection, event)
@@ -238,6 +241,20 @@ async def test_a_consumer_that_loses_its_listener_while_a_transaction_begins_kee
             consumer.listener = None
             broker.goes_on.set()
             assert [message and message.body for message in [await consumer.receive(10) for _ in BODIES]] == list(BODIES)
+
+
+@run_async
+async def test_a_transaction_whose_begin_was_cancelled_is_used_by_the_next_send_and_none_stays_open_at_the_broker() -> None:
+    broker = SlowToBegin()
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            await cancelled(context.send(QUEUE, "x"), broker.asked)
+            await context.rollback()
+            broker.goes_on.set()
+            for _ in range(2):
+                await context.send(QUEUE, "y")
+                await context.commit()
+    assert (broker.begun, broker.ended) == (2, 2)
 
 
 @run_async

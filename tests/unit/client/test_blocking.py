@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
+from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_FOUND, AmqpError
 from bascule.amqp.events import Attached, Flowed, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import Error, Rejected, Released
@@ -28,6 +28,7 @@ from bascule.client import (
     session_links,
 )
 from bascule.client.message import encode
+from bascule.client.pump import Pump
 from bascule.core.errors import BasculeError
 from tests.support.client import all_bodies
 from tests.unit.client.blocking_servers import QUEUE, cut, eventually, failover
@@ -197,6 +198,30 @@ def test_a_message_not_taken_is_an_error_of_the_sender(outcome: Any, text: str) 
             context.send(QUEUE, "x")
         with pytest.raises(MessageRefused, match=text):
             context.producer(QUEUE).send_many(["x", "y"])
+
+
+def test_a_refusal_is_raised_though_the_thread_of_the_connection_tells_of_completions_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed, report = threading.Event(), Pump.report
+
+    def late(pump: Pump) -> None:
+        if pump.core.completed:
+            flushed.wait(10)
+        report(pump)
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            event.link.settle(event.delivery_id, Rejected(Error(INTERNAL_ERROR, "no room")))
+        else:
+            obliging(connection, event)
+
+    with server(react) as url, connect(url) as context:
+        producer = context.producer(QUEUE)
+        monkeypatch.setattr(Pump, "report", late)
+        try:
+            with pytest.raises(MessageRefused, match="no room"):
+                producer.send_many(["x"])
+        finally:
+            flushed.set()
 
 
 def test_a_server_that_does_not_answer_is_told_as_in_doubt_after_the_time() -> None:

@@ -17,6 +17,7 @@ from bascule.client.core import ConnectionSettings, Core
 from bascule.client.links import Subscription
 from bascule.client.message import SendOptions
 from bascule.client.operation import Operation, Wait
+from bascule.client.sends import SendCompletion
 from bascule.client.session import ClientSession
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
@@ -153,7 +154,7 @@ def test_a_message_is_sent_after_a_reconnect_though_the_task_that_asked_for_its_
     session = session_of(wired)
     wired.lose()
     first, _ = send(session, "one")
-    assert list(session.send(Queue("q"), "two", SendOptions(), 5.0, wait=False)) == []
+    assert list(session.send(Queue("q"), "two", SendOptions(), 5.0, SendCompletion(wait=False))) == []
     give_up(first, how)
     wired.connect()
     assert wired.serve() == ["two"]

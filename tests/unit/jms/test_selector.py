@@ -6,15 +6,17 @@ import itertools
 import pickle
 import time
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 
 from bascule.amqp.types import Byte, Float, Int, Short
 from bascule.broker.memory import SELECTOR_CHAR_BYTES
 from bascule.jms.selector import SelectorError, compile_selector
-from bascule.jms.selector.lexer import TEXT_MAX
+from bascule.jms.selector.lexer import TEXT_MAX, TOKENS_MAX
 from bascule.jms.selector.numbers import single
-from bascule.jms.selector.parser import DEPTH_MAX
+from bascule.jms.selector.parser import DEPTH_MAX, PATTERNS_LENGTH_MAX
+from tests.support.costs import COST_S_MAX
 from tests.support.speed import SLOWNESS
 
 MESSAGE = {
@@ -157,6 +159,9 @@ WRONG = [
     ("+".join(["1"] * 200) + " = 200", 1, "deep"),
     ("NOT " * 200 + "yes", 4 * DEPTH_MAX + 1, "deep"),
     ("a" * (TEXT_MAX + 1), TEXT_MAX + 1, "are the most"),
+    ("a," * TOKENS_MAX, TOKENS_MAX + 1, "more than 12000 identifiers"),
+    ("1" + "+1" * (TOKENS_MAX // 2 - 1), 1, "deep"),
+    ("a LIKE '" + "%x" * (PATTERNS_LENGTH_MAX // 2) + "' OR a LIKE '%'", 8 + PATTERNS_LENGTH_MAX + 13, "LIKE patterns of more than"),
 ]
 
 
@@ -173,6 +178,26 @@ def test_a_long_run_of_conditions_is_no_deep_one() -> None:
     selector = compile_selector(" OR ".join(f"age = {number}" for number in range(3000)))
     assert selector.matches({"age": Int(2999)}.get)
     assert not selector.matches({"age": Int(3000)}.get)
+
+
+def test_steps_of_like_count_the_pieces_of_its_pattern() -> None:
+    few, many = (compile_selector(f"x LIKE '{'%a' * count}%'") for count in (10, 5_000))
+    assert many.steps - few.steps >= 4_990
+
+
+LONGEST = {
+    "or": " OR ".join(["a=1"] * 3000), "and": " AND ".join(["a"] * 6000), "in": "a IN (" + ",".join(["'x'"] * 5990) + ")",
+    "like": f"a LIKE '{'%_x' * 6000}'", "pieces": f"a LIKE '{'%x' * 9000}'", "sum": "a=" + "+".join(["1"] * 30_000),
+    "not": "NOT " * 16_000 + "a", "signs": "a=" + "-" * 60_000 + "1", "hexadecimal": "a=0x" + "f" * 60_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONGEST.values(), ids=LONGEST)
+def test_no_selector_takes_long_to_compile_or_to_refuse(text: str) -> None:
+    start = time.process_time()
+    with suppress(SelectorError):
+        compile_selector(text)
+    assert time.process_time() - start < COST_S_MAX
 
 
 @pytest.mark.parametrize("pattern", ["%a%a%a%a%a%a%a%a%a%a%b", "%_a_a_a_a%_b%", "%" * 500 + "b", "_%" * 30 + "b"])

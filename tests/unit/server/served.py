@@ -22,6 +22,7 @@ from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.server.connection import DELIVERIES_PER_PIECE, ClientConnection
+from bascule.server.containers import ContainerIds
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import LoginChecks
@@ -68,6 +69,7 @@ class Served:
         self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
+        self.container_ids = ContainerIds()
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}
 

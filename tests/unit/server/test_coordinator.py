@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.events import Dispositioned
-from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Rejected, Source
+from bascule.amqp.errors import NOT_ALLOWED, TRANSACTION_UNKNOWN_ID
+from bascule.amqp.events import Detached, Dispositioned
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Rejected, Source, TransactionalState
 from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Int
 from bascule.broker.errors import ResourceLimit
@@ -18,7 +20,7 @@ from bascule.server import client as client_module
 from bascule.server.client import Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.management import TYPE
-from bascule.testing.broker import BrokerInMemory
+from bascule.testing.broker import BrokerInMemory, message_bytes
 from tests.unit.server import served
 from tests.unit.server.served import Served, run_async
 
@@ -101,5 +103,90 @@ def test_discharge_of_a_transaction_that_is_over_is_answered_and_ends_no_other()
         coordinator.discharge(number, over, fail=True)
     assert peer.answers[2] is ACCEPTED
     assert peer.answers[3].error.condition == "amqp:transaction:unknown-id"
-    assert f"no transaction {over.hex()} on this connection" in peer.answers[3].error.description
+    assert f"no transaction {over.hex()} on this link" in peer.answers[3].error.description
     assert set(client.transactions) == {open_}
+
+
+class Controller(served.Client):
+    """A client with two sessions, each with a coordinator link."""
+
+    def __init__(self, broker: Served, *, second_session: bool = True) -> None:
+        super().__init__(broker)
+        other = self.amqp.begin() if second_session else self.session
+        self.run()
+        self.own, self.foreign = (
+            session.attach_sender(name, Source(), Coordinator()) for session, name in ((self.session, "own"), (other, "foreign"))
+        )
+        broker.settle(self)
+        self.orders = self.producer("orders")
+
+    def control(self, link: SenderLink, what: Declare | Discharge, *, settled: bool = False) -> Any:
+        """The answer of the broker."""
+        link.send(encode_control(what), settled=settled)
+        self.served.settle(self)
+        return self.told(Dispositioned)[-1].state
+
+    def begin(self) -> bytes:
+        """A transaction with a message in it."""
+        txn_id = bytes(self.control(self.own, Declare()).txn_id)
+        self.orders.send(message_bytes("order"), state=TransactionalState(txn_id))
+        self.served.settle(self)
+        return txn_id
+
+    @property
+    def waiting(self) -> int:
+        return self.served.engine.queue("orders").held_messages
+
+
+@pytest.mark.parametrize("second_session", [True, False], ids=["another session", "the same session"])
+@pytest.mark.parametrize("fail", [True, False], ids=["rollback", "commit"])
+@run_async
+async def test_discharge_on_another_link_than_the_declare_ends_nothing(second_session: bool, fail: bool) -> None:
+    client = Controller(Served(), second_session=second_session)
+    txn_id = client.begin()
+    answer = client.control(client.foreign, Discharge(txn_id, fail))
+    assert isinstance(answer, Rejected)
+    assert answer.error.condition == TRANSACTION_UNKNOWN_ID
+    assert client.waiting == 0
+    assert set(client.connection.client.transactions) == {txn_id}
+    assert client.control(client.own, Discharge(txn_id, False)) == ACCEPTED
+    assert client.waiting == 1
+
+
+@run_async
+async def test_discharge_of_a_transaction_of_another_connection_ends_nothing() -> None:
+    broker = Served()
+    client, other = Controller(broker), Controller(broker)
+    txn_id = client.begin()
+    answer = other.control(other.own, Discharge(txn_id, False))
+    assert answer.error.condition == TRANSACTION_UNKNOWN_ID
+    assert client.waiting == 0
+    assert client.control(client.own, Discharge(txn_id, False)) == ACCEPTED
+
+
+@run_async
+async def test_end_of_another_coordinator_link_leaves_the_transaction_alone() -> None:
+    client = Controller(Served())
+    txn_id = client.begin()
+    client.control(client.foreign, Discharge(txn_id, False))
+    client.foreign.detach()
+    client.served.settle(client)
+    assert client.control(client.own, Discharge(txn_id, False)) == ACCEPTED
+    assert client.waiting == 1
+
+
+@pytest.mark.parametrize("what", ["declare", "discharge"])
+@run_async
+async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(what: str) -> None:
+    """Nobody would hear of its outcome (AMQP 1.0 part 4, sections 4.2 and 4.3)."""
+    client = Controller(Served())
+    txn_id = client.begin()
+    client.control(client.own, Declare() if what == "declare" else Discharge(txn_id, False), settled=True)
+    (detached,) = client.told(Detached)
+    assert detached.error is not None
+    assert detached.error.condition == NOT_ALLOWED
+    assert client.waiting == 0
+    assert not client.connection.client.transactions
+    client.own = client.foreign
+    assert client.control(client.own, Discharge(client.begin(), False)) == ACCEPTED
+    assert client.waiting == 1

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from bascule.amqp import hot
-from bascule.amqp.events import AttachConfirmed
-from bascule.amqp.performatives import Source, Target
+from bascule.amqp.codec import decode
+from bascule.amqp.composite import Composite
+from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
+from bascule.amqp.events import AttachConfirmed, Detached, Dispositioned, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import Accepted, Close, Detach, Disposition, End, Rejected, Source, Target
+from bascule.amqp.session import Session
 from bascule.amqp.states import LinkState
 from bascule.amqp.types import Symbol
 from bascule.broker.policy import DROP, AddressPolicy, Policy
-from bascule.server import connection
+from bascule.core.permissions import AllowAll, Permission, Unauthorized
+from bascule.jms.sections import VALUE, Scan, places, scan
+from bascule.server import connection, transfers
+from bascule.server.interruptions import PRODUCT
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.support.costs import calls_of
+from tests.unit.amqp.pair import frames_of
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 LINKS = 300
@@ -44,6 +56,50 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
     assert busy.wire.reading
     served.settle(busy)
     assert len(busy.told(AttachConfirmed)) == LINKS
+
+
+@run_async
+async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = Served()
+    client = Client(served)
+    producer = client.producer("q")
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    for number in range(30):
+        producer.send(message_bytes(number, durable=False), settled=True)
+    client.amqp.close()
+    client.connection.data_received(client.amqp.data_to_send())
+    taken = served.engine.queue("q").held_messages
+    assert 0 < taken < 30
+    assert not client.wire.closing
+    turns = 0
+    while client.connection.behind:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 30 - taken
+    assert served.engine.queue("q").held_messages == 30
+    client.connection.send_output()
+    assert client.wire.closing
+
+
+@run_async
+async def test_end_of_a_session_costs_no_more_where_the_other_sessions_have_many_links() -> None:
+    served = Served()
+    client = Client(served, product=PRODUCT)
+    empty = [client.amqp.begin() for _ in range(2)]
+    client.run()
+
+    def end(session: Session) -> int:
+        session.end()
+        data = client.amqp.data_to_send()
+        return calls_of(lambda: client.connection.data_received(data))
+
+    few = end(empty[0])
+    for number in range(LINKS):
+        client.session.attach_sender(f"link-{number}", Source(), Target("q", capabilities=QUEUE))
+    client.run()
+    assert end(empty[1]) < few + LINKS // 2
 
 
 @run_async
@@ -145,34 +201,227 @@ async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is
     assert len(consumer.unacked) == LINKS
 
 
+def content(message: bytes) -> Any:
+    """Return the value that is the body of a message."""
+    return next(decode(message, start)[0] for section, start, _ in places(message) if section == VALUE)
+
+
+MODIFIED = b"\x00\x53\x27\xc0\x02\x01\x41"  # with a failed delivery
+
+
+@pytest.mark.parametrize("state", [RELEASED, MODIFIED])
+@run_async
+async def test_no_message_overtakes_those_of_a_range_that_a_client_gives_back_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, state: bytes
+) -> None:
+    served = Served()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    for number in range(LINKS + 100):
+        served.fill("q", 1, number)
+    held = busy.consumer("q", credit=LINKS)
+    assert busy.received(held) == LINKS
+    taker = other.consumer("q")
+    taker.flow(LINKS + 100)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    queue = served.engine.queue("q")
+    queue.starved.clear()
+    busy.connection.data_received(about(0, LINKS - 1, state))
+    assert busy.connection.behind
+    other.run()
+    served.dispatch()
+    other.run()
+    assert other.received(taker) == 0
+    while busy.connection.behind:
+        await asyncio.sleep(0)
+    served.settle(other)
+    got = [event.payload for event in other.told(Transferred)]
+    assert len(got) == LINKS + 100
+    assert [content(body) for body in got] == list(range(LINKS + 100))
+
+
+@run_async
+async def test_queue_gives_out_messages_again_when_the_client_is_lost_that_gives_back_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    served.fill("q", LINKS)
+    busy.consumer("q", credit=LINKS)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    busy.connection.data_received(about(0, LINKS - 1, RELEASED))
+    assert busy.connection.behind
+    taker = other.consumer("q", credit=LINKS)
+    assert other.received(taker) == 0
+    busy.connection.connection_lost(None)
+    served.settle(other)
+    assert other.received(taker) == LINKS
+
+
+@run_async
+async def test_range_that_is_accepted_in_pieces_holds_up_no_other_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    served.fill("q", LINKS + 10)
+    busy.consumer("q", credit=LINKS)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    busy.connection.data_received(about(0, LINKS - 1))
+    assert busy.connection.behind
+    taker = other.consumer("q", credit=10)
+    assert other.received(taker) == 10
+    assert busy.connection.behind
+
+
+class Dropping(Served):
+    """A broker whose queue "q" has more non-persistent messages than its limit now allows, and drops them over several turns."""
+
+    def __init__(self) -> None:
+        super().__init__(BrokerInMemory(policy=Policy(AddressPolicy(when_full=DROP, max_messages=2_000)), turn_steps=1_000))
+        for number in range(1_500):
+            self.broker.send("q", message_bytes(number, durable=False), Sender(), number)
+        self.broker.settle()
+        self.queue = self.engine.queue("q")
+        self.queue.settings = dataclasses.replace(self.queue.settings, max_messages=10)
+
+    async def finish(self, client: Client) -> None:
+        """Go on in turns until all that the client has sent is handled."""
+        while client.connection.behind:
+            self.engine.go_on()
+            await asyncio.sleep(0)
+
+    @property
+    def newest(self) -> list[bytes]:
+        return [self.engine.bodies.read(message)[-6:] for message in self.queue.waiting()][-2:]
+
+
+def send_two(client: Client, producer: SenderLink, *, settled: bool = False) -> None:
+    """Two messages, and what the client has to say beside them."""
+    for body in ("number 1", "number 2"):
+        producer.send(message_bytes(body, durable=False), settled=settled)
+    client.connection.data_received(client.amqp.data_to_send())
+
+
 @run_async
 async def test_client_waits_while_a_queue_drops_many_messages_for_its_own() -> None:
-    served = Served(BrokerInMemory(policy=Policy(AddressPolicy(when_full=DROP, max_messages=2_000)), turn_steps=1_000))
+    served = Dropping()
     busy, other = Client(served, "busy"), Client(served, "other")
     inbox, producer = other.consumer("inbox", credit=10), busy.producer("q")
-    for number in range(1_500):
-        served.broker.send("q", message_bytes(number, durable=False), Sender(), number)
-    served.broker.settle()
-    queue = served.engine.queue("q")
-    queue.settings = dataclasses.replace(queue.settings, max_messages=10)
-    for body in ("first", "second"):
-        producer.send(message_bytes(body, durable=False))
-    producer.detach()
-    busy.connection.data_received(busy.amqp.data_to_send())
+    send_two(busy, producer)
     assert busy.connection.behind
     assert not busy.wire.reading
-    assert len(busy.connection.client.links) == 1
     served.broker.send("inbox", message_bytes("x"), Sender(), 1)
     served.settle(other)
     assert other.received(inbox) == 1
-    while busy.connection.behind:
-        served.engine.go_on()
-        await asyncio.sleep(0)
+    await served.finish(busy)
     assert busy.wire.reading
-    served.settle(busy)
-    assert len(busy.connection.client.links) == 0
-    assert queue.held_messages == 10
-    assert [served.broker.engine.bodies.read(message)[-6:] for message in queue.waiting()][-1] == b"second"
+    assert served.queue.held_messages == 10
+    assert served.newest == [b"mber 1", b"mber 2"]
+
+
+#: How a client ends what a message came by, or makes the broker end it, and the frame by which the broker answers.
+ENDS: dict[str, tuple[Callable[[Client, SenderLink], object], type[Composite]]] = {
+    "detach": (lambda _, producer: producer.detach(), Detach),
+    "end": (lambda client, _: client.session.end(), End),
+    "close": (lambda client, _: client.amqp.close(), Close),
+    "breach": (lambda client, _: client.amqp.out.append(b"\x00\x00\x00\x09\x02\x77\x00\x00\x00"), Close),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("settled", [False, True])
+@run_async
+async def test_end_that_comes_behind_a_message_that_waits_is_handled_after_it(how: str, settled: bool) -> None:
+    act, answer = ENDS[how]
+    served = Dropping()
+    client = Client(served)
+    producer = client.producer("q")
+    for body in ("number 1", "number 2"):
+        producer.send(message_bytes(body, durable=False), settled=settled)
+    act(client, producer)
+    client.connection.data_received(client.amqp.data_to_send())
+    assert client.connection.behind
+    assert len(client.connection.client.links) == 1
+    served.dispatch()
+    assert client.wire.written == []
+    assert not client.wire.closing
+    await served.finish(client)
+    assert served.newest == [b"mber 1", b"mber 2"]
+    assert len(client.connection.client.links) == 0
+    written = [type(performative) for _, performative, _ in frames_of(b"".join(client.wire.written))]
+    assert written == [*([] if settled else [Disposition]), answer]
+    assert client.wire.closing is (answer is Close)
+    assert served.contained == []
+
+
+@run_async
+async def test_message_that_waits_is_dropped_with_its_connection() -> None:
+    served = Dropping()
+    client = Client(served)
+    send_two(client, client.producer("q"))
+    assert client.connection.behind
+    client.connection.connection_lost(None)
+    await asyncio.sleep(0)
+    served.broker.settle()
+    assert b"mber 1" not in served.newest
+    assert len(client.connection.client.links) == 0
+    assert served.contained == []
+
+
+@run_async
+async def test_message_that_waits_is_dropped_with_its_link() -> None:
+    served = Dropping()
+    client = Client(served)
+    send_two(client, client.producer("q"))
+    (link,) = client.connection.client.links
+    client.connection.client.end_link(link, AmqpError(RESOURCE_LIMIT_EXCEEDED, "enough"))
+    await served.finish(client)
+    served.settle(client)
+    assert b"mber 1" not in served.newest
+    (detached,) = client.told(Detached)
+    assert detached.error is not None
+    assert detached.error.condition == RESOURCE_LIMIT_EXCEEDED
+
+
+class NoCreation(AllowAll):
+    """Nobody may create a queue."""
+
+    def authorize(self, user: str, permission: Permission, address: str) -> None:
+        if permission is Permission.CREATE_ADDRESS:
+            raise Unauthorized(user, permission, address)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@run_async
+async def test_queue_that_is_deleted_while_a_message_waits_is_created_again_for_whom_may_create_it(allowed: bool) -> None:
+    served = Dropping()
+    served.permissions = AllowAll() if allowed else NoCreation()
+    client = Client(served)
+    client.connection.client.user = "ann"
+    send_two(client, client.producer("q"))
+    assert client.connection.behind
+    served.engine.delete_queue(served.queue)
+    await served.finish(client)
+    served.settle(client)
+    states = [type(event.state) for event in client.told(Dispositioned)]
+    assert states == [Accepted if allowed else Rejected]
+    assert ("q" in served.engine.addresses.anycast) is allowed
+    if allowed:
+        again = served.engine.queue("q")
+        assert (again.user, again.held_messages) == ("ann", 2)
+
+
+@run_async
+async def test_message_that_waits_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[bytes] = []
+
+    def counted(data: bytes) -> Scan:
+        scanned.append(data)
+        return scan(data)
+
+    monkeypatch.setattr(transfers, "scan", counted)
+    served = Dropping()
+    client = Client(served)
+    send_two(client, client.producer("q"))
+    assert client.connection.behind
+    await served.finish(client)
+    assert len(scanned) == 2
 
 
 @run_async

@@ -149,11 +149,11 @@ async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFile
     client.consumer("q", credit=1)
     served.settle(client)
     assert kept_bytes() > 0
-    assert served.engine.addresses.routes_kept > 0
+    assert served.engine.addresses.routes_bytes > 0
     client.connection.connection_lost(None)
     await asyncio.wait_for(cache.now_empty.wait(), 10)
     assert kept_bytes() == 0
-    assert served.engine.addresses.routes_kept == 0
+    assert served.engine.addresses.routes_bytes == 0
 
 
 @run_async
@@ -187,6 +187,21 @@ async def test_clients_that_come_and_go_do_not_empty_the_caches_each_time(spill:
     assert cache.emptied == 0
     await asyncio.wait_for(cache.now_empty.wait(), 10)
     assert cache.emptied == 1
+
+
+@run_async
+async def test_links_are_counted_with_their_names(spill: SpillFiles) -> None:
+    served = Served()
+    watch = MemoryWatch(served.engine, spill, served.partials, served.connections, served.dispatch)
+    client, counted_bytes = Client(served), []
+    for name in ("short", "\N{GRINNING FACE}" * 2_000):
+        link = client.producer("q", name=name)
+        watch.measure(0.0)
+        counted_bytes.append(served.engine.memory.parts()[MemoryPart.CONNECTIONS])
+        link.detach()
+        served.settle(client)
+    assert counted_bytes[1] - counted_bytes[0] > 7_900
+    assert client.connection.client.links.names_bytes == 0
 
 
 @run_async

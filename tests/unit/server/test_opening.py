@@ -10,6 +10,7 @@ from bascule.amqp.events import ConnectionClosed, Opened
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousClient, SaslClient
 from bascule.amqp.types import Symbol
+from tests.support.costs import calls_of
 from tests.unit.server.served import Client, Served, Wire, run_async
 
 SOLE = "sole-connection-for-container"
@@ -82,6 +83,36 @@ async def test_client_id_is_free_when_its_connection_is_closed() -> None:
     first.amqp.close()
     first.run()
     assert Opening(served, "shop", SOLE).refusal is None
+
+
+@run_async
+async def test_client_id_of_a_connection_that_is_closed_and_has_still_its_socket_is_free() -> None:
+    served = Served()
+    closed = [Opening(served, "shop") for _ in range(3)]
+    for client in closed:
+        client.amqp.close()
+        client.run()
+    assert Opening(served, "shop", SOLE).refusal is None
+    assert Opening(served, "shop", SOLE).refusal is not None
+    for client in closed:
+        client.connection.connection_lost(None)
+    assert Opening(served, "shop", SOLE).refusal is not None
+
+
+@run_async
+async def test_client_without_an_id_opens_beside_connections_that_have_not_opened() -> None:
+    served = Served()
+    wire: Any = Wire()
+    served.connection().connection_made(wire)
+    assert Opening(served, "", SOLE).refusal is None
+
+
+@run_async
+async def test_opening_costs_no_more_where_many_are_connected() -> None:
+    served = Served()
+    few = calls_of(lambda: Opening(served, "first"))
+    others = [Opening(served, f"other-{number}") for number in range(100)]
+    assert calls_of(lambda: Opening(served, "last")) < few + len(others)
 
 
 @run_async

@@ -162,7 +162,7 @@ async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest
     link = client.producer("q")
     kept = other.producer("q")
     with monkeypatch.context() as patched:
-        patched.setattr("bascule.server.connection.scan", fails)
+        patched.setattr("bascule.server.transfers.scan", fails)
         link.send(message_bytes("x"))
         client.run()
     (closed,) = client.told(ConnectionClosed)
@@ -173,7 +173,7 @@ async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest
     assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
 
 
-@pytest.mark.parametrize("place", ["scan", "attach"])
+@pytest.mark.parametrize("place", ["transfers.scan", "connection.attach"])
 @run_async
 async def test_fault_of_the_broker_ends_the_epoch_and_is_no_refusal(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     served = Served()
@@ -184,8 +184,8 @@ async def test_fault_of_the_broker_ends_the_epoch_and_is_no_refusal(monkeypatch:
     def fails(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(f"bascule.server.connection.{place}", fails)
-    if place == "attach":
+    monkeypatch.setattr(f"bascule.server.{place}", fails)
+    if place == "connection.attach":
         client.session.attach_sender("another", Source(), Target("q", capabilities=QUEUE))
     else:
         link.send(message_bytes("x"))
@@ -203,7 +203,7 @@ async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error
     def fails(*_: object) -> None:
         raise LimitExceeded("too many of them")
 
-    monkeypatch.setattr("bascule.server.connection.scan", fails)
+    monkeypatch.setattr("bascule.server.transfers.scan", fails)
     link.send(message_bytes("x"))
     client.run()
     (closed,) = client.told(ConnectionClosed)

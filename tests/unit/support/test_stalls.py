@@ -9,7 +9,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bascule.server.stalls import PERIOD_S, StallWatch
-from tests.support.stalls import TURN_S_MAX, StallLog
+from tests.support.stalls import TURN_S_MAX, StallLog, longest_turn_s
 
 
 def busy(for_s: float) -> None:
@@ -52,5 +52,25 @@ def test_stall_of_a_real_event_loop_is_found_once_and_nothing_before_or_after_it
     (stall,) = log.found
     assert (stall.at_s, stall.part, stall.turns) == (2.0, "broker-0", 1)
     assert stall.bound_s >= 3 * TURN_S_MAX
+    assert longest_turn_s(generate_latest(registry).decode()) == stall.bound_s
     look(5.0, pid=8)
     assert [each.turns for each in log.found] == [1, 1]  # another process counts anew
+
+
+def test_turns_before_a_look_do_not_count_as_turns_since() -> None:
+    now_s, used_s = [0.0], [0.0]
+    watch, registry = StallWatch(lambda: False, lambda: now_s[0], lambda: used_s[0]), CollectorRegistry()
+    registry.register(watch)
+
+    def metrics(*turns_s: float) -> str:
+        for turn_s in turns_s:
+            now_s[0] += turn_s
+            used_s[0] += turn_s
+            watch._due_s = now_s[0] - turn_s
+            watch.look()
+        return generate_latest(registry).decode()
+
+    before = metrics(0.0, 0.3)
+    after = metrics(0.04)
+    assert longest_turn_s(after) == 0.5
+    assert longest_turn_s(after, since=before) == 0.05

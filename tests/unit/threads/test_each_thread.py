@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bascule.adapter.inbound.activation import Activation
-from bascule.adapter.inbound.workers import Workers as InboundWorkers
+from bascule.adapter.inbound.worker_pool import WorkerPool
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import ConnectionClosed
 from bascule.client import ConnectionFactory, ConnectionLost, Queue
@@ -71,8 +71,8 @@ asyncio.run(tail())
 OWNED = {
     ("adapter/inbound/activation.py", "inbound"): "test_activation_stands_still_and_says_why_when_thread_fails",
     ("adapter/inbound/activation.py", "take"): "test_activation_stands_still_and_says_why_when_thread_fails",
-    ("adapter/inbound/workers.py", "watch"): "test_activation_stands_still_and_says_why_when_thread_fails",
-    ("adapter/inbound/workers.py", "worker"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/worker_pool.py", "watch"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/worker_pool.py", "worker"): "test_activation_stands_still_and_says_why_when_thread_fails",
     ("client/blocking.py", "listener"): "test_application_is_told_and_calls_fail_when_thread_of_listeners_fails",
     ("client/thread.py", "connection"): "test_what_ends_the_thread_of_a_connection_is_told",
     ("kafka/compacted.py", "appender"): "test_appender_whose_thread_failed_appends_with_new_client",
@@ -95,7 +95,7 @@ def test_process_ends_with_log_line_when_thread_fails(place: tuple[str, str]) ->
 
 @pytest.mark.parametrize("thread", ["_poll", "_housekeep", "_take", "_watch", "_work"])
 def test_activation_stands_still_and_says_why_when_thread_fails(monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
-    owner = Activation if hasattr(Activation, thread) else InboundWorkers
+    owner = Activation if hasattr(Activation, thread) else WorkerPool
     monkeypatch.setattr(owner, thread, fail)
     failing = Hanging(monkeypatch, "nothing")
     failing.activation.start()

@@ -1,17 +1,20 @@
-"""An interrupt (Ctrl-C) at any line of a commit: no transaction that may commit is told as rolled back, and recovery ends all of it."""
+"""An interrupt (Ctrl-C) at any line of a commit or rollback.
+
+No transaction that may commit is told as rolled back, no branch stays open, and recovery ends all of the rest.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
 
 import pytest
 
 from bascule.testing.xa import ModelLog, ModelResource
-from bascule.xa import TransactionManager, two_phase
+from bascule.xa import TransactionManager, TransactionRolledBack, two_phase
 from bascule.xa.two_phase import ENDED, TransactionStatus
 
 LINES_MAX: Final = 500
@@ -43,11 +46,15 @@ class Interrupt:
         return self._line
 
 
-@pytest.mark.parametrize("names", [("one",), ("one", "two")], ids=["in one phase", "in two phases"])
-def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("names", "parallel"),
+    [(("one",), False), (("one", "two"), False), (("one", "two"), True)],
+    ids=["in one phase", "in two phases", "in two phases at the same time"],
+)
+def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(names: tuple[str, ...], parallel: bool) -> None:
     for at in range(1, LINES_MAX):
         resources, interrupt = [ModelResource(name) for name in names], Interrupt(at)
-        with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60) as manager:
+        with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60, parallel=parallel) as manager:
             transaction = manager.begin()
             for resource in resources:
                 transaction.enlist(resource).append("work")
@@ -62,10 +69,38 @@ def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(nam
                 transaction.rollback()
             assert transaction.status in ENDED, f"line {at}"
             assert manager._at_work() == set(), f"line {at}: recovery passes it over"
+            left = any(resource.recover() for resource in resources)
+            assert transaction._protocol.pending or not left, f"line {at}: recovery is not told that a branch is left"
             manager.recoverer().run(manager._at_work)
+            assert [resource._active for resource in resources] == [{}] * len(names), f"line {at}: a branch is open"
             committed = {len(resource.durable.committed) for resource in resources}
             assert len(committed) == 1, f"line {at}: split"
             assert [resource.recover() for resource in resources] == [[]] * len(names), f"line {at}: left behind"
             assert committed == {0} or status in (TransactionStatus.COMMITTED, TransactionStatus.IN_DOUBT), f"line {at}: told {status}"
     assert interrupt.left > 0, "the commit has more lines"
+    assert at > 20
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["rollback", "commit of a marked transaction"])
+def test_interrupted_rollback_leaves_no_branch_open(marked: bool) -> None:
+    for at in range(1, LINES_MAX):
+        resources, interrupt = [ModelResource(name) for name in ("one", "two", "three")], Interrupt(at)
+        with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60) as manager:
+            transaction = manager.begin()
+            for resource in resources:
+                transaction.enlist(resource).append("work")
+            if marked:
+                transaction.set_rollback_only()
+            try:
+                with interrupt(), suppress(TransactionRolledBack):
+                    transaction.commit() if marked else transaction.rollback()
+            except KeyboardInterrupt:
+                if transaction.status in (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK):  # nothing has begun
+                    transaction.rollback()
+            else:
+                break
+            assert transaction.status is TransactionStatus.ROLLED_BACK, f"line {at}"
+            assert manager._at_work() == set(), f"line {at}: recovery passes it over"
+            assert [resource._active for resource in resources] == [{}] * len(resources), f"line {at}: a branch is open"
+    assert interrupt.left > 0, "the rollback has more lines"
     assert at > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
@@ -13,16 +14,18 @@ import pytest
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import SessionBegun
+from bascule.client import Queue
+from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.errors import IllegalState
 from bascule.core.errors import Unavailable
 from bascule.testing.xa import ModelLog
 from bascule.xa import TransactionManager
 from bascule.xa.broker_protocol import Reply, checked
-from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed
+from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.system import wait_for
-from tests.unit.client.server import obliging, server
+from tests.unit.client.server import BODIES, obliging, server
 
 THREADS = 4
 WAIT_S = 30.0
@@ -71,6 +74,33 @@ def test_session_that_another_thread_is_within_a_call_of_is_not_used_again_after
         resource.start(second, timeout_s=5)
         resource.rollback(second)
         assert len(resource._idle) == 1
+
+
+def test_event_loop_that_was_closed_within_a_call_of_a_branch_costs_neither_the_rollback_nor_the_connection() -> None:
+    """Nobody wakes the tasks any more of a loop that a program has stopped and closed without their end."""
+    loop, got_all = asyncio.new_event_loop(), asyncio.Event()
+
+    async def receive(handle: AsyncBranchContext) -> None:
+        consumer = await handle.consumer(Queue("orders"))
+        for _ in BODIES:
+            assert await consumer.receive()
+        got_all.set()
+        await consumer.receive()  # there is none
+
+    with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as resource:
+        first, second = (branch(new_gtrid("shop", 0), "broker") for _ in range(2))
+        other = resource.start(second, timeout_s=5)
+        task: Any = loop.create_task(receive(resource.start_on_loop(first, timeout_s=5, loop=loop)))
+        loop.run_until_complete(got_all.wait())
+        assert len(other._thread._observers) == 1  # the task's
+        loop.close()
+        resource.rollback(first)  # ends the session of the branch, for which the task waits
+        with pytest.raises(UnknownXid):
+            resource.end(first, success=False)
+        other.producer(Queue("orders")).send("on the same connection")
+        resource.rollback(second)
+        task._log_destroy_pending = False
+        task.get_coro().close()
 
 
 class Away:

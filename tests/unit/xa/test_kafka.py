@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceError, ResourceFailed, TransactionError
-from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka import AsyncKafkaBranch, KafkaBranch, KafkaResource
 from bascule.xa.kafka_protocol import BranchLimits
 from bascule.xa.kafka_records import STARTED
 from bascule.xa.resource import Vote
@@ -358,3 +359,33 @@ def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
         with pytest.raises(TransactionRolledBack, match=r"does not say at which offset 'bascule\.xa\.side' has stored"):
             transaction.commit()
         assert resource._branches.at_work == set()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_cancelled_send_of_a_task_is_over_when_the_cancellation_is_raised(refused: bool) -> None:
+    """Else the transaction commits with the record or without it, and nobody knows."""
+    sent: list[bytes | None] = []
+    begun, goes_on = Event(), Event()
+
+    def send(record: Outgoing) -> None:
+        begun.set()
+        assert goes_on.wait(WAIT_S), "the event loop was blocked"
+        if refused:
+            raise ResourceFailed("Kafka is away")
+        sent.append(record.value)
+
+    async def main() -> BaseException:
+        task = asyncio.create_task(AsyncKafkaBranch(KafkaBranch(send)).send("orders", b"paid"))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await task
+        return cancelled.value
+
+    cause = asyncio.run(main()).__cause__
+    assert sent == ([] if refused else [b"paid"])
+    assert isinstance(cause, ResourceFailed) if refused else cause is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,9 +21,9 @@ class Connection:
 
     def __init__(self) -> None:
         self.did: list[str] = []
-        self.connection = SimpleNamespace(driver_connection=SimpleNamespace(xid=lambda *parts: parts))
+        self.connection = SimpleNamespace(driver_connection=SimpleNamespace(xid=lambda *parts: parts, tpc_begin=self.tpc_begin))
 
-    def begin_twophase(self, xid: Any) -> None:
+    def tpc_begin(self, xid: Any) -> None:
         self.did.append("begin")
         raise ConnectionError("the server is gone")
 
@@ -39,10 +39,16 @@ def test_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None
         SqlAlchemyResource("shop", create_engine("sqlite://"))
 
 
-def test_connection_on_which_no_branch_could_begin_does_not_go_back_to_the_pool() -> None:
-    connection = Connection()
-    engine = SimpleNamespace(dialect=SimpleNamespace(driver="psycopg"), connect=lambda: connection)
-    resource = SqlAlchemyResource("shop", cast("Any", engine))
+def test_async_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None:
+    other: Any = SimpleNamespace(dialect=SimpleNamespace(driver="asyncpg"))
+    with pytest.raises(InvalidInput, match=r"resource shop: driver 'asyncpg' is not one of psycopg"):
+        SqlAlchemyResource("shop", create_engine("postgresql+psycopg://"), async_engine=other)
+
+
+def test_connection_on_which_no_branch_could_begin_does_not_go_back_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, engine = Connection(), create_engine("postgresql+psycopg://")
+    monkeypatch.setattr(engine, "connect", lambda: connection)
+    resource = SqlAlchemyResource("shop", engine)
     with pytest.raises(ConnectionError):
         resource.opened(branch(new_gtrid("manager", 0), "shop"))
     assert connection.did == ["begin", "invalidate", "close"]

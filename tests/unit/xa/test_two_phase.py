@@ -285,3 +285,25 @@ def test_resource_without_a_priority_commits_with_the_databases() -> None:
         name = "bare"
 
     assert BlockingParticipant(Bare()).priority == CommitPriority.DATABASE  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["rollback", "marked", "refused at its end", "an error at its end"])
+def test_work_of_each_branch_is_ended_before_the_branch_is_rolled_back(way: str) -> None:
+    """Who is at work in a branch is refused from then on, and finds no later branch on the session."""
+    stage = Stage()
+    stage.enlist()
+    if way == "marked":
+        stage.transaction.mark()
+    elif way == "refused at its end":
+        stage.at["one.end.before"] = fail(BranchRolledBack("lost"))
+    elif way == "an error at its end":
+        stage.at["one.end.before"] = fail(ZeroDivisionError("a fault of the resource"))
+    if way in ("rollback", "an error at its end"):
+        run_blocking(stage.transaction.rollback())
+    else:
+        with pytest.raises(TransactionRolledBack):
+            run_blocking(stage.transaction.commit())
+    for name in ("one", "two"):
+        assert stage.seen.index(f"{name}.end.before") < stage.seen.index(f"{name}.rollback.before")
+    assert stage.transaction.status is TransactionStatus.ROLLED_BACK
+    assert stage.one._active == stage.two._active == {}

@@ -12,8 +12,22 @@ if TYPE_CHECKING:
     from bascule.adapter.inbound.log import InboundLog
     from bascule.adapter.inbound.record import Record
     from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Order, Start, Xa
+    from bascule.adapter.inbound.worker_pool import PoolStatus, WorkerPool
 
-__all__ = ["Activation", "ActivationSpec", "ActivationStatus", "Backoff", "InboundLog", "Order", "Record", "ResourceAdapter", "Start", "Xa"]
+__all__ = [
+    "Activation",
+    "ActivationSpec",
+    "ActivationStatus",
+    "Backoff",
+    "InboundLog",
+    "Order",
+    "PoolStatus",
+    "Record",
+    "ResourceAdapter",
+    "Start",
+    "WorkerPool",
+    "Xa",
+]
 
 _HOMES = {
     "Activation": "activation",
@@ -21,10 +35,12 @@ _HOMES = {
     "Backoff": "spec",
     "InboundLog": "log",
     "Order": "spec",
+    "PoolStatus": "worker_pool",
     "Record": "record",
     "ResourceAdapter": "adapter",
     "Start": "spec",
     "ActivationStatus": "activation",
+    "WorkerPool": "worker_pool",
     "Xa": "spec",
 }
 

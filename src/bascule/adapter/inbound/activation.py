@@ -133,8 +133,9 @@ class Activation:
     def start(self) -> None:
         """Returns when it has asked the group for partitions. May follow a ``stop``; the counts go on.
 
-        Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput, UnsafeTopic (the group's own
-        topics), ResourceFailed and LogUnreadable (its inbound log), OutOfOrder (manager not open).
+        Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput (also if its worker pool has no
+        thread for it), UnsafeTopic (the group's own topics), ResourceFailed and LogUnreadable (its inbound log), OutOfOrder (manager not
+        open).
         """
         if self._stopping.is_set():
             if left := [each.name for each in self._threads if each.is_alive()]:
@@ -147,12 +148,17 @@ class Activation:
         set_up(self._kafka, self.spec)
         self._look_for_sources()
         self._log.recover()
-        consumer = GroupConsumer(
-            self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
-            # What failed before anybody had read this topic is in it.
-            whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
-        )  # fmt: skip
         self._workers.start()
+        try:
+            consumer = GroupConsumer(
+                self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
+                # What failed before anybody had read this topic is in it.
+                whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
+            )  # fmt: skip
+        except BaseException:
+            self._workers.stop(0.0)
+            self._anew()
+            raise
         for name, target in (("inbound", partial(self._poll, consumer)), ("housekeeping", self._housekeep)):
             self._threads.append(lasting_thread(target, f"bascule-{name}-{self.spec.group}", on_failure=self._fail))
             self._threads[-1].start()

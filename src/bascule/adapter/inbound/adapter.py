@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, ActivationStatus
 from bascule.adapter.inbound.endpoint import Endpoint
 from bascule.adapter.inbound.spec import ActivationSpec
+from bascule.adapter.inbound.worker_pool import WorkerPool
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.threads.background import in_background
@@ -43,6 +44,8 @@ class ResourceAdapter:
         """An endpoint takes records from now on, or from the start on. Raises InvalidInput; what ``start`` does if it starts now."""
         if any(each.spec.group == spec.group for each in self._activations):
             raise InvalidInput(f"group {spec.group!r} has an endpoint already: each needs a group of its own")
+        if spec.pool is not None and any(each.name == spec.pool.name and each is not spec.pool for each in self.pools()):
+            raise InvalidInput(f"another worker pool is called {spec.pool.name!r} already: WorkerPool(threads, name)")
         activation = Activation(self._kafka, spec, endpoint)
         if self._started:
             activation.start()
@@ -87,6 +90,10 @@ class ResourceAdapter:
     def status(self) -> list[ActivationStatus]:
         """Of each endpoint."""
         return [activation.status() for activation in self._activations]
+
+    def pools(self) -> list[WorkerPool]:
+        """The worker pools that its endpoints name, each once."""
+        return list(dict.fromkeys(each.spec.pool for each in self._activations if each.spec.pool is not None))
 
     def __enter__(self) -> Self:
         """Start."""

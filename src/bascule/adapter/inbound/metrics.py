@@ -30,6 +30,12 @@ COUNTERS = {
     "vanished": "records in flight that were deleted from their topic",
     "redelivered": "records found in flight at a taking over",
 }
+#: Of pools that endpoints share: name -> what it says, and the field of PoolStatus.
+POOL_GAUGES = {
+    "threads": "threads of a worker pool, but for those that replace hanging ones",
+    "at_work": "threads of a worker pool at work",
+    "hanging": "threads of a worker pool in an endpoint that was given up",
+}
 
 
 class AdapterCollector(Collector):
@@ -39,7 +45,7 @@ class AdapterCollector(Collector):
         self._adapter = adapter
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, by group."""
+        """All metrics, by group; those of worker pools by their name."""
         statuses = self._adapter.status()
         partitions = GaugeMetricFamily("bascule_adapter_partitions", "source partitions in this member's hands", labels=("group",))
         for status in statuses:
@@ -56,6 +62,12 @@ class AdapterCollector(Collector):
             for status in statuses:
                 counter.add_metric((status.group,), status.counts[name])
             yield counter
+        pools = [pool.status() for pool in self._adapter.pools()]
+        for name, text in POOL_GAUGES.items():
+            gauge = GaugeMetricFamily(f"bascule_adapter_pool_{name}", text, labels=("pool",))
+            for pool in pools:
+                gauge.add_metric((pool.name,), getattr(pool, name))
+            yield gauge
 
 
 def serve_metrics(adapter: ResourceAdapter, port: int, host: str = "127.0.0.1") -> int:

@@ -12,6 +12,7 @@ from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from bascule.adapter.inbound.log import InboundLog
+    from bascule.adapter.inbound.worker_pool import WorkerPool
     from bascule.xa.kafka import KafkaResource
     from bascule.xa.manager import TransactionManager
 
@@ -79,8 +80,9 @@ class ActivationSpec:
     """Checked when it is made. Raises InvalidInput, with the name of the field.
 
     topics: names, or one regular expression that begins with ``^``. group: the consumer group; its name begins those of its topics.
-    workers: the most endpoints at work at once. batch: records that are scheduled together. retries: tries after the first one.
-    transacted: None for at least once. delivery_timeout_s: an endpoint at work for longer hangs, and its record counts as failed.
+    workers: the most endpoints at work at once. pool: whose threads they are; by default they are the endpoint's own. batch: records that
+    are scheduled together. retries: tries after the first one. transacted: None for at least once. delivery_timeout_s: an endpoint at work
+    for longer hangs, and its record counts as failed.
     """
 
     topics: tuple[str, ...]
@@ -95,6 +97,7 @@ class ActivationSpec:
     start: Start = Start.EARLIEST
     retry_topic: str = ""
     dead_letter_topic: str = ""
+    pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -1,11 +1,13 @@
-"""Messages out to Kafka: connection factories with a name, pooled connections, a Kafka and a JMS face."""
+"""Connections out, to Kafka and to a JMS broker: connection factories with a name, pooled connections."""
 
+from bascule.adapter.outbound.broker import JmsConnectionFactory
 from bascule.adapter.outbound.factory import CommitInDoubt, KafkaConnection, KafkaConnectionFactory, KafkaTransactions, XaSends
 from bascule.adapter.outbound.pool import LeaseInfo, PoolClosed, PoolExhausted, PoolLimits
 from bascule.adapter.outbound.registry import Registry, bind, lookup, unbind
 
 __all__ = [
     "CommitInDoubt",
+    "JmsConnectionFactory",
     "KafkaConnection",
     "KafkaConnectionFactory",
     "KafkaTransactions",

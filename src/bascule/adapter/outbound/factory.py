@@ -13,14 +13,16 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bascule.adapter.outbound.pool import LeaseInfo, Pool, PoolLimits
+from bascule.client import TimedOut
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import OUTBOUND
@@ -76,10 +78,14 @@ class XaSends:
             raise InvalidInput(f"resource {self.kafka.name!r} is not one of transaction manager {self.manager.name!r}")
 
 
-class _Physical(Protocol):
-    def send(self, outgoing: Outgoing) -> None: ...
+#: Told when a record is stored (None), or why it may not be; within a transaction at once.
+Answered = Callable[[BaseException | None], None]
 
-    def flush(self) -> None: ...
+
+class _Physical(Protocol):
+    def send(self, outgoing: Outgoing, answered: Answered | None) -> None: ...
+
+    def flush(self, timeout_s: float | None) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -100,25 +106,31 @@ class _UnderWay:
         self._waiting = self._sent = self._failed = 0
         self._first: BaseException | None = None
 
-    def add(self, future: Future[int]) -> None:
+    def add(self, future: Future[int], answered: Answered | None) -> None:
         with self._answered:
             self._sent += 1
             self._waiting += 1
-        future.add_done_callback(self._done)
+        future.add_done_callback(partial(self._done, answered))
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None) -> None:
         with self._answered:
-            self._answered.wait_for(lambda: not self._waiting)
+            if not self._answered.wait_for(lambda: not self._waiting, timeout_s):
+                raise TimedOut(f"flush: {self._waiting} records are not answered in time, and may be stored or not")
             sent, failed, first = self._sent, self._failed, self._first
             self._sent = self._failed = 0
             self._first = None
         if first is not None:
             raise Unavailable(f"{failed} of {sent} records may be stored or not: {first}") from first
 
-    def _done(self, future: Future[int]) -> None:
+    def _done(self, answered: Answered | None, future: Future[int]) -> None:
+        error = future.exception()
+        if isinstance(error, OffsetUnknown):
+            error = None
+        if answered is not None:
+            answered(error)
         with self._answered:
             self._waiting -= 1
-            if (error := future.exception()) is not None and not isinstance(error, OffsetUnknown):
+            if error is not None and answered is None:
                 self._failed += 1
                 self._first = self._first or error
             self._answered.notify_all()
@@ -130,11 +142,11 @@ class _Plain:
         self._topics = Topics(kafka)
         self._under_way = _UnderWay()
 
-    def send(self, outgoing: Outgoing) -> None:
-        self._under_way.add(self._appender.append(outgoing))
+    def send(self, outgoing: Outgoing, answered: Answered | None) -> None:
+        self._under_way.add(self._appender.append(outgoing), answered)
 
-    def flush(self) -> None:
-        self._under_way.flush()
+    def flush(self, timeout_s: float | None) -> None:
+        self._under_way.flush(timeout_s)
 
     def begin(self) -> None:
         raise OutOfOrder("connections of this factory have no transactions: KafkaConnectionFactory(..., transacted=KafkaTransactions(...))")
@@ -157,12 +169,14 @@ class _InKafkaTransaction:
         self._slot = Slot(kafka, transactional_id, COMMITTED_TOPIC, self._partition)
         self._gathered: list[Outgoing] | None = None
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, outgoing: Outgoing, answered: Answered | None) -> None:
         if self._gathered is None:
             raise OutOfOrder("send: not within `with connection.transaction()`")
         self._gathered.append(outgoing)
+        if answered is not None:
+            answered(None)
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None) -> None:  # noqa: ARG002 - there is nothing to wait for
         if self._gathered is not None:
             raise OutOfOrder("the transaction is not at its end")
 
@@ -216,12 +230,14 @@ class _InCurrentTransaction:
     def __init__(self, xa: XaSends) -> None:
         self._xa = xa
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, outgoing: Outgoing, answered: Answered | None) -> None:
         topic, key, value, headers, partition, timestamp_ms = outgoing
         branch = self._xa.manager.enlist(self._xa.kafka)
         branch.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        if answered is not None:
+            answered(None)
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None) -> None:
         """It is the transaction that waits."""
 
     def begin(self) -> None:
@@ -260,13 +276,13 @@ class KafkaConnection:
         """
         self.send_record(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 
-    def send_record(self, outgoing: Outgoing) -> None:
-        """As ``send``."""
-        self._open().send(outgoing)
+    def send_record(self, outgoing: Outgoing, answered: Answered | None = None) -> None:
+        """As ``send``. ``flush`` says nothing of a record whose failure ``answered`` is told, in a thread of the connection's."""
+        self._open().send(outgoing, answered)
 
-    def flush(self) -> None:
-        """Returns when all that was sent is stored. Raises Unavailable where some of it may not be."""
-        self._guarded(self._open().flush)
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Returns when all that was sent is stored. Raises Unavailable where some of it may not be, TimedOut."""
+        self._guarded(partial(self._open().flush, timeout_s))
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
@@ -294,7 +310,7 @@ class KafkaConnection:
         if (physical := self._physical) is None:
             return
         try:
-            self._guarded(physical.flush)
+            self._guarded(partial(physical.flush, None))
         finally:
             self._physical = None
             self._pool.give_back(self._number, broken=self._broken)

@@ -1,23 +1,31 @@
-"""The JMS face of a connection: a session, its producers, and messages that become records as Bascule's diverts make them."""
+"""The JMS face of a connection to Kafka: it sends as the client does, and messages become records as Bascule's diverts make them."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING
 
-from bascule.client.destination import Destination
-from bascule.client.message import Body, Message, SendOptions, encode, stamp
-from bascule.core.errors import BadRecord, InvalidInput
+from bascule.client import Context, Destination, Message, MessageRefused, Producer, TimedOut
+from bascule.client.managed import refused
+from bascule.client.message import Body, SendOptions, encode, stamp
+from bascule.client.sends import SendCompletion
+from bascule.core.errors import BadRecord, BasculeError, InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.jms.to_kafka import record_of, target_topic
 
 if TYPE_CHECKING:
     from bascule.adapter.outbound.factory import KafkaConnection
 
+_log = get_log("bascule.adapter")
+
 
 class JmsSession:
     """Made by ``KafkaConnection.jms``. A queue and a topic of JMS are the Kafka topic of their name, or what the template makes of it."""
+
+    _refusal = "a connection to Kafka only sends. Endpoints receive records; contexts of a JmsConnectionFactory receive messages"
 
     def __init__(self, connection: KafkaConnection, key: str, topic: str) -> None:
         """``key`` is a divert's choice: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
@@ -25,32 +33,101 @@ class JmsSession:
         self._key = key
         self._topic = topic
 
-    def producer(self, destination: Destination, options: SendOptions | None = None) -> JmsProducer:
-        """Sends to one destination."""
-        return JmsProducer(self, destination, options or SendOptions())
+    def producer(
+        self,
+        destination: Destination | None = None,
+        *,
+        persistent: bool = True,
+        priority: int = 4,
+        time_to_live_s: float = 0.0,
+        delivery_delay_s: float = 0.0,
+    ) -> Producer:
+        """A producer for one destination, or for one that each send names; the rest is for messages that do not say otherwise."""
+        return Producer(self, destination, SendOptions(persistent, priority, time_to_live_s, delivery_delay_s))
 
-    def send(self, destination: Destination, content: Message | Body, options: SendOptions | None = None) -> str:
-        """One message; gives its JMSMessageID. Raises InvalidInput for what JMS has not, or has no form as a record."""
+    def send(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
+        """Send one message, and return when it is stored; in a transaction at once.
+
+        Raises InvalidInput for what JMS has not, or has no form as a record, MessageRefused for what is too large, TimedOut, Unavailable.
+        """
+        return self.producer(destination).send(content, timeout_s=timeout_s)
+
+    def reply(self, request: Message, content: Message | Body, *, timeout_s: float | None = None) -> Message:
+        """Answer a message. Raises InvalidDestination where it does not say where to."""
+        return self.send(*request.answer(content), timeout_s=timeout_s)
+
+    request = refused(Context.request)
+    consumer = refused(Context.consumer)
+    durable_consumer = refused(Context.durable_consumer)
+    shared_consumer = refused(Context.shared_consumer)
+    shared_durable_consumer = refused(Context.shared_durable_consumer)
+    browse = refused(Context.browse)
+    unsubscribe = refused(Context.unsubscribe)
+    temporary_queue = refused(Context.temporary_queue)
+    temporary_topic = refused(Context.temporary_topic)
+
+    def _send(
+        self,
+        destination: Destination,
+        content: Message | Body,
+        options: SendOptions,
+        timeout_s: float | None,
+        completion: SendCompletion,
+    ) -> Message:
+        """See SendingContext."""
         message = Message.of(content)
         now_ms = time.time_ns() // 1_000_000
-        stamp(message, destination, options or SendOptions(), f"ID:{uuid.uuid4()}", now_ms)
+        if not (completion.repeat and message.message_id):
+            stamp(message, destination, options, f"ID:{uuid.uuid4()}", now_ms)
+        told = _Answer(message, completion)
+        try:
+            self._connection.send_record(self._record(message, destination, now_ms), told)
+        except TooLarge as error:
+            raise MessageRefused(str(error)) from error
+        if completion.wait:
+            told.wait(timeout_s)
+        return message
+
+    def _flush(self, timeout_s: float | None) -> None:
+        self._connection.flush(timeout_s)
+
+    def _record(self, message: Message, destination: Destination, now_ms: int) -> Outgoing:
         try:
             output = record_of(encode(message), target_topic(self._topic, destination.name), self._key, [], now_ms)
         except BadRecord as error:
             raise InvalidInput(str(error)) from error
         headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in output.headers]
-        self._connection.send_record(Outgoing(output.topic, output.key, output.value, headers, timestamp_ms=output.timestamp_ms))
-        return message.message_id or ""
+        return Outgoing(output.topic, output.key, output.value, headers, timestamp_ms=output.timestamp_ms)
 
 
-class JmsProducer:
-    """Made by ``JmsSession.producer``."""
+class _Answer:
+    """What becomes of a message: called once, by whichever thread knows it."""
 
-    def __init__(self, session: JmsSession, destination: Destination, options: SendOptions) -> None:
-        self._session = session
-        self._destination = destination
-        self._options = options
+    def __init__(self, message: Message, completion: SendCompletion) -> None:
+        self._message, self._completion = message, completion
+        self._known = threading.Event()
+        self._error: BasculeError | None = None
 
-    def send(self, content: Message | Body) -> str:
-        """As ``JmsSession.send``."""
-        return self._session.send(self._destination, content, self._options)
+    def __call__(self, error: BaseException | None) -> None:
+        self._error = failure = None if error is None else _failure(error)
+        if failure is not None and self._completion.refusals is not None:
+            self._completion.refusals.append(failure)
+        self._known.set()
+        if self._completion.on_done is not None:
+            try:
+                self._completion.on_done(self._message, failure)
+            except Exception:
+                _log.exception("callback of a send failed", message=self._message.message_id)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when the message is stored. Raises TimedOut, and why it may not be."""
+        if not self._known.wait(timeout_s):
+            raise TimedOut(f"send {self._message.message_id}: no answer in time; whether the record is stored is not known")
+        if self._error is not None:
+            raise self._error
+
+
+def _failure(error: BaseException) -> BasculeError:
+    if isinstance(error, TooLarge):
+        return MessageRefused(str(error))
+    return error if isinstance(error, BasculeError) else Unavailable(repr(error))

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
@@ -70,6 +70,18 @@ class LeaseInfo:
         return f"{self.by} for {self.for_s:.1f} s, taken at\n{self.where}"
 
 
+class Taker(NamedTuple):
+    """Who takes something from a pool, and where in the program that is."""
+
+    by: str
+    where: str
+
+    @classmethod
+    def here(cls) -> Taker:
+        """The calling thread, and its innermost calls."""
+        return cls(threading.current_thread().name, _where())
+
+
 @dataclass(slots=True, eq=False)
 class _Lease(Generic[PhysicalT]):
     physical: PhysicalT
@@ -93,8 +105,12 @@ class Pool(Generic[PhysicalT]):
         self._changed = threading.Condition()
         self._closed = False
 
-    def take(self) -> tuple[int, PhysicalT]:
-        """One that works, with the number to give it back by. Raises PoolExhausted, PoolClosed, and what making one raises."""
+    def take(self, taker: Taker | None = None) -> tuple[int, PhysicalT]:
+        """One that works, with the number to give it back by. Raises PoolExhausted, PoolClosed, and what making one raises.
+
+        ``taker`` is who takes it, if that is not the calling thread.
+        """
+        taker = taker or Taker.here()
         deadline_s = time.monotonic() + self.limits.wait_s
         while True:
             number, physical, idle_s = self._reserve(deadline_s)
@@ -110,7 +126,7 @@ class Pool(Generic[PhysicalT]):
                 _log.info("connection replaced", pool=self.name, connection=number, error=error)
                 continue
             with self._changed:
-                self._out[number] = _Lease(physical, threading.current_thread().name, time.monotonic(), _where())
+                self._out[number] = _Lease(physical, taker.by, time.monotonic(), taker.where)
             return number, physical
 
     def give_back(self, number: int, *, broken: bool = False) -> None:

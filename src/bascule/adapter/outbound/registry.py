@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import difflib
 import threading
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar, overload
 
 from bascule.core.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from bascule.adapter.outbound.factory import KafkaConnectionFactory
+FactoryT = TypeVar("FactoryT")
 
 
 class Registry:
-    """Names such as ``kafka/orders``. Safe for threads."""
+    """Names such as ``kafka/orders`` and ``jms/orders``. Safe for threads."""
 
     def __init__(self) -> None:
-        self._factories: dict[str, KafkaConnectionFactory] = {}
+        self._factories: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def bind(self, name: str, factory: KafkaConnectionFactory, *, again: bool = False) -> None:
-        """``again``: the name may stand for another one so far. Raises InvalidInput."""
+    def bind(self, name: str, factory: object, *, again: bool = False) -> None:
+        """``factory`` is a KafkaConnectionFactory or a JmsConnectionFactory; with ``again`` the name may have stood for another one.
+
+        Raises InvalidInput.
+        """
         if not name or name != name.strip("/ ") or "//" in name:
             raise InvalidInput(f"{name!r} is no name: words with / between them are, kafka/orders for one")
         with self._lock:
@@ -33,10 +35,18 @@ class Registry:
         with self._lock:
             self._factories.pop(name, None)
 
-    def lookup(self, name: str) -> KafkaConnectionFactory:
-        """Raises InvalidInput, which names what is nearest."""
+    @overload
+    def lookup(self, name: str) -> Any: ...
+
+    @overload
+    def lookup(self, name: str, kind: type[FactoryT]) -> FactoryT: ...
+
+    def lookup(self, name: str, kind: type[Any] = object) -> Any:
+        """The factory that is bound to a name; one of this ``kind``, if it is given. Raises InvalidInput, which names what is nearest."""
         with self._lock:
             if (factory := self._factories.get(name)) is not None:
+                if not isinstance(factory, kind):
+                    raise InvalidInput(f"{name!r} is bound to a {type(factory).__name__}, not to a {kind.__name__}")
                 return factory
             bound = sorted(self._factories)
         near = difflib.get_close_matches(name, bound, 1, 0.5)

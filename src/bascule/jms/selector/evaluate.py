@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
-from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.nodes import (
     All,
     Arithmetic,
@@ -134,7 +133,7 @@ def _in(node: In) -> Evaluator:
 
 
 def _like(node: Like) -> Evaluator:
-    return _on_string(node.identifier, Pattern(node.pattern, node.escape).matches)
+    return _on_string(node.identifier, node.pattern.matches)
 
 
 def _on_string(identifier: Identifier, test: Callable[[str], bool | None]) -> Evaluator:

@@ -110,7 +110,7 @@ class Pattern:
         self._first, *rest = _pieces(pattern, escape)
         self._last = rest.pop() if rest else None
         self._middle = [piece for piece in rest if piece.length]
-        self.steps = 2 + max((piece.steps for piece in self._middle), default=0)
+        self.steps = 2 + len(self._middle) + max((piece.steps for piece in self._middle), default=0)
 
     def matches(self, text: str) -> bool | None:
         """Whether the text matches; None, unknown, of a text of more than LIKE_TEXT_MAX characters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.numbers import Number
 
 
@@ -76,8 +77,7 @@ class Like(NamedTuple):
     """LIKE ... [ESCAPE ...]."""
 
     identifier: Identifier
-    pattern: str
-    escape: str | None
+    pattern: Pattern
 
 
 Node = Literal | Identifier | Negation | Arithmetic | Comparison | Not | All | Some | IsNull | In | Like

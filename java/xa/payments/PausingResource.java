@@ -6,11 +6,12 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
-/** A resource that stops before and after each call which a test names: the test kills something, and lets it go on. */
+/** A resource that stops once, before or after the call that a test names: the test kills something, and lets it go on. */
 final class PausingResource implements XAResource {
     private final String name;
     private final XAResource target;
     private final String point;
+    private boolean stopped;
 
     PausingResource(String name, XAResource target, String point) {
         this.name = name;
@@ -18,9 +19,14 @@ final class PausingResource implements XAResource {
         this.point = point;
     }
 
+    String name() {
+        return name;
+    }
+
     private void pass(String call) {
-        if (point.equals(name + "." + call)) {
-            System.out.println("at " + point);
+        if (!stopped && point.equals(name + "." + call)) {
+            stopped = true; // a transaction manager repeats a call that has failed
+            Payments.say("at " + point);
             try {
                 System.in.read();
             } catch (IOException broken) {
@@ -57,7 +63,9 @@ final class PausingResource implements XAResource {
 
     @Override
     public void rollback(Xid xid) throws XAException {
+        pass("rollback.before");
         target.rollback(xid);
+        pass("rollback.after");
     }
 
     @Override

@@ -1,0 +1,1 @@
+CREATE TABLE IF NOT EXISTS payments (item text);

@@ -1,0 +1,114 @@
+"""The asyncio face of ``contexts``."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from bascule.adapter.outbound.contexts import CLOSED, POOLED, Elsewhere, PooledSession, outlives_transaction
+from bascule.adapter.outbound.pool import Pool
+from bascule.adapter.outbound.temporary import TemporaryDestinations
+from bascule.client import Destination, IllegalState, Message, TemporaryQueue, TemporaryTopic
+from bascule.client.async_branch import AsyncBranchContext
+from bascule.client.async_managed import AsyncManagedConsumer, AsyncManagedContext, LentRunner
+from bascule.client.links import ConsumerState, Subscription
+from bascule.client.message import Body, SendOptions
+from bascule.client.sends import SendCompletion
+from bascule.threads.background import in_background
+
+
+class AsyncPooledContext(AsyncManagedContext):
+    """See PooledContext."""
+
+    _refusal = POOLED
+
+    def __init__(
+        self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], loop: asyncio.AbstractEventLoop, elsewhere: Elsewhere
+    ) -> None:
+        """``lent`` is from the pool."""
+        self._number, session = lent
+        super().__init__(LentRunner(session.context._thread, loop), session.context)
+        self._pool = pool
+        self._elsewhere = elsewhere
+        self._made: list[ConsumerState] = []
+        self._temporary = TemporaryDestinations(session.context._thread)
+
+    async def close(self, *, timeout_s: float | None = None) -> None:
+        """Wait for what was sent, close what the context has made, and give its session back. A second time it does nothing."""
+        if self._runner.over:
+            return
+        sound = False
+        try:
+            if self._end(CLOSED):  # else a task is within a call, and the session goes with the context
+                await self._leave(self._until(timeout_s))
+                sound = True
+        finally:
+            give_back = partial(self._pool.give_back, self._number, broken=not sound)
+            if sound:
+                give_back()
+            else:
+                in_background(give_back, "bascule-context-close")
+
+    async def _leave(self, until_s: float) -> None:
+        for state in self._made:
+            await self._runner.complete(self._session.close_consumer(state, until_s))
+        await self._runner.complete(self._session.flush(until_s))
+        await self._runner.complete(self._temporary.deleting(until_s))
+
+    def _check(self) -> None:
+        super()._check()
+        self._elsewhere()
+
+    async def _consumer(
+        self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None
+    ) -> AsyncManagedConsumer:
+        consumer = await super()._consumer(wanted, name, prefetch, timeout_s)
+        self._made = [*(state for state in self._made if not state.closing), consumer.state]
+        return consumer
+
+    async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
+        """A queue that goes with this context."""
+        return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
+
+    async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
+        """A topic that goes with this context."""
+        return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))
+
+
+class AsyncTransactionContext(AsyncBranchContext):
+    """See TransactionContext."""
+
+    def __init__(self, branch: AsyncBranchContext, temporary: TemporaryDestinations, elsewhere: Elsewhere) -> None:
+        """``branch`` is what the transaction has enlisted; ``temporary`` goes with the transaction."""
+        super().__init__(branch._workplace, branch._runner)
+        self._closed = ""
+        self._temporary = temporary
+        self._elsewhere = elsewhere
+
+    async def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
+        """Take no more calls. What was sent and received is the transaction's, and is committed or rolled back with it."""
+        self._closed = CLOSED
+
+    def _check(self) -> None:
+        if self._closed:
+            raise IllegalState(self._closed)
+        super()._check()
+        self._elsewhere()
+
+    def _keeps(self, wanted: Subscription) -> bool:
+        """See BranchContext."""
+        return super()._keeps(wanted) and outlives_transaction(wanted)
+
+    async def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message:
+        self._temporary.check_reply_to(content)
+        return await super()._send(destination, content, options, timeout_s, completion)
+
+    async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
+        """A queue that goes with the transaction."""
+        return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
+
+    async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
+        """A topic that goes with the transaction."""
+        return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))

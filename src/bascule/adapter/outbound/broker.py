@@ -1,0 +1,141 @@
+"""Connections out to a JMS broker: contexts with the API of ``bascule.client``, in the current transaction or outside of one.
+
+bind("jms/orders", JmsConnectionFactory(broker, manager))
+with lookup("jms/orders").connect() as context:
+    order = context.consumer(Queue("orders")).receive(1)
+    context.send(Queue("confirmations"), "...")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from bascule.adapter.outbound.async_contexts import AsyncPooledContext, AsyncTransactionContext
+from bascule.adapter.outbound.contexts import PooledContext, PooledSession, TransactionContext
+from bascule.adapter.outbound.pool import LeaseInfo, Pool, PoolLimits, Taker
+from bascule.adapter.outbound.temporary import TemporaryDestinations
+from bascule.client import Acknowledge, AsyncContext, Context, IllegalState
+from bascule.client.async_branch import AsyncBranchContext
+from bascule.client.branch import BranchContext
+from bascule.client.factory import Connecting
+from bascule.client.thread import ConnectionThread
+from bascule.core.errors import InvalidInput
+from bascule.xa.aio import LoopParticipant, in_thread
+from bascule.xa.forks import abandon, register_for_forks
+from bascule.xa.jms import JmsResource
+from bascule.xa.manager import TransactionManager
+from bascule.xa.transaction import Transaction
+
+#: What an application may ask for: both are what a session outside of transactions does, and a transaction acknowledges by itself
+#: (Jakarta Messaging 3.1, section 12.3).
+AUTOMATIC: Final = (Acknowledge.AUTO, Acknowledge.DUPS_OK)
+
+
+class JmsConnectionFactory:
+    """Contexts of one broker. Safe for threads; nothing is opened before the first context.
+
+    Within a transaction of the manager a context is part of that transaction. Outside of one it is as in a container of Jakarta EE: each
+    message is sent at once, and acknowledged when it is received.
+    """
+
+    def __init__(
+        self, broker: JmsResource, manager: TransactionManager | None = None, *, limits: PoolLimits | None = None, name: str = "jms"
+    ) -> None:
+        """``broker`` is a resource of the manager; without a manager all contexts are outside of transactions.
+
+        ``limits`` are those of contexts outside of transactions. ``name`` is for messages. Raises InvalidInput.
+        """
+        if manager is not None and manager.resources.get(broker.name) is not broker:
+            raise InvalidInput(f"resource {broker.name!r} is not one of transaction manager {manager.name!r}")
+        self._broker = broker
+        self._manager = manager
+        self._name = name
+        self._limits = replace(limits or PoolLimits(), validate_after_s=0.0)  # to look at a session costs nothing
+        self._temporary: weakref.WeakKeyDictionary[Transaction, TemporaryDestinations] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._pool = self._new_pool()
+        register_for_forks(self)
+
+    def connect(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Context:
+        """Return a context: of the current transaction, or of the pool if there is none.
+
+        A context is used where it was taken: in that transaction, or outside of any; elsewhere its calls raise IllegalState.
+
+        Raises PoolExhausted, PoolClosed, Unavailable; NoTransaction and TransactionTimedOut if the current transaction is over; what
+        ``enlist`` raises; InvalidInput for another acknowledgement than the automatic ones.
+        """
+        _check_mode(acknowledge)
+        transaction = self._current()
+        if transaction is None:
+            return PooledContext(self._pool, self._pool.take(), partial(self._expect, None))
+        branch = transaction.enlist(self._broker)
+        if not isinstance(branch, BranchContext):
+            raise IllegalState(f"transaction {transaction.id} works with the broker by asyncio: connect_async() gives a context of it")
+        temporary = self._temporary_of(transaction, branch._workplace.thread)
+        return TransactionContext(branch, temporary, partial(self._expect, transaction))
+
+    def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
+        """Return a context for asyncio: ``async with`` it, or ``await`` it. See ``connect``."""
+        return Connecting(partial(self._connect_async, acknowledge))
+
+    async def _connect_async(self, acknowledge: Acknowledge) -> AsyncContext:
+        _check_mode(acknowledge)
+        loop, transaction = asyncio.get_running_loop(), self._current()
+        if transaction is None:
+            pool = self._pool
+            return AsyncPooledContext(pool, await in_thread(partial(pool.take, Taker.here())), loop, partial(self._expect, None))
+        enlisted = LoopParticipant(self._broker, loop)
+        branch = await in_thread(lambda: transaction.enlist_as(self._broker, enlisted))
+        if not isinstance(branch, AsyncBranchContext):
+            raise IllegalState(f"transaction {transaction.id} works with the broker by blocking calls: connect() gives a context of it")
+        temporary = self._temporary_of(transaction, branch._workplace.thread)
+        return AsyncTransactionContext(branch, temporary, partial(self._expect, transaction))
+
+    def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
+        """The leak report: contexts outside of transactions that are out for so long, who took them and where."""
+        return self._pool.leases(longer_than_s)
+
+    def close(self) -> None:
+        """End the sessions outside of transactions, those that are out when they are given back. The resource is its owner's to close."""
+        self._pool.close()
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        abandon(self._pool, self._lock, self._temporary)
+        self._pool, self._lock, self._temporary = self._new_pool(), threading.Lock(), weakref.WeakKeyDictionary()
+
+    def _new_pool(self) -> Pool[PooledSession]:
+        return Pool(self._name, lambda _: PooledSession(self._broker.context()), self._limits)
+
+    def _current(self) -> Transaction | None:
+        return None if self._manager is None else self._manager.entered
+
+    def _expect(self, transaction: Transaction | None) -> None:
+        """Raise IllegalState if the calling thread or task is in another transaction than this one, or in none."""
+        entered = self._current()
+        if entered is transaction:
+            return
+        if transaction is None:
+            raise IllegalState("this context was taken outside of transactions, and one is at work here: take a context in it")
+        raise IllegalState(f"this context is of transaction {transaction.id}, which is not the current one here")
+
+    def _temporary_of(self, transaction: Transaction, connection: ConnectionThread) -> TemporaryDestinations:
+        with self._lock:
+            if (known := self._temporary.get(transaction)) is not None:
+                return known
+            made = self._temporary[transaction] = TemporaryDestinations(connection)
+        transaction.after_completion(lambda _: made.delete())
+        return made
+
+
+def _check_mode(acknowledge: Acknowledge) -> None:
+    if acknowledge not in AUTOMATIC:
+        raise InvalidInput(
+            f"acknowledge={acknowledge}: a transaction acknowledges what is received in it, and outside of one each message is "
+            "acknowledged when it is received; contexts of bascule.client have other modes"
+        )

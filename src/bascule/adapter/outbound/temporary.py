@@ -1,0 +1,66 @@
+"""Temporary destinations on a connection that outlives who has made them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeVar
+
+from bascule.client import IllegalState, InvalidDestination, Message, TemporaryQueue, TemporaryTopic
+from bascule.client.operation import Operation
+from bascule.client.thread import ConnectionThread
+from bascule.core.errors import BasculeError
+from bascule.core.log import get_log
+
+DestinationT = TypeVar("DestinationT", TemporaryQueue, TemporaryTopic)
+
+_log = get_log("bascule.adapter")
+
+
+class TemporaryDestinations:
+    """What one context, or the contexts of one transaction, have made; ``deleting`` ends it. Safe for threads."""
+
+    def __init__(self, connection: ConnectionThread) -> None:
+        self._connection = connection
+        self._made: list[TemporaryQueue | TemporaryTopic] = []
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def add(self, destination: DestinationT) -> DestinationT:
+        """Return the destination, which goes with the others. Raises IllegalState if they are gone; ``deleting`` deletes it, too."""
+        with self._lock:
+            self._made.append(destination)
+            if self._ended:
+                raise IllegalState("the transaction has ended, and its temporary destinations are deleted")
+        return destination
+
+    def check_reply_to(self, content: object) -> None:
+        """Raise IllegalState for a message to be answered to one of them: an answer could come when they are gone, at the earliest."""
+        if isinstance(content, Message) and any(content.reply_to is each for each in self._made):
+            raise IllegalState(
+                "reply_to is a temporary destination of this transaction: the message is sent when the transaction commits, and the "
+                "destination is deleted then. Make the destination by a context outside of the transaction"
+            )
+
+    def delete(self) -> None:
+        """Delete all. What cannot be deleted goes with its connection."""
+        core = self._connection.core
+        try:
+            self._connection.run(self.deleting(core.clock() + core.settings.timeout_s))
+        except BasculeError as error:
+            _log.warning("temporary destinations not deleted, they go with their connection", error=error)
+
+    def deleting(self, until_s: float) -> Operation[None]:
+        """Delete all. Raises the first error, when all were tried."""
+        with self._lock:
+            self._ended = True
+            made, self._made = self._made, []
+        first: BasculeError | None = None
+        for each in made:
+            try:
+                yield from self._connection.core.own.delete_temporary(each, until_s)
+            except InvalidDestination:
+                continue  # the application has deleted it
+            except BasculeError as error:
+                first = first or error
+        if first is not None:
+            raise first

@@ -1,0 +1,74 @@
+"""What a client says about the messages that it was given: the AMQP side of their outcomes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bascule.amqp.events import Dispositioned
+from bascule.amqp.link import Link
+from bascule.amqp.performatives import Accepted
+from bascule.amqp.session import Session
+from bascule.server.links import ConsumerLink
+from bascule.server.outcomes import OUTCOMES, Settle, accept_in, return_failed, returns_messages
+
+if TYPE_CHECKING:
+    from bascule.broker.returns import RangeReturn
+    from bascule.server.client import Client
+
+
+class Dispositions:
+    """The dispositions of one client. A wide range comes in pieces, and its messages go back into their queues as a whole."""
+
+    __slots__ = ("_client", "_range")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._range: RangeReturn | None = None  # the range of which more pieces come
+
+    def take(self, event: Dispositioned) -> None:
+        """Do what the client has decided on a range of deliveries, or on a piece of one."""
+        state = event.state
+        if state is None and not event.settled:
+            return
+        engine = self._client.engine
+        if event.deliveries:
+            link, _, (consumer, message) = event.deliveries[0]
+            if isinstance(link.context, ConsumerLink):
+                link.context.settling(consumer, message)
+        settle = self._settle(event)
+        if event.more and self._range is None and returns_messages(settle, state):
+            self._range = engine.return_range()
+        for link, delivery_id, (consumer, message) in event.deliveries:
+            if self._range is not None:
+                self._range.hold(consumer.queue)
+            settle(engine, consumer, message, state)
+            if not event.settled:
+                engine.journaling.tell(self._settled, event.session, link, delivery_id, event.state)
+        if not event.more:
+            self.end_range()
+
+    def end_range(self) -> None:
+        """The last piece of a range has come, or no more will come: its queues give out messages again."""
+        if self._range is not None:
+            self._range.end()
+            self._range = None
+
+    def _settle(self, event: Dispositioned) -> Settle:
+        client = self._client
+        if event.txn_id is None:
+            return OUTCOMES.get(type(event.state), return_failed)
+        transaction = client.transactions.get(event.txn_id)
+        if transaction is None:
+            return return_failed
+        if not isinstance(event.state, Accepted):
+            return OUTCOMES.get(type(event.state), return_failed)
+        if client.first_transactions:
+            for consumer in {link.context for link, _, _ in event.deliveries if link.context is not None}:
+                consumer.taken()
+        return partial(accept_in, transaction)
+
+    def _settled(self, session: Session, link: Link, delivery_id: int, state: Any) -> None:
+        if link in self._client.links:
+            session.settle_outgoing(delivery_id, state)
+            self._client.touch()

@@ -1,0 +1,113 @@
+"""The messages that a client sends: from a transfer to the broker engine, or to the answer that refuses it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bascule.amqp.errors import NOT_ALLOWED, AmqpError
+from bascule.amqp.events import TransferDiscarded, Transferred
+from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.errors import RequestFailed
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError, check_answerable
+from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.jms.sections import scan
+from bascule.server import management
+from bascule.server.attach import place_of_message, routing_at
+from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink, payload_of
+
+if TYPE_CHECKING:
+    from bascule.broker.turns import Retry
+    from bascule.server.client import Client
+
+
+class Transfers:
+    """The transfers of one client. ``errors`` contains those of its requests."""
+
+    __slots__ = ("_client", "_errors")
+
+    def __init__(self, client: Client, errors: ErrorContainment) -> None:
+        self._client = client
+        self._errors = errors
+
+    def take(self, event: Transferred) -> Retry | None:
+        """Take a message. If it has to wait for another turn, return what takes it then."""
+        client, producer = self._client, event.link.context
+        if not isinstance(producer, ProducerLink):
+            client.lose_message(event.txn_id)
+            return None
+        try:
+            facts = scan(payload_of(event))
+            transaction = None if event.txn_id is None else client.transaction(event.txn_id)
+            address, routing = producer.address, producer.routing
+            if address is None or routing is None:
+                place = place_of_message(facts.to, event.payload)
+                address, routing = place.address, routing_at(client, place)
+                client.check_relay(address, routing)
+            elif routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
+                client.check_creation(address)
+            if address == MANAGEMENT_ADDRESS and transaction is not None:
+                raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
+        except BasculeError as error:
+            self._refuse(event, producer, error)
+        else:
+            token = _token_of(event)
+            if address == MANAGEMENT_ADDRESS:
+                self._requested(producer, event.payload, token)
+            else:
+                waiting = client.engine.send(
+                    address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
+                )  # fmt: skip
+                if waiting is not None:
+                    return partial(self._take_later, event, producer, address, routing, waiting)
+        if event.link.credit < PRODUCER_CREDIT_LOW:
+            producer.top_up()
+        return None
+
+    def _take_later(self, event: Transferred, producer: ProducerLink, address: str, routing: Routing, send: Retry) -> Retry | None:
+        """Try once more to send a message. One whose link the broker has ended meanwhile is dropped: its client has been told so."""
+        client = self._client
+        if producer.link.context is not producer:
+            client.lose_message(event.txn_id)
+            return None
+        try:
+            if routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
+                client.check_creation(address)
+        except BasculeError as error:
+            self._refuse(event, producer, error)
+        else:
+            if (waiting := send()) is not None:
+                return partial(self._take_later, event, producer, address, routing, waiting)
+        producer.top_up()
+        return None
+
+    def discarded(self, event: TransferDiscarded) -> None:
+        """A message came on a link that had ended, or that the message has ended."""
+        self._client.lose_message(event.txn_id, event.error)
+
+    def _refuse(self, event: Transferred, producer: ProducerLink, error: BasculeError) -> None:
+        """Answer that a message is not taken; its transaction can only be rolled back. Raises an error that ends more than its link."""
+        check_answerable(error)
+        client = self._client
+        transaction = None if event.txn_id is None else client.transactions.get(event.txn_id)
+        client.engine.refuse(producer, _token_of(event), error, transaction)
+
+    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
+        """A request to the management node: taken at once, and answered when it is done."""
+        client = self._client
+        try:
+            management.request(client, body)
+        except BasculeError as error:
+            check_answerable(error)
+            producer.refused(token, error)
+        except Exception as error:
+            self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
+            producer.refused(token, RequestFailed("the broker failed to carry out the request; its log says more"))
+        else:
+            producer.accepted(token)
+
+
+def _token_of(event: Transferred) -> tuple[int, bytes | None] | None:
+    """What the outcome of a message is sent for: None if its sender waits for none."""
+    return None if event.settled else (event.delivery_id, event.txn_id)

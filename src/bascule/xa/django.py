@@ -1,0 +1,270 @@
+"""Django as a resource: the ORM of the thread that works in a transaction takes part in it, by the database's connection in ``DATABASES``.
+
+database = django_resource("shop-db")
+manager = TransactionManager("shop", FileLog(Path("shop.xalog")), [database, broker])
+
+@manager.transactional()
+def pay(order: int) -> None:
+    Payment.objects.create(order=order)
+    manager.enlist(broker).send(Queue("confirmations"), f"paid: {order}")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django.db.transaction import TransactionManagementError
+
+from bascule.core.errors import InvalidInput
+from bascule.xa.database import DatabaseResource, Work, driver_xid
+from bascule.xa.django_connection import BranchConnection, branch_connection, discard, plain_connection
+from bascule.xa.errors import BranchRolledBack, OutOfOrder
+from bascule.xa.local_database import LocalConnection, LocalRules
+from bascule.xa.postgres import PostgresRules
+from bascule.xa.psycopg_loop import Finished
+from bascule.xa.resource import CommitPriority
+from bascule.xa.transaction import Transaction
+from bascule.xa.xid import Xid
+
+#: By Django's name of the database: a parameter in the SQL of its driver.
+PLACEHOLDERS = {"sqlite": "?", "mysql": "%s"}
+
+
+class _BranchWork:
+    """A branch on the driver's connection that Django's own connection of the thread has lent."""
+
+    def __init__(self, branch: Any, raw: Any) -> None:
+        self.handle = branch
+        self.raw = raw
+
+    def begin(self, xid: Any) -> None:
+        self.raw.tpc_begin(xid)
+        self.handle.connection = copy.copy(self.raw)
+
+    def flush(self) -> None:
+        if self.handle.closed_in_transaction:
+            raise BranchRolledBack("Django's connection was closed within the transaction")
+        if self.handle.needs_rollback:
+            error = self.handle.rollback_exc
+            while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised since, because of the first error
+                error = error.__cause__
+            raise BranchRolledBack(f"an error in the ORM was not undone by an atomic block: {error}", cause=error)
+
+    def cut_off(self) -> None:
+        self.handle.connection.pgconn = Finished(self.raw.pgconn.backend_pid)
+
+    def prepare(self) -> Any:
+        return self.raw.tpc_prepare()
+
+    def commit(self) -> None:
+        self.raw.tpc_commit()
+
+    def rollback(self) -> None:
+        self.raw.tpc_rollback()
+
+    def close(self, *, reusable: bool) -> None:
+        if reusable:
+            self.cut_off()
+            self.handle.returned = self.raw
+        else:
+            discard(self.raw)
+
+
+class _LocalBranchWork(_BranchWork):
+    """The same with a driver that has no two phases. What the application has made of the connection cannot be cut off."""
+
+    def begin(self, xid: Any) -> None:  # noqa: ARG002 - the transaction has begun
+        self.handle.connection = LocalConnection(self.raw)
+
+    def cut_off(self) -> None:
+        self.handle.connection.cut_off()
+
+    def prepare(self) -> NoReturn:
+        raise OutOfOrder("a database without two-phase commit prepares nothing")
+
+    def commit(self) -> None:
+        self.raw.commit()
+
+    def rollback(self) -> None:
+        self.raw.rollback()
+
+    def close(self, *, reusable: bool) -> None:
+        super().close(reusable=reusable and self.handle.in_own_thread)
+
+
+class DjangoDatabase(DatabaseResource[Any]):
+    """What all databases of Django have in common. The handle is Django's connection."""
+
+    def __init__(self, name: str, using: str, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self._using = using
+        self._current: ContextVar[Any] = ContextVar(f"bascule.xa.django.{name}", default=None)
+        connection_created.connect(self._created)
+
+    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
+        """See FollowsTransaction. Raises OutOfOrder if Django's connection of the thread is in a transaction already."""
+        branch = None if transaction is None else self._joined(transaction)
+        token = self._current.set(branch)
+        self.place()
+
+        def take_back() -> None:
+            self._current.reset(token)
+            if branch is not None:
+                branch.give_back()
+            self.place()
+
+        return take_back
+
+    def place(self) -> None:
+        """Have Django find the connection for the current transaction in this thread, or its own if there is none."""
+        if not _on_loop() and self._is_free():
+            plain, branch = plain_connection(self._using), self._current.get()
+            mine = branch is not None and branch.plain is plain and not branch.transaction.over
+            connections[self._using] = branch if mine else plain
+
+    def opened(self, xid: Xid) -> Work[Any]:
+        """See DatabaseResource. Raises OutOfOrder in a thread whose current transaction is another one."""
+        branch = self._current.get()
+        if branch is None or branch.transaction.gtrid != xid.gtrid or not branch.in_own_thread or _on_loop():
+            raise OutOfOrder(
+                f"{self.name}: {xid} is not the current transaction of this thread; work in the thread that has entered it by "
+                "`with manager.begin()`, in asyncio programs in one function of sync_to_async"
+            )
+        with self._set_aside():
+            if branch.plain.connection is not None:
+                with suppress(Exception):  # it broke while nobody used it; a new one tells whether the database is there
+                    return self._begun(branch, xid)
+            return self._begun(branch, xid)
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        """See DatabaseResource."""
+        connection = connections.create_connection(self._using)
+        try:
+            with self._set_aside():
+                connection.set_autocommit(False)
+            yield connection.connection
+        finally:
+            with suppress(Exception):
+                connection.close()
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        super().after_fork()
+        if self._current.get() is not None:
+            self._current.set(None)
+            self.place()
+
+    def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
+        """Begin a branch on the driver's connection."""
+        raise NotImplementedError
+
+    def _begun(self, branch: Any, xid: Xid) -> Work[Any]:
+        raw = branch.borrow()
+        try:
+            return self.work_on(branch, raw, xid)
+        except BaseException:
+            discard(raw)
+            raise
+
+    def _joined(self, transaction: Transaction) -> Any:
+        plain = plain_connection(self._using)
+        if not self._is_free():
+            raise OutOfOrder(f"Django's connection {self._using!r} is in a transaction of another transaction manager in this thread")
+        if plain.in_atomic_block or (plain.connection is not None and not plain.autocommit):
+            raise OutOfOrder(
+                f"an atomic block of Django's connection {self._using!r} is open; begin the transaction outside of it "
+                "(ATOMIC_REQUESTS: transaction.non_atomic_requests; tests: TransactionTestCase)"
+            )
+        self._watch(plain)
+        return branch_connection(plain, transaction, self)
+
+    def _is_free(self) -> bool:
+        found = connections[self._using]
+        return not isinstance(found, BranchConnection) or found.resource is self
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """Within the block statements on Django's own connections are not refused."""
+        token = self._current.set(None)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+
+    def _created(self, connection: Any, **_: Any) -> None:
+        """A signal of Django: a connection was opened."""
+        if connection.alias == self._using:
+            self._watch(connection)
+
+    def _watch(self, plain: Any) -> None:
+        if self._refuse_outside not in plain.execute_wrappers:
+            plain.execute_wrappers.append(self._refuse_outside)
+
+    def _refuse_outside(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        """Around each statement: one that is not part of the current transaction would commit by itself."""
+        branch = self._current.get()
+        if branch is not None and context["connection"] is not branch and not branch.transaction.over:
+            raise OutOfOrder(
+                f"this connection {self._using!r} of Django takes no part in the current transaction {branch.transaction.id}: it is of "
+                "another thread, or was fetched before the transaction began. Work in the thread of the transaction by "
+                f"connections[{self._using!r}], or set the transaction aside by `suspended()`"
+            )
+        return execute(sql, params, many, context)
+
+
+class DjangoPostgresResource(DjangoDatabase, PostgresRules[Any]):
+    """A PostgreSQL of Django, by psycopg 3. Made by ``django_resource``."""
+
+    def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
+        """See DjangoDatabase."""
+        work = _BranchWork(branch, raw)
+        work.begin(driver_xid(raw, xid))
+        return work
+
+
+class DjangoLocalResource(DjangoDatabase, LocalRules[Any]):
+    """A database of Django that cannot prepare. Made by ``django_resource``."""
+
+    def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
+        """See DjangoDatabase."""
+        work = _LocalBranchWork(branch, raw)
+        work.begin(xid)
+        return work
+
+
+def django_resource(
+    name: str, using: str = "default", *, priority: int = CommitPriority.DATABASE, prepared: bool | None = None
+) -> DjangoPostgresResource | DjangoLocalResource:
+    """Return the resource for a database in ``DATABASES``: ``using`` is its alias.
+
+    For ``priority`` see CommitPriority, for ``prepared`` PostgresRules; SQLite, MySQL and MariaDB cannot prepare. Raises InvalidInput for
+    other databases, and if the settings have AUTOCOMMIT = False.
+    """
+    connection = plain_connection(using)
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        raise InvalidInput(f"resource {name}: DATABASES[{using!r}] has AUTOCOMMIT = False; transactions need Django's default, True")
+    if connection.vendor == "postgresql":
+        return DjangoPostgresResource(name, using, priority=priority, prepared=prepared)
+    if connection.vendor not in PLACEHOLDERS or prepared:
+        raise InvalidInput(
+            f"resource {name}: DATABASES[{using!r}] is of {connection.display_name}, which "
+            + ("cannot prepare" if connection.vendor in PLACEHOLDERS else f"is not one of postgresql, {', '.join(PLACEHOLDERS)}")
+        )
+    return DjangoLocalResource(name, using, priority=priority, placeholder=PLACEHOLDERS[connection.vendor])
+
+
+def _on_loop() -> bool:
+    """Whether the calling thread runs an event loop, where Django's ORM refuses to work."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

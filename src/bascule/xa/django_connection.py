@@ -1,0 +1,133 @@
+"""Django's connection for one branch: it stands in the place of the thread's own one while the thread works in the transaction.
+
+To Django it looks like the inside of an ``atomic`` block: ``atomic()`` makes savepoints, ``on_commit()`` keeps its callbacks, and
+``commit()``, ``rollback()`` and ``set_autocommit()`` are refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+from django.db.transaction import atomic
+
+from bascule.core.log import get_log
+from bascule.xa.database import close_quietly
+from bascule.xa.two_phase import TransactionStatus
+
+if TYPE_CHECKING:
+    from bascule.xa.django import DjangoDatabase
+    from bascule.xa.transaction import Transaction
+
+_log = get_log("bascule.xa")
+
+
+class BranchConnection:
+    """What is mixed into the class of a database backend. See ``branch_connection``."""
+
+    #: Django's own connection of the thread; its driver's connection is lent to the branch.
+    plain: Any
+    transaction: Transaction
+    resource: DjangoDatabase
+    #: The driver's connection when the branch has ended.
+    returned: Any = None
+    #: Of the backend.
+    connection: Any
+    cursor: Callable[[], Any]
+    errors_occurred: bool
+    run_on_commit: list[tuple[object, Any, bool]]
+
+    def join(self, plain: Any, transaction: Transaction, resource: DjangoDatabase) -> None:
+        """Stand for ``plain`` in a transaction. Instrumentation that was installed on ``plain`` goes on."""
+        self.plain, self.transaction, self.resource = plain, transaction, resource
+        self.autocommit, self.in_atomic_block, self.atomic_blocks = False, True, [atomic(using=plain.alias)]
+        self.execute_wrappers, self.queries_log = plain.execute_wrappers, plain.queries_log
+        self.force_debug_cursor = plain.force_debug_cursor
+        self._thread = threading.get_ident()
+        transaction.after_completion(self._completed)
+
+    @property
+    def in_own_thread(self) -> bool:
+        """Whether the calling thread is the one whose connection this is."""
+        return self._thread == threading.get_ident()
+
+    def connect(self) -> None:
+        """Django asks for a connection by the first statement: the branch begins."""
+        self.transaction.enlist(self.resource)
+
+    @contextmanager
+    def temporary_connection(self) -> Iterator[Any]:
+        """As Django's, without its end: the connection is that of the whole branch."""
+        with self.cursor() as cursor:
+            yield cursor
+
+    def _close(self) -> None:
+        """Django notes that the connection was closed: the transaction does not commit. The session is the transaction manager's to end."""
+
+    def borrow(self) -> Any:
+        """Take the driver's connection of ``plain``, not in autocommit mode. Django opens one if there is none."""
+        try:
+            self.plain.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        except BaseException:
+            with suppress(Exception):
+                self.plain.close()
+            raise
+        raw, self.plain.connection = self.plain.connection, None
+        return raw
+
+    def give_back(self) -> None:
+        """Give the driver's connection back to ``plain``, in autocommit mode, or close it if Django has opened another one."""
+        raw, self.returned = self.returned, None
+        if raw is None:
+            return
+        if self.plain.connection is not None:
+            discard(raw)
+            return
+        self.plain.connection = raw
+        self.plain.errors_occurred |= self.errors_occurred
+        try:
+            self.plain.set_autocommit(True)
+        except Exception:
+            with suppress(Exception):
+                self.plain.close()
+
+    def _completed(self, status: TransactionStatus) -> None:
+        """See Transaction.after_completion. When the time of a transaction is over, its own thread hears of that later."""
+        if self.in_own_thread:
+            self.give_back()
+            self.resource.place()
+        if status is TransactionStatus.COMMITTED:
+            for _, callback, _ in self.run_on_commit:
+                try:
+                    callback()
+                except Exception as error:
+                    _log.error("on_commit callback failed", transaction=self.transaction.id, callback=repr(callback), error=repr(error))
+
+
+def discard(raw: Any) -> None:
+    """Close a driver's connection, and tell the pool that it came from."""
+    close_quietly(raw)
+    if (pool := getattr(raw, "_pool", None)) is not None:
+        pool.putconn(raw)
+
+
+def plain_connection(using: str) -> Any:
+    """Return Django's own connection of the calling thread."""
+    found = connections[using]
+    return found.plain if isinstance(found, BranchConnection) else found
+
+
+def branch_connection(plain: Any, transaction: Transaction, resource: DjangoDatabase) -> Any:
+    """Return the connection that stands for ``plain`` in a transaction."""
+    connection = _in_branch(plain.__class__)(plain.settings_dict, plain.alias)
+    connection.join(plain, transaction, resource)
+    return connection
+
+
+@cache
+def _in_branch(backend: Any) -> Any:
+    return type(backend.__name__, (BranchConnection, backend), {"__module__": backend.__module__})

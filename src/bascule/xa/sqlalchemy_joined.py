@@ -1,0 +1,109 @@
+"""An Engine whose connections join the transaction: an application's own sessions work in its branch, and none of them ends it.
+
+Outside of a transaction the engine is like the one that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine, RootTransaction
+from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import NullPool
+
+#: What PostgreSQL says has been done, by the first word, where nothing was written.
+READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
+ROLLED_BACK = "the application has rolled back its session"
+LEFT = "a session that has written was closed without commit"
+#: In ``Session.info``: see Joins.gives_up.
+_GIVES_UP = "bascule.xa.gives_up"
+
+
+class JoinedBranch(Protocol):
+    """A branch that connections join."""
+
+    def dbapi_connection(self, engine: Engine) -> Any:
+        """A connection of the driver on the session of the branch. Its commit, rollback and close do nothing."""
+
+    def doom(self, reason: str) -> None:
+        """The branch will not be prepared or committed."""
+
+
+class Joins(Protocol):
+    """What knows the branch of the current transaction."""
+
+    def joined(self, engine: Engine) -> JoinedBranch | None:
+        """The branch of the current transaction of this thread or task, which begins if there is none; None without a transaction."""
+
+    def gives_up(self) -> Callable[[str], None] | None:
+        """What makes sure that the current transaction does not commit, for a reason; None without a transaction."""
+
+
+class JoinedConnection(Connection):
+    """A connection in a branch. Its commit sends what there is, and its rollback makes sure that the branch does not commit."""
+
+    def __init__(self, engine: Engine, branch: JoinedBranch) -> None:
+        # A pool would roll back what is given back to it.
+        pool = NullPool(lambda: branch.dbapi_connection(engine), dialect=engine.dialect, reset_on_return=None)
+        super().__init__(engine, connection=pool.connect())
+        self.branch = branch
+        self.wrote = False
+        event.listen(self, "after_cursor_execute", self._executed)
+
+    def begin(self) -> RootTransaction:
+        """As that of Connection."""
+        return super().begin() if self.in_transaction() else _JoinedTransaction(self)
+
+    def _executed(self, _connection: Any, cursor: Any, *_: Any) -> None:
+        done = (getattr(cursor, "_cursor", cursor).statusmessage or "").partition(" ")[0]
+        self.wrote = self.wrote or done not in READS
+
+
+class _JoinedTransaction(RootTransaction):
+    __slots__ = ()
+    connection: JoinedConnection
+
+    def commit(self) -> None:
+        super().commit()
+        self.connection.wrote = False
+
+    def rollback(self) -> None:
+        self.connection.branch.doom(ROLLED_BACK)
+        super().rollback()
+
+    def close(self) -> None:
+        if self.connection.wrote and self.is_active:
+            self.connection.branch.doom(LEFT)
+        super().close()
+
+
+class JoiningEngine(OptionEngine):
+    """Shares pool, dialect and events with the engine that it was made from."""
+
+    def __init__(self, proxied: Any, execution_options: Mapping[str, Any], joins: Joins | None = None) -> None:
+        super().__init__(proxied, execution_options)
+        self.joins: Joins = proxied.joins if joins is None else joins
+
+    def connect(self) -> Connection:
+        """A connection in the branch of the current transaction, or one of its own."""
+        branch = self.joins.joined(self)
+        return super().connect() if branch is None else JoinedConnection(self, branch)
+
+
+JoiningEngine._option_cls = JoiningEngine
+
+
+@event.listens_for(Session, "after_transaction_create")
+def _began(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and isinstance(session.bind, JoiningEngine):
+        session.info[_GIVES_UP] = session.bind.joins.gives_up()
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
+    """Also a session that has not sent anything, and has no connection, gives its work up."""
+    if transaction.parent is None and (gives_up := session.info.pop(_GIVES_UP, None)) is not None:
+        gives_up(ROLLED_BACK)

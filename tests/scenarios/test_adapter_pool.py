@@ -1,0 +1,72 @@
+"""Endpoints that share a worker pool, with a real Kafka."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from urllib.request import urlopen
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Record, ResourceAdapter, WorkerPool
+from bascule.adapter.inbound.metrics import serve_metrics
+from bascule.core.errors import InvalidInput
+from bascule.embedded.kafka import EmbeddedKafka
+from tests.scenarios.adapter_topics import create, produce
+from tests.scenarios.inbound_endpoints import QUICK, Seen, nothing_in_flight, values
+from tests.support.system import wait_for
+
+#: Records that are never done before the test says so.
+SLOW = 40
+
+
+def test_slow_endpoint_of_a_pool_holds_up_no_other_and_both_end_in_order(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    slow_topic, quick_topic = f"{topic_prefix}.slow", f"{topic_prefix}.quick"
+    create(kafka.bootstrap, slow_topic, quick_topic)
+    go_on, at_work = threading.Event(), threading.Semaphore(0)
+
+    def hold(_: Record) -> None:
+        at_work.release()
+        assert go_on.wait(60)
+
+    slow, quick = Seen(hold), Seen()
+    adapter, pool = ResourceAdapter({"bootstrap.servers": kafka.bootstrap}), WorkerPool(4, topic_prefix)
+    for topic, endpoint in ((slow_topic, slow), (quick_topic, quick)):
+        adapter.activate(ActivationSpec(topics=(topic,), group=topic, workers=4, backoff=QUICK, pool=pool), endpoint)
+    produce(kafka.bootstrap, slow_topic, values(SLOW))
+    with adapter:
+        for _ in range(3):  # the fourth thread is the other endpoint's
+            assert at_work.acquire(timeout=60)
+        for count in (10, 20, 30):
+            produce(kafka.bootstrap, quick_topic, values(10))
+            quick.wait(count)
+        assert (slow.records, pool.status().at_work, pool.status().groups) == ([], 3, (quick_topic, slow_topic))
+        with urlopen(f"http://127.0.0.1:{serve_metrics(adapter, 0)}/metrics", timeout=30) as answer:
+            said = answer.read().decode()
+        assert f'bascule_adapter_pool_at_work{{pool="{topic_prefix}"}} 3.0' in said
+        assert f'bascule_adapter_at_work{{group="{slow_topic}"}} 3.0' in said
+        go_on.set()
+    # What was at work is done, what waited is in flight; a start takes it.
+    assert pool.status().groups == ()
+    wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith(f"bascule-pool-{topic_prefix}-")], "no thread")
+    with adapter:
+        slow.wait(SLOW)
+    assert Counter(slow.values) == Counter(values(SLOW))
+    assert Counter(quick.values) == Counter(values(10) * 3)
+    for topic in (slow_topic, quick_topic):
+        nothing_in_flight(kafka, topic)
+
+
+def test_adapter_whose_pool_is_too_small_does_not_start(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    create(kafka.bootstrap, f"{topic_prefix}.a", f"{topic_prefix}.b")
+    adapter, pool = ResourceAdapter({"bootstrap.servers": kafka.bootstrap}), WorkerPool(1, topic_prefix)
+    seen = Seen()
+    for topic in (f"{topic_prefix}.a", f"{topic_prefix}.b"):
+        adapter.activate(ActivationSpec(topics=(topic,), group=topic, pool=pool), seen)
+    with pytest.raises(InvalidInput, match="give it a thread for each"):
+        adapter.start()
+    assert pool.status().groups == ()
+    adapter.deactivate(adapter._activations[1])
+    produce(kafka.bootstrap, f"{topic_prefix}.a", ["one"])
+    with adapter:
+        assert seen.wait(1) == ["one"]

@@ -1,0 +1,214 @@
+"""The asyncio face of a JmsConnectionFactory, with a whole broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.adapter.outbound import PoolExhausted
+from bascule.client import Acknowledge, AsyncContext, IllegalState, Message, Queue, TemporaryQueue, Topic
+from bascule.core.errors import InvalidInput
+from bascule.xa.aio import AsyncTransactionManager
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.unit.adapter.broker_in_thread import JmsShop, broker_beside
+from tests.unit.server.broker_process import SOON_S, Broker, kafka
+
+__all__ = ["kafka"]
+ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
+
+
+class Undone(Exception):
+    """The application fails."""
+
+
+@pytest.fixture
+def broker(kafka: KafkaInMemory, tmp_path: Path) -> Iterator[Broker]:
+    with broker_beside(kafka, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def shop(broker: Broker) -> Iterator[JmsShop]:
+    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", client_id="shop") as shop:
+        yield shop
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SOON_S):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def names(broker: Broker) -> set[str]:
+    return {queue.name for queue in list(broker.epoch.engine.addresses.queues.values())}
+
+
+def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_commit(shop: JmsShop) -> None:
+    manager = AsyncTransactionManager(shop.manager)
+
+    async def work(*, fails: bool) -> None:
+        async with manager.begin(), shop.factory.connect_async() as context:
+            order = await (await context.consumer(ORDERS)).receive(SOON_S)
+            assert order is not None
+            future = await context.producer(BILLS, priority=7).send_async(f"bill of {order.body}")
+            assert (await future).priority == 7
+            (await manager.enlist(shop.database)).append("row")
+            if fails:
+                raise Undone
+
+    async def main() -> None:
+        with suppress(Undone):
+            await work(fails=True)
+        assert await asyncio.to_thread(shop.waiting, ORDERS) == ["one"]
+        await work(fails=False)
+
+    shop.send(ORDERS, "one")
+    run(main)
+    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
+
+
+def test_context_outside_of_transactions_acknowledges_at_once_and_leaves_nothing(shop: JmsShop, broker: Broker) -> None:
+    made: list[TemporaryQueue] = []
+
+    async def main() -> None:
+        async with shop.factory.connect_async() as context:
+            await context.send(ORDERS, "one")
+            consumer = await context.consumer(ORDERS, prefetch=10)
+            assert (await consumer.receive(SOON_S)) is not None
+            assert [message async for message in context.browse(ORDERS)] == []
+            made.append(await context.temporary_queue())
+            await context.delete(await context.temporary_topic())
+            async with shop.factory.connect_async() as other:
+                with pytest.raises(PoolExhausted, match="main"):
+                    await shop.factory.connect_async()
+                await other.send(ORDERS, "two")
+            assert made[0].name in names(broker)
+        for call in (partial(context.send, ORDERS, "late"), partial(consumer.receive, 0.0), partial(context.consumer, ORDERS)):
+            with pytest.raises(IllegalState, match="the context is closed"):
+                await call()
+        await context.close()
+
+    run(main)
+    assert made[0].name not in names(broker)
+    assert (shop.waiting(ORDERS), shop.factory.leases()) == (["two"], [])
+
+
+REFUSED: list[tuple[str, Callable[[AsyncContext], object]]] = [
+    ("commit", lambda context: context.commit()),
+    ("rollback", lambda context: context.rollback()),
+    ("transaction", lambda context: context.transaction()),
+    ("create_context", lambda context: context.create_context(Acknowledge.CLIENT)),
+    ("stop", lambda context: context.stop()),
+]
+
+
+def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_one(shop: JmsShop) -> None:
+    async def check() -> None:
+        async with shop.factory.connect_async() as context:
+            for name, call in REFUSED:
+                with pytest.raises(IllegalState, match=rf"{name}\(\) is refused"):
+                    call(context)
+            consumer = await context.consumer(ORDERS)
+            with pytest.raises(IllegalState, match="a listener is refused"):
+                consumer.listener = print
+            assert consumer.listener is None
+            context.start()
+            context.acknowledge()
+
+    async def main() -> None:
+        await check()
+        async with AsyncTransactionManager(shop.manager).begin():
+            await check()
+        with pytest.raises(InvalidInput, match="acknowledge="):
+            await shop.factory.connect_async(Acknowledge.CLIENT)
+
+    run(main)
+
+
+def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop, broker: Broker) -> None:
+    manager = AsyncTransactionManager(shop.manager)
+
+    async def main() -> None:
+        async with manager.begin():
+            context = await shop.factory.connect_async()
+            producer, consumer = context.producer(ORDERS), await context.consumer(ORDERS)
+            subscriber = await context.shared_durable_consumer(PRICES, "all")
+            queue = await context.temporary_queue()
+            with pytest.raises(IllegalState, match="by a context outside of the transaction"):
+                await producer.send(Message("?", reply_to=queue))
+            await producer.send("in time")
+        assert queue.name not in names(broker)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            partial(producer.send, "late"),
+            partial(producer.send_async, "late"),
+            producer.flush,
+            partial(consumer.receive, 0.0),
+            partial(subscriber.receive, 0.0),
+            partial(context.durable_consumer, PRICES, "mine"),
+            context.temporary_topic,
+        ]
+        async with manager.begin(), shop.factory.connect_async() as following:
+            await following.unsubscribe("all")
+            for call in calls:
+                with pytest.raises(IllegalState, match="transaction is over"):
+                    await call()
+            with pytest.raises(IllegalState, match="transaction is over"):
+                consumer.prefetch = 10
+
+    run(main)
+    assert shop.waiting(ORDERS) == ["in time"]
+
+
+def test_context_works_only_where_it_was_taken_and_in_one_face_of_a_transaction(shop: JmsShop) -> None:
+    manager = AsyncTransactionManager(shop.manager)
+
+    async def main() -> None:
+        async with shop.factory.connect_async() as outside:
+            async with manager.begin():
+                async with shop.factory.connect_async() as inside:
+                    with pytest.raises(IllegalState, match="taken outside of transactions"):
+                        await outside.send(ORDERS, "no")
+                    with manager.suspended(), pytest.raises(IllegalState, match="not the current one"):
+                        await inside.send(ORDERS, "no")
+                    with pytest.raises(IllegalState, match="works with the broker by asyncio"):
+                        shop.factory.connect()
+                    await asyncio.create_task(_send(inside, "by a task of the transaction"))
+                with pytest.raises(IllegalState, match="the context is closed"):
+                    await inside.send(ORDERS, "no")
+            await outside.send(ORDERS, "afterwards")
+        async with manager.begin():
+            await asyncio.to_thread(shop.factory.connect)
+            with pytest.raises(IllegalState, match="works with the broker by blocking calls"):
+                await shop.factory.connect_async()
+
+    run(main)
+    assert shop.waiting(ORDERS) == ["by a task of the transaction", "afterwards"]
+
+
+async def _send(context: AsyncContext, body: str) -> None:
+    await context.send(ORDERS, body)
+
+
+def test_session_whose_context_a_task_is_within_is_not_given_to_others(shop: JmsShop) -> None:
+    async def main() -> None:
+        context = await shop.factory.connect_async()
+        consumer = await context.consumer(ORDERS)
+        receiving = asyncio.create_task(consumer.receive(SOON_S))
+        while not consumer.state.waiting:
+            await asyncio.sleep(0)
+        await context.close()
+        assert await receiving is None
+        async with shop.factory.connect_async() as following:
+            assert following._session is not context._session
+            await following.send(ORDERS, "one")
+
+    run(main)
+    assert shop.waiting(ORDERS) == ["one"]

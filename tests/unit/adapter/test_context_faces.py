@@ -1,0 +1,61 @@
+"""Contexts of a JmsConnectionFactory have the methods of the client's contexts, with the same signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from bascule.adapter.outbound import JmsConnectionFactory
+from bascule.adapter.outbound.async_contexts import AsyncPooledContext, AsyncTransactionContext
+from bascule.adapter.outbound.contexts import PooledContext, TransactionContext
+from bascule.client import AsyncConsumer, AsyncContext, ConnectionFactory, Consumer, Context
+from bascule.client.async_branch import AsyncBranchConsumer, AsyncBranchContext
+from bascule.client.async_managed import AsyncManagedConsumer
+from bascule.client.branch import BranchConsumer, BranchContext
+from bascule.client.managed import ManagedConsumer
+from tests.unit.client.test_faces import public, signature
+
+#: Producers are the client's own.
+FACES: Final[dict[type, type]] = {
+    TransactionContext: Context,
+    PooledContext: Context,
+    BranchContext: Context,
+    BranchConsumer: Consumer,
+    ManagedConsumer: Consumer,
+    AsyncTransactionContext: AsyncContext,
+    AsyncPooledContext: AsyncContext,
+    AsyncBranchContext: AsyncContext,
+    AsyncBranchConsumer: AsyncConsumer,
+    AsyncManagedConsumer: AsyncConsumer,
+}
+
+
+def methods() -> Iterator[tuple[type, str]]:
+    for face, client in FACES.items():
+        yield from ((face, name) for name in public(client))
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+def test_a_context_has_the_public_names_of_the_clients_and_no_others(face: type) -> None:
+    assert set(public(face)) == set(public(FACES[face]))
+
+
+@pytest.mark.parametrize(("face", "name"), list(methods()), ids=lambda part: part if isinstance(part, str) else part.__name__)
+def test_a_method_has_the_signature_of_the_clients(face: type, name: str) -> None:
+    here, there = public(face)[name], public(FACES[face])[name]
+    assert isinstance(here, property) == isinstance(there, property)
+    assert signature(here) == signature(there)
+
+
+@pytest.mark.parametrize("name", ["connect", "connect_async"])
+def test_a_factory_connects_as_that_of_the_client_does(name: str) -> None:
+    here, there = (signature(getattr(factory, name)) for factory in (JmsConnectionFactory, ConnectionFactory))
+    assert here == there
+
+
+def test_producers_are_those_of_the_client() -> None:
+    here: dict[str, Any] = public(TransactionContext)
+    assert here["producer"] is public(Context)["producer"]
+    assert public(AsyncTransactionContext)["producer"] is public(AsyncContext)["producer"]

@@ -1,0 +1,483 @@
+"""Contexts of a JmsConnectionFactory, with a whole broker: within transactions, outside of them, and between the two."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.adapter.outbound import JmsConnectionFactory, KafkaConnectionFactory, PoolClosed, PoolExhausted, Registry
+from bascule.client import (
+    Acknowledge,
+    ConnectionLost,
+    Context,
+    IllegalState,
+    InvalidDestination,
+    Message,
+    Queue,
+    Refused,
+    TemporaryQueue,
+    Topic,
+)
+from bascule.core.errors import InvalidInput
+from bascule.threads.background import in_background
+from bascule.xa import TransactionRolledBack, TransactionTimedOut
+from bascule.xa.errors import NoTransaction
+from bascule.xa.jms import JmsResource
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.support.system import wait_for
+from tests.unit.adapter.broker_in_thread import JmsShop, broker_beside
+from tests.unit.server.broker_process import SOON_S, Broker, kafka
+
+__all__ = ["kafka"]
+ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
+
+
+class Undone(Exception):
+    """The application fails."""
+
+
+@pytest.fixture
+def broker(kafka: KafkaInMemory, tmp_path: Path) -> Iterator[Broker]:
+    with broker_beside(kafka, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def shop(broker: Broker) -> Iterator[JmsShop]:
+    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", client_id="shop") as shop:
+        yield shop
+
+
+def body(message: Message | None) -> object:
+    assert message is not None
+    return message.body
+
+
+def consumers(broker: Broker) -> dict[str, int]:
+    """By queue, those that the broker has; a queue of a temporary destination is one of its queues while it is there."""
+    return {queue.name: len(queue.consumers) for queue in list(broker.epoch.engine.addresses.queues.values())}
+
+
+# -- within a transaction
+
+
+def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_commit(shop: JmsShop) -> None:
+    def work() -> Message:
+        with shop.factory.connect() as context:
+            order = context.consumer(ORDERS).receive(SOON_S)
+            assert order is not None
+            context.send(BILLS, f"bill of {order.body}")
+            shop.manager.enlist(shop.database).append("row")
+        return order
+
+    shop.send(ORDERS, "one")
+    with suppress(Undone), shop.manager.begin():
+        work()
+        raise Undone
+    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == (["one"], [], [])
+    with shop.manager.begin():
+        assert work().redelivered
+        with shop.manager.suspended():
+            assert (shop.waiting(ORDERS), shop.waiting(BILLS)) == ([], [])
+    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
+    with shop.manager.begin(), shop.factory.connect() as context:
+        assert context.consumer(ORDERS).receive_no_wait() is None
+
+
+def test_producer_of_a_transaction_has_all_options_and_tells_of_completion(shop: JmsShop) -> None:
+    told: list[tuple[str | None, object]] = []
+    with shop.manager.begin(), shop.factory.connect() as context:
+        producer = context.producer(ORDERS, persistent=False, priority=7, time_to_live_s=60.0)
+        producer.send(Message("plain", properties={"region": "EU"}))
+        future = producer.send_async("asked", on_done=lambda message, error: told.append((message.message_id, error)))
+        assert producer.send_many(["three", "four"]) == 2
+        assert body(future.result(SOON_S)) == "asked"
+        context.producer(BILLS, delivery_delay_s=0.01).send("later")
+    assert told == [(future.result().message_id, None)]
+    with shop.other() as other:
+        consumer = other.consumer(ORDERS)
+        first = consumer.receive(SOON_S)
+        assert first is not None
+        assert (first.body, first.persistent, first.priority, first.properties) == ("plain", False, 7, {"region": "EU"})
+        assert first.expiration_ms - first.timestamp_ms == 60_000
+        assert [body(consumer.receive(SOON_S)) for _ in range(3)] == ["asked", "three", "four"]
+        late = other.consumer(BILLS).receive(SOON_S)
+        assert late is not None
+        assert late.delivery_time_ms > late.timestamp_ms
+
+
+def test_selectors_browsers_and_receives_that_do_not_wait_are_there_in_a_transaction(shop: JmsShop) -> None:
+    with shop.factory.connect() as context:
+        for number in range(3):
+            context.send(ORDERS, Message(str(number), properties={"number": number}))
+    with shop.manager.begin(), shop.factory.connect() as context:
+        assert [message.body for message in context.browse(ORDERS, selector="number <> 1")] == ["0", "2"]
+        consumer = context.consumer(ORDERS, selector="number = 1")
+        assert consumer.selector == "number = 1"
+        assert body(consumer.receive_no_wait()) == "1"
+        assert consumer.receive_no_wait() is None
+        assert [message.body for message in context.consumer(ORDERS, prefetch=10).messages(0.05)] == ["0", "2"]
+    assert shop.waiting(ORDERS) == []
+
+
+def test_subscriptions_are_released_at_the_end_of_a_transaction_and_consumers_of_queues_kept(shop: JmsShop, broker: Broker) -> None:
+    def receive(consumer: Callable[[Context], Any]) -> object:
+        with shop.manager.begin(), shop.factory.connect() as context:
+            message = consumer(context).receive(0.05)
+            return None if message is None else message.body
+
+    durable, shared, named = (
+        lambda context: context.durable_consumer(PRICES, "mine", selector="kind = 'p'"),
+        lambda context: context.shared_consumer(PRICES, "ours"),
+        lambda context: context.shared_durable_consumer(PRICES, "all"),
+    )
+    assert [receive(each) for each in (durable, shared, named, lambda context: context.consumer(PRICES))] == [None] * 4
+    with shop.factory.connect() as context:
+        context.send(PRICES, Message("9.99", properties={"kind": "p"}))
+    # The one that lasts no longer than its consumers has nothing; the others have what came between two transactions.
+    assert [receive(each) for each in (durable, shared, named)] == ["9.99", None, "9.99"]
+    assert [receive(each) for each in (durable, named)] == [None, None]
+    with shop.manager.begin(), shop.factory.connect() as context:
+        for name in ("mine", "all"):
+            context.unsubscribe(name)
+        with pytest.raises(InvalidDestination):
+            context.unsubscribe("mine")
+        context.consumer(ORDERS).close()
+    # What else has one is the queue of the broker's answers to the transaction manager.
+    assert {name: count for name, count in consumers(broker).items() if count and not name.startswith("temp.")} == {ORDERS.name: 1}
+
+
+def test_consumer_of_a_subscription_is_closed_in_its_transaction_and_can_be_taken_by_another(shop: JmsShop) -> None:
+    with shop.manager.begin(), shop.factory.connect() as context:
+        with context.durable_consumer(PRICES, "mine") as consumer:
+            with shop.manager.suspended():
+                shop.send(PRICES, "1")  # type: ignore[arg-type]
+            assert body(consumer.receive(SOON_S)) == "1"
+        with context.durable_consumer(PRICES, "mine") as again:
+            assert again.receive_no_wait() is None
+        with pytest.raises(IllegalState, match="closed"):
+            consumer.receive(0.0)
+    with shop.manager.begin(), shop.factory.connect() as context:
+        assert context.durable_consumer(PRICES, "mine").receive_no_wait() is None
+    with shop.factory.connect() as context:
+        context.unsubscribe("mine")
+
+
+def test_request_is_answered_within_a_transaction_and_asked_outside_of_one(shop: JmsShop) -> None:
+    def answer() -> None:
+        with shop.manager.begin(), shop.factory.connect() as context:
+            request = context.consumer(ORDERS).receive(SOON_S)
+            assert request is not None
+            context.reply(request, f"re: {request.body}")
+
+    answering = in_background(answer, "test-answer")
+    with shop.factory.connect() as context:
+        assert body(context.request(ORDERS, "one", timeout_s=SOON_S)) == "re: one"
+    answering.result(SOON_S)
+    with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(IllegalState, match="not sent before the commit"):
+        context.request(ORDERS, "two")
+
+
+def test_answer_to_a_request_of_a_transaction_comes_to_a_temporary_queue_from_outside_of_it(shop: JmsShop) -> None:
+    with shop.factory.connect() as outside:
+        answers = outside.temporary_queue()
+        with shop.manager.begin(), shop.factory.connect() as context:
+            context.send(ORDERS, Message("one", reply_to=answers))
+        with shop.other() as other:
+            request = other.consumer(ORDERS).receive(SOON_S)
+            assert request is not None
+            other.reply(request, "two")
+        with shop.manager.begin(), shop.factory.connect() as context:
+            assert body(context.consumer(answers).receive(SOON_S)) == "two"
+        assert outside.consumer(answers).receive_no_wait() is None
+
+
+def test_temporary_destination_goes_with_the_transaction_that_has_made_it(shop: JmsShop, broker: Broker) -> None:
+    made: list[TemporaryQueue] = []
+    with shop.manager.begin(), shop.factory.connect() as context:
+        made.append(context.temporary_queue())
+        topic = context.temporary_topic()
+        context.delete(topic)
+        with pytest.raises(IllegalState, match="by a context outside of the transaction"):
+            context.send(ORDERS, Message("?", reply_to=made[0]))
+        with shop.manager.suspended(), shop.factory.connect() as outside:
+            outside.send(made[0], "at once")
+        assert body(context.consumer(made[0]).receive(SOON_S)) == "at once"
+        assert made[0].name in consumers(broker)
+    assert made[0].name not in consumers(broker)
+    with suppress(Undone), shop.manager.begin(), shop.factory.connect() as context:
+        made.append(context.temporary_queue())
+        raise Undone
+    assert made[1].name not in consumers(broker)
+
+
+REFUSED: list[tuple[str, Callable[[Context], object]]] = [
+    ("commit", lambda context: context.commit()),
+    ("rollback", lambda context: context.rollback()),
+    ("transaction", lambda context: context.transaction()),
+    ("create_context", lambda context: context.create_context(Acknowledge.CLIENT)),
+    ("stop", lambda context: context.stop()),
+    ("a listener", lambda context: setattr(context.consumer(ORDERS), "listener", print)),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_one(
+    shop: JmsShop, name: str, call: Callable[[Context], object]
+) -> None:
+    with shop.factory.connect() as context:
+        with pytest.raises(IllegalState, match=rf"^{name}.* is refused"):
+            call(context)
+        context.start()
+        context.acknowledge()
+        context.recover()
+        context.send(ORDERS, "works")
+    with shop.manager.begin(), shop.factory.connect() as context:
+        with pytest.raises(IllegalState, match=rf"^{name}.* is refused"):
+            call(context)
+        context.start()
+        context.acknowledge()
+        with pytest.raises(IllegalState, match="recover"):
+            context.recover()
+        assert body(context.consumer(ORDERS).receive(SOON_S)) == "works"
+        assert (context.acknowledge_mode, context.client_id, context.connected) == (Acknowledge.TRANSACTED, "shop", True)
+
+
+@pytest.mark.parametrize("mode", [Acknowledge.CLIENT, Acknowledge.INDIVIDUAL, Acknowledge.TRANSACTED])
+def test_other_acknowledgement_than_the_automatic_one_is_refused(shop: JmsShop, mode: Acknowledge) -> None:
+    with pytest.raises(InvalidInput, match=f"acknowledge={mode}"):
+        shop.factory.connect(mode)
+    with shop.manager.begin(), pytest.raises(InvalidInput, match=f"acknowledge={mode}"):
+        shop.factory.connect(mode)
+    with shop.factory.connect(Acknowledge.DUPS_OK) as context:
+        assert context.acknowledge_mode is Acknowledge.AUTO
+
+
+def test_resource_has_nobody_to_tell_of_exceptions() -> None:
+    with pytest.raises(InvalidInput, match="on_exception"):
+        JmsResource("broker", "amqp://127.0.0.1:1", on_exception=print)
+
+
+# -- the end of a context
+
+
+def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop) -> None:
+    shop.send(ORDERS, "one", "two")
+    with shop.manager.begin():
+        context = shop.factory.connect()
+        producer, consumer, browser = context.producer(BILLS), context.consumer(ORDERS), context.browse(ORDERS)
+        assert next(browser).body == "one"
+        assert body(consumer.receive(SOON_S)) == "one"
+    calls: list[Callable[[], object]] = [
+        partial(producer.send, "late"),
+        partial(producer.send_async, "late"),
+        partial(producer.send_many, ["late"]),
+        producer.flush,
+        partial(context.send, BILLS, "late"),
+        partial(consumer.receive, 0.0),
+        consumer.receive_no_wait,
+        lambda: next(context.browse(ORDERS)),
+        partial(context.consumer, ORDERS),
+        context.temporary_queue,
+        partial(setattr, consumer, "prefetch", 100),
+        context.start,
+    ]
+    for call in [partial(next, browser), *calls]:
+        with pytest.raises(IllegalState, match="transaction is over"):
+            call()
+    with shop.manager.begin(), shop.factory.connect() as following:
+        following.send(BILLS, "in time")
+        for call in calls:
+            with pytest.raises(IllegalState, match="transaction is over"):
+                call()
+    context.close()
+    consumer.close()
+    assert (shop.waiting(ORDERS), shop.waiting(BILLS)) == (["two"], ["in time"])
+
+
+def test_contexts_of_a_transaction_are_holds_of_one_branch_and_end_one_by_one(shop: JmsShop) -> None:
+    with shop.manager.begin():
+        first, second = shop.factory.connect(), shop.factory.connect()
+        first.send(ORDERS, "one")
+        first.close()
+        first.close()
+        with pytest.raises(IllegalState, match="the context is closed"):
+            first.send(ORDERS, "late")
+        second.send(ORDERS, "two")
+    assert shop.waiting(ORDERS) == ["one", "two"]
+
+
+def test_context_works_only_where_it_was_taken(shop: JmsShop) -> None:
+    with shop.factory.connect() as outside:
+        with shop.manager.begin() as transaction:
+            inside = shop.factory.connect()
+            with pytest.raises(IllegalState, match="taken outside of transactions"):
+                outside.send(ORDERS, "not in a transaction")
+            with shop.manager.suspended():
+                outside.send(ORDERS, "at once")
+                with pytest.raises(IllegalState, match=f"of transaction {transaction.id}, which is not the current one"):
+                    inside.send(ORDERS, "from outside")
+                with shop.manager.begin(), pytest.raises(IllegalState, match="not the current one"):
+                    inside.send(ORDERS, "from another transaction")
+            inside.send(ORDERS, "in its transaction")
+        outside.send(ORDERS, "afterwards")
+    assert shop.waiting(ORDERS) == ["at once", "in its transaction", "afterwards"]
+
+
+def test_nothing_is_sent_outside_of_a_transaction_that_has_ended_within_its_block(shop: JmsShop) -> None:
+    with shop.manager.begin() as transaction:
+        transaction.rollback()
+        with pytest.raises(NoTransaction, match="is rolled back"):
+            shop.factory.connect()
+        with shop.manager.aside(), shop.factory.connect() as context:
+            context.send(ORDERS, "on purpose")
+    transaction = shop.manager.begin(timeout_s=0.05)
+    with suppress(TransactionTimedOut), transaction:
+        context = shop.factory.connect()
+        wait_for(lambda: transaction.status.value == "rolled back", "the end of its time")
+        with pytest.raises(IllegalState):
+            context.send(ORDERS, "late")
+        with pytest.raises(TransactionTimedOut):
+            shop.factory.connect()
+    assert shop.waiting(ORDERS) == ["on purpose"]
+
+
+# -- outside of transactions
+
+
+def test_message_received_outside_of_a_transaction_is_acknowledged_at_once(shop: JmsShop) -> None:
+    shop.send(ORDERS, "one")
+    with shop.factory.connect() as context:
+        context.send(BILLS, "sent")
+        with shop.other() as other:
+            assert body(other.consumer(BILLS).receive(SOON_S)) == "sent"
+        assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
+        assert shop.waiting(ORDERS) == []
+
+
+def test_session_is_given_back_without_consumers_and_temporary_destinations(shop: JmsShop, broker: Broker) -> None:
+    shop.send(ORDERS, "one", "two", "three")
+    with shop.factory.connect() as context:
+        consumer = context.consumer(ORDERS, prefetch=10)
+        assert body(consumer.receive(SOON_S)) == "one"
+        topic, queue = context.temporary_topic(), context.temporary_queue()
+        context.delete(topic)
+        future = context.producer(ORDERS).send_async("four")
+    assert future.done()
+    assert consumers(broker)[ORDERS.name] == 0
+    assert queue.name not in consumers(broker)
+    assert shop.waiting(ORDERS) == ["two", "three", "four"]
+    for call in (partial(context.send, ORDERS, "late"), partial(consumer.receive, 0.0), context.start):
+        with pytest.raises(IllegalState, match="the context is closed"):
+            call()
+    context.close()
+    assert shop.factory.leases() == []
+
+
+def test_pool_is_bounded_and_says_who_has_its_sessions(shop: JmsShop) -> None:
+    with shop.factory.connect(), shop.factory.connect():
+        assert len(shop.factory.leases()) == 2
+        with pytest.raises(PoolExhausted, match="test_pool_is_bounded_and_says_who_has_its_sessions"):
+            shop.factory.connect()
+        with shop.manager.begin(), shop.factory.connect() as context:
+            context.send(ORDERS, "within a transaction")
+    shop.factory.close()
+    with pytest.raises(PoolClosed):
+        shop.factory.connect()
+
+
+def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, broker: Broker) -> None:
+    def lose() -> None:
+        """End all connections of the shop, as seen from there."""
+        with shop.factory.connect() as context:
+            core = context._thread.core
+        with suppress(InvalidInput):
+            context._thread.call(lambda: core.fail(ConnectionLost("cut")))
+
+    shop.send(ORDERS, "one")
+    kept = shop.factory.connect()
+    transaction = shop.manager.begin()
+    with transaction, shop.factory.connect() as context:
+        context.send(ORDERS, "lost")
+        shop.manager.enlist(shop.database).append("row")
+        with shop.manager.suspended():
+            lose()
+        with pytest.raises(TransactionRolledBack):
+            transaction.commit()
+    with pytest.raises(ConnectionLost):
+        kept.send(ORDERS, "lost, too")
+    with suppress(ConnectionLost):
+        kept.close()
+    with shop.manager.begin(), shop.factory.connect() as context:
+        assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
+        context.send(BILLS, "two")
+    shop.send(BILLS, "three")
+    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.factory.leases()) == ([], ["two", "three"], [])
+    assert len(broker.node.connections) == 1
+
+
+def test_session_whose_context_another_thread_is_within_is_not_given_to_others(shop: JmsShop) -> None:
+    context = shop.factory.connect()
+    consumer = context.consumer(ORDERS)
+    receiving = in_background(partial(consumer.receive, math.inf), "test-receive")
+    wait_for(lambda: consumer.state.waiting, "the other thread to wait")
+    context.close()
+    assert receiving.result(SOON_S) is None
+    with shop.factory.connect() as following:
+        assert following._session is not context._session  # type: ignore[attr-defined]
+        following.send(ORDERS, "one")
+    assert shop.waiting(ORDERS) == ["one"]
+
+
+def test_child_of_a_fork_has_connections_of_its_own(broker: Broker) -> None:
+    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}") as shop:
+        shop.send(ORDERS, "parent")
+        with shop.factory.connect() as kept:
+            child = multiprocessing.get_context("fork").Process(target=shop.send, args=(ORDERS, "child"))
+            child.start()
+            child.join(SOON_S)
+            assert child.exitcode == 0
+            kept.send(ORDERS, "parent again")
+        assert shop.waiting(ORDERS) == ["parent", "child", "parent again"]
+        assert shop.factory.leases() == []
+
+
+# -- factories
+
+
+def test_factory_without_a_manager_is_always_outside_of_transactions(shop: JmsShop) -> None:
+    factory = JmsConnectionFactory(shop.broker)
+    with shop.manager.begin() as transaction, factory.connect() as context:
+        context.send(ORDERS, "at once")
+        transaction.set_rollback_only()
+        transaction.rollback()
+    factory.close()
+    assert shop.waiting(ORDERS) == ["at once"]
+
+
+def test_factory_takes_a_resource_of_its_manager_only(shop: JmsShop) -> None:
+    with pytest.raises(InvalidInput, match="resource 'broker' is not one of transaction manager 'shop'"):
+        JmsConnectionFactory(JmsResource("broker", shop.url), shop.manager)
+
+
+def test_name_is_bound_to_a_factory_of_either_kind(shop: JmsShop) -> None:
+    registry = Registry()
+    registry.bind("jms/orders", shop.factory)
+    assert registry.lookup("jms/orders") is shop.factory
+    assert registry.lookup("jms/orders", JmsConnectionFactory) is shop.factory
+    with pytest.raises(InvalidInput, match="is bound to a JmsConnectionFactory, not to a KafkaConnectionFactory"):
+        registry.lookup("jms/orders", KafkaConnectionFactory)
+
+
+def test_errors_of_the_broker_are_those_of_the_client(shop: JmsShop) -> None:
+    with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(Refused):
+        context.consumer(ORDERS, selector="not a selector ==")
+    with shop.factory.connect() as context, pytest.raises(Refused):
+        context.consumer(ORDERS, selector="not a selector ==")

@@ -1,0 +1,290 @@
+"""A worker pool that endpoints share: bounded, fair, whole when one of them hangs or stops, and gone with the last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Record, WorkerPool, worker_pool
+from bascule.adapter.inbound.deliveries import RecordDelivery
+from bascule.adapter.inbound.endpoint import Endpoint
+from bascule.adapter.inbound.state import Place, Ref
+from bascule.adapter.inbound.workers import Counts, Workers
+from bascule.core.errors import InvalidInput
+from bascule.threads.background import in_background
+from tests.support.system import wait_for
+
+LONG_S = 30.0
+PLACE = Place("topic", 0)
+
+
+class Held:
+    """An endpoint whose records stay at work until they are let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.most = 0
+        self._at_work = 0
+        self._goes_on = threading.Semaphore(0)
+        self._counting = threading.Lock()
+
+    def __call__(self, record: Record) -> None:
+        with self._counting:
+            self.begun.append(record.offset)
+            self._at_work += 1
+            self.most = max(self.most, self._at_work)
+        assert self._goes_on.acquire(timeout=2 * LONG_S)
+        with self._counting:
+            self._at_work -= 1
+
+    def let_go(self, count: int = 1) -> None:
+        self._goes_on.release(count)
+
+    def await_begun(self, count: int) -> None:
+        wait_for(lambda: len(self.begun) >= count, f"{count} records to be begun, of which {len(self.begun)} are")
+
+
+class Member:
+    """An endpoint in a pool."""
+
+    def __init__(self, pool: WorkerPool | None, group: str, endpoint: Endpoint, *, workers: int = 8, timeout_s: float = LONG_S) -> None:
+        spec = ActivationSpec(topics=("topic",), group=group, workers=workers, pool=pool, delivery_timeout_s=timeout_s)
+        self.failures: list[BaseException] = []
+        self.counts = Counts()
+        self.workers = Workers(spec, endpoint, self._handle, self.counts, self.failures.append)
+        self._offsets = iter(range(10_000))
+
+    def _handle(self, delivery: RecordDelivery, call: Callable[[Record], None]) -> None:
+        if delivery.failure is None:
+            call(delivery.record)
+            self.workers.settle(delivery)
+            self.counts.add("delivered")
+
+    def add(self, count: int, delay_s: float = 0.0) -> None:
+        due_s = time.monotonic() + delay_s if delay_s else 0.0
+        offsets = [next(self._offsets) for _ in range(count)]
+        self.workers.add([RecordDelivery(Ref(PLACE, "t", each), Record(*PLACE, each, None, None), (), due_s) for each in offsets])
+
+    def delivered(self, count: int) -> None:
+        wait_for(lambda: self.counts.delivered >= count, f"{count} records to be delivered")
+
+
+@contextmanager
+def at_work(*members: Member) -> Iterator[None]:
+    for each in members:
+        each.workers.start()
+    try:
+        yield
+    finally:
+        stops = [in_background(partial(each.workers.stop, LONG_S), "test-stop") for each in members]
+        for stop in stops:
+            stop.result(2 * LONG_S)
+
+
+def threads_of(name: str) -> list[str]:
+    return sorted(each.name for each in threading.enumerate() if name in each.name)
+
+
+def test_slow_endpoint_leaves_a_thread_to_each_other_one_and_the_threads_are_bounded() -> None:
+    pool = WorkerPool(4, "fair")
+    slow, quick = Held(), Held()
+    one, two = Member(pool, "slow", slow), Member(pool, "quick", quick)
+    with at_work(one, two):
+        one.add(20)
+        slow.await_begun(3)
+        for number in range(1, 6):
+            two.add(1)
+            quick.await_begun(number)  # though nothing of the slow one has ended
+            quick.let_go()
+            two.delivered(number)
+        assert (len(slow.begun), slow.most) == (3, 3)
+        two.add(20)
+        quick.await_begun(6)
+        slow.let_go()
+        quick.await_begun(7)  # a thread that becomes free goes to whoever has fewest
+        assert pool.status() == worker_pool.PoolStatus("fair", 4, 4, 0, ("quick", "slow"))
+        assert len(threads_of("bascule-pool-fair")) == 4
+        for held in (slow, quick):
+            held.let_go(40)
+        one.delivered(20)
+        two.delivered(25)
+    assert slow.most <= 4
+    assert pool.status() == worker_pool.PoolStatus("fair", 4, 0, 0, ())
+    wait_for(lambda: threads_of("pool-fair") == [], "the end of the threads")
+
+
+def test_endpoint_has_no_more_threads_than_its_workers() -> None:
+    pool = WorkerPool(4)
+    held = Held()
+    one, two = Member(pool, "one", held, workers=2), Member(pool, "two", lambda _: None)
+    with at_work(one, two):
+        one.add(10)
+        two.add(100)
+        two.delivered(100)
+        assert (held.most, len(held.begun)) == (2, 2)
+        held.let_go(10)
+        one.delivered(10)
+
+
+def test_records_that_are_due_later_are_begun_then_though_another_endpoint_of_the_pool_is_busy() -> None:
+    pool = WorkerPool(2)
+    held = Held()
+    busy, later = Member(pool, "busy", held), Member(pool, "later", lambda _: None)
+    with at_work(busy, later):
+        later.add(3, 0.2)
+        busy.add(5)
+        held.await_begun(1)
+        later.delivered(3)
+        held.let_go(5)
+        busy.delivered(5)
+
+
+def test_endpoint_that_hangs_is_replaced_and_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "WATCH_S", 0.01)
+    pool = WorkerPool(2, "hung")
+    hanging = Held()
+    bad, good = Member(pool, "bad", hanging, workers=1, timeout_s=0.05), Member(pool, "good", lambda _: None)
+    with at_work(bad, good):
+        bad.add(5)
+        wait_for(lambda: bad.counts.hung == 2, "two threads to hang, of which one is replaced")
+        good.add(100)
+        good.delivered(100)
+        assert len(bad.workers.hanging) == 2
+        assert (pool.status().hanging, len(threads_of("bascule-pool-hung"))) == (2, 3)
+        assert len(hanging.begun) == 2  # it takes nothing before one of them returns
+        hanging.let_go(5)
+        wait_for(lambda: len(hanging.begun) == 5, "the other records to be begun")
+        bad.delivered(3)
+    assert (bad.failures, good.failures) == ([], [])
+    wait_for(lambda: threads_of("pool-hung") == [], "the end of the threads")
+
+
+class Closing:
+    """An endpoint that says in which threads its instances are made and closed."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.closed: list[str] = []
+        self.act: Callable[[Record], None] = lambda _: None
+
+    def endpoint(self) -> type:
+        seen = self
+
+        class Instance:
+            def __init__(self) -> None:
+                self.thread = threading.current_thread().name
+                seen.made.append(self.thread)
+
+            def on_record(self, record: Record) -> None:
+                assert threading.current_thread().name == self.thread
+                seen.act(record)
+
+            def close(self) -> None:
+                assert threading.current_thread().name == self.thread
+                seen.closed.append(self.thread)
+
+        return Instance
+
+
+def test_endpoint_that_stops_is_closed_in_its_threads_while_the_pool_goes_on() -> None:
+    pool = WorkerPool(2)
+    first, second = Closing(), Closing()
+    one, two = Member(pool, "one", first.endpoint()), Member(pool, "two", second.endpoint())
+    with at_work(two):
+        one.workers.start()
+        one.add(6)
+        one.delivered(6)
+        assert one.workers.stop(LONG_S) == []
+        assert sorted(first.closed) == sorted(first.made) != []
+        one.add(1)  # nobody takes it any more
+        two.add(10)
+        two.delivered(10)
+        assert pool.status().groups == ("two",)
+    assert sorted(second.closed) == sorted(second.made) != []
+    assert one.counts.delivered == 6
+
+
+def test_stop_names_what_is_at_work_and_the_pool_replaces_its_thread() -> None:
+    pool = WorkerPool(2, "replacing")
+    held, also = Held(), Held()
+    one, two, three = Member(pool, "one", held), Member(pool, "two", lambda _: None), Member(pool, "three", also)
+    with at_work(two):
+        one.workers.start()
+        one.add(1)
+        held.await_begun(1)
+        (left,) = one.workers.stop(0.05)
+        assert left.startswith("bascule-pool-replacing-")
+        with at_work(three):  # there is a thread for it, although the one that was left behind is not free
+            three.add(1)
+            also.await_begun(1)
+            two.add(10)
+            two.delivered(10)
+            also.let_go()
+        held.let_go()
+        wait_for(lambda: left not in threads_of("pool-replacing"), "the end of the thread that was left behind")
+        assert pool.status().hanging == 0
+
+
+def test_stop_is_not_held_up_by_what_a_thread_does_for_another_endpoint() -> None:
+    pool = WorkerPool(2)
+    closing, held = Closing(), Held()
+    one, two = Member(pool, "one", closing.endpoint()), Member(pool, "two", held)
+    with at_work(two):
+        one.workers.start()
+        begun = threading.Barrier(3)
+        closing.act = lambda _: begun.wait(LONG_S) and None
+        # Both threads have an instance; then one of them is at work for the other endpoint.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool.shares, "candidates", lambda: [one.workers])
+            one.add(2)
+            begun.wait(LONG_S)
+        one.delivered(2)
+        two.add(1)
+        held.await_begun(1)
+        before_s = time.monotonic()
+        assert one.workers.stop(LONG_S) == []
+        assert time.monotonic() - before_s < LONG_S / 2
+        assert len(closing.closed) == 1
+        held.let_go()
+        wait_for(lambda: len(closing.closed) == 2, "the other instance to be closed")
+
+
+def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> None:
+    pool = WorkerPool(1)
+    one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
+    with at_work(one), pytest.raises(InvalidInput, match="a pool of 1 threads has 1 endpoints"):
+        two.workers.start()
+    with at_work(two):
+        two.add(1)
+        two.delivered(1)
+    with pytest.raises(InvalidInput, match="threads = 0"):
+        WorkerPool(0)
+
+
+def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool(2)
+    one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("injected")
+
+    with at_work(one, two):
+        monkeypatch.setattr(Workers, "finished", fail)
+        one.add(1)
+        wait_for(lambda: one.failures and two.failures, "both to be told")
+        monkeypatch.undo()
+        two.add(10)
+        two.delivered(10)
+
+
+def test_endpoint_without_a_pool_has_one_of_its_own() -> None:
+    one, two = Member(None, "one", lambda _: None, workers=2), Member(None, "two", lambda _: None, workers=3)
+    with at_work(one, two):
+        assert one.workers.pool is not two.workers.pool
+        assert threads_of("bascule-inbound-one-") == ["bascule-inbound-one-1", "bascule-inbound-one-2"]
+        assert len(threads_of("bascule-inbound-two-")) == 3

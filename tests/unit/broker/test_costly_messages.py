@@ -1,0 +1,170 @@
+"""A turn stays short whatever a message is made of: what a look at it costs is counted, not what a usual message costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bascule.amqp.types import Symbol, ULong
+from bascule.broker import administration
+from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
+from bascule.broker.turns import TURN_STEPS
+from bascule.core.destination import Routing
+from bascule.jms.checks import ANNOTATION_ITEMS_MAX, APPLICATION_PROPERTIES_MAX, BODY_SECTIONS_MAX
+from bascule.jms.lookup import selector_lookup
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    MESSAGE_ANNOTATIONS,
+    VALUE,
+    head_of,
+    header_bytes,
+    scan,
+    section_bytes,
+)
+from bascule.jms.selector import compile_selector
+from bascule.testing.broker import Receiver, message_bytes
+from tests.support.costs import calls_of
+from tests.unit.broker.conftest import START_MS, Bench
+
+COUNT = 200
+PROPERTIES = {f"p{number}": number for number in range(APPLICATION_PROPERTIES_MAX)}
+ANNOTATIONS = {Symbol(f"x-opt-{number}"): ULong(number) for number in range(ANNOTATION_ITEMS_MAX // 2)}
+ANNOTATED = section_bytes(MESSAGE_ANNOTATIONS, ANNOTATIONS) + section_bytes(VALUE, "x")
+SECTIONS = header_bytes(False) + section_bytes(APPLICATION_PROPERTIES, {"a": 1}) + section_bytes(DATA, b"x") * BODY_SECTIONS_MAX
+
+
+class Store:
+    """A body store that counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.read_bytes = 0
+
+    def put(self, body: bytes, owner: BodyOwner) -> int:
+        self.bodies.append(body)
+        return len(self.bodies) - 1
+
+    def get(self, handle: int, size_bytes: int) -> bytes:
+        self.read_bytes += size_bytes
+        return self.bodies[handle]
+
+    def free(self, handle: int, size_bytes: int) -> None:
+        self.bodies[handle] = b""
+
+
+def fill(bench: Bench, body: bytes, count: int = COUNT) -> None:
+    for number in range(count):
+        bench.broker.send("q", body, bench.sender, number)
+    bench.broker.settle()
+
+
+def most_in_a_turn(bench: Bench, count: Callable[[], int]) -> int:
+    """Turns of a broker process until nothing is left to do. Returns how far the count has come in one of them at most."""
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    most, turns = 0, 0
+    while bench.engine.pending or bench.broker.in_flight or not turns:
+        before = count()
+        bench.broker.flush()
+        bench.broker.confirm(len(bench.broker.in_flight))
+        most, turns = max(most, count() - before), turns + 1
+    return most
+
+
+def test_search_looks_at_fewer_messages_with_many_properties_in_a_turn(bench: Bench) -> None:
+    fill(bench, message_bytes("x", properties=PROPERTIES))
+    bench.broker.attach(bench.queue(), 10, selector=compile_selector("a = 1"))
+    (view,) = bench.queue().ready.views.values()
+    seen: list[BrokerMessage] = []
+    matches = view.matches
+    view.matches = lambda message, allowance: seen.append(message) or matches(message, allowance)  # type: ignore[func-returns-value]
+    assert most_in_a_turn(bench, lambda: len(seen)) < 60
+    assert len(seen) == COUNT
+
+
+def test_search_and_browsing_administrator_read_few_large_bodies_of_the_store_in_a_turn(policy: object) -> None:
+    store = Store()
+    bench = Bench(policy, bodies=lambda size: Bodies(store, size), memory_bytes=64 << 10)  # type: ignore[arg-type]
+    fill(bench, message_bytes("x" * 1_000_000, durable=False), 50)
+    bench.broker.attach(bench.queue(), 10, selector=compile_selector("a = 1"))
+    assert most_in_a_turn(bench, lambda: store.read_bytes) < 20_000_000
+    assert store.read_bytes >= 50_000_000
+    store.read_bytes = 0
+    steps = list(administration.purge(bench.engine, bench.queue(), compile_selector("a = 1")))
+    assert len(steps) > 3
+    assert store.read_bytes >= 50_000_000
+
+
+def test_turn_gives_out_fewer_messages_where_many_selectors_have_to_be_told(bench: Bench) -> None:
+    fill(bench, message_bytes("x", durable=False))
+    for number in range(1_000):
+        receiver = Receiver(0)
+        receiver.consumer = bench.engine.attach(bench.queue(), receiver, compile_selector(f"a = {number}"))
+    consumer = bench.broker.attach(bench.queue(), COUNT)
+    assert most_in_a_turn(bench, lambda: len(consumer.messages)) < 60
+    assert len(consumer.messages) == COUNT
+
+
+def test_turn_gives_out_few_large_messages(bench: Bench) -> None:
+    fill(bench, message_bytes("x" * 1_000_000, durable=False))
+    consumer = bench.broker.attach(bench.queue(), COUNT)
+    assert most_in_a_turn(bench, lambda: len(consumer.messages)) < 60
+    assert len(consumer.messages) == COUNT
+
+
+def test_turn_moves_fewer_expired_messages_with_many_annotations(bench: Bench) -> None:
+    fill(bench, header_bytes(False, ttl_ms=1_000) + ANNOTATED)
+    bench.now_ms = START_MS + 60_000
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.tick()
+    assert most_in_a_turn(bench, lambda: bench.engine.counters.expired) < 40
+    assert bench.engine.counters.expired == COUNT
+
+
+def test_step_of_an_administrator_returns_fewer_messages_with_many_annotations(bench: Bench) -> None:
+    fill(bench, header_bytes(False) + ANNOTATED)
+    consumer = bench.consumer(credit=COUNT)
+    for message in consumer.messages:
+        bench.engine.reject(consumer.consumer, message)
+    bench.broker.settle()
+    dead = bench.queue(bench.engine.policy.of("q").dead_letter_address)
+    assert dead.ready.count == COUNT
+    done = [progress.done for progress in map(_copied, administration.return_dead_letters(bench.engine, dead))]
+    assert done[0] < 40
+    assert done[-1] == COUNT
+
+
+def _copied(progress: administration.Progress) -> administration.Progress:
+    return administration.Progress(progress.done)
+
+
+@pytest.mark.parametrize("read", [lambda: selector_lookup(SECTIONS)("a"), lambda: head_of(SECTIONS)], ids=["selector", "delivery"])
+def test_sections_of_a_body_are_not_looked_at_for_what_stands_before_them(read: Callable[[], object]) -> None:
+    assert scan(SECTIONS)
+    assert calls_of(read) < 100
+
+
+def test_properties_of_a_message_are_read_once_for_all_subscriptions(bench: Bench) -> None:
+    body, facts = message_bytes("x", properties=PROPERTIES), scan(message_bytes("x"))
+
+    def send() -> None:
+        bench.broker.send("t", body, bench.sender, 1, routing=Routing.MULTICAST, facts=facts)
+
+    bench.subscription("first", durable=False, selector="a = 1")
+    send()
+    one = calls_of(send)
+    for number in range(50):
+        bench.subscription(f"s{number}", durable=False, selector="a = 1")
+    send()
+    assert calls_of(send) < 2 * one
+
+
+def test_message_that_cannot_be_read_is_wanted_by_none_of_several_subscriptions(bench: Bench) -> None:
+    subscriptions = [bench.subscription(f"s{number}", selector="region IS NULL") for number in range(3)]
+    facts = scan(message_bytes("x"))
+    bench.broker.send("t", b"\x00\x53\x74\xc1\x7f", bench.sender, 1, routing=Routing.MULTICAST, facts=facts)
+    bench.broker.settle()
+    assert [subscription.held_messages for subscription in subscriptions] == [0, 0, 0]

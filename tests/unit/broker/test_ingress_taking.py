@@ -1,0 +1,80 @@
+"""What the ingress topic brings is taken in short turns, however many subscriptions want it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bascule.broker.ingress_tail import CHUNK_MESSAGES, IngressTaking
+from bascule.broker.turns import TURN_STEPS
+from bascule.core.destination import Routing
+from bascule.journal.records import Send, SendFlag
+from bascule.testing.broker import message_bytes
+from tests.unit.broker.conftest import Bench
+
+
+class Taking:
+    """Takes one chunk of records with a message each; the test says when the next turn begins."""
+
+    def __init__(self, bench: Bench, count: int) -> None:
+        self.engine = bench.engine
+        self.engine.turns.steps = TURN_STEPS
+        self.turns: list[Callable[[], object]] = []
+        self.stored = 0
+        taking = IngressTaking(
+            self.engine, "bascule.ingress", 0, soon=self.turns.append, taken=self._taken, ending=lambda: False
+        )  # fmt: skip
+        taking.gather(deque((offset + 1, [(_send(offset), True)]) for offset in range(count)))
+        self.taking = taking
+
+    def _taken(self) -> None:
+        self.stored += 1
+
+    def go_on(self) -> int:
+        """The turns that are left. Returns how many."""
+        count = 0
+        while self.turns:
+            self.turns.pop()()
+            count += 1
+        return count
+
+
+def _send(number: int, **fields: Any) -> Send:
+    body = message_bytes(number)
+    return Send(SendFlag.DURABLE, Routing.MULTICAST, 4, 0, 0, 0, "t", (), (), (), None, body)._replace(**fields)
+
+
+def test_chunk_for_many_subscriptions_is_taken_in_many_turns_and_in_order(bench: Bench) -> None:
+    subscriptions = [bench.subscription(f"s{number}", subscription=f"s{number}") for number in range(400)]
+    taking = Taking(bench, 100)
+    assert 0 < subscriptions[0].incoming < 100
+    assert taking.engine.memory.ingress_bytes > 0
+    assert taking.go_on() > 5
+    bench.broker.settle()
+    assert taking.stored == 1
+    assert taking.engine.memory.ingress_bytes == 0
+    assert taking.engine.confirmed_ingress == {0: 100}
+    for subscription in subscriptions:
+        assert bench.waiting(subscription) == list(range(100))
+
+
+def test_largest_chunk_has_room_in_the_journal_however_many_subscriptions_take_it(bench: Bench) -> None:
+    for number in range(30):
+        bench.subscription(f"s{number}", subscription=f"s{number}")
+    bench.engine.journaling.record_bytes_max = 400 << 10  # less than the ids of the queues take for the whole chunk
+    taking = Taking(bench, CHUNK_MESSAGES)
+    taking.go_on()
+    bench.broker.settle()
+    assert taking.taking.waits == ""
+    assert taking.engine.confirmed_ingress == {0: CHUNK_MESSAGES}
+
+
+def test_turn_counts_the_selectors_of_the_subscriptions(bench: Bench) -> None:
+    slow = " AND ".join(f"p{number} = 1" for number in range(500))
+    subscriptions = [bench.subscription(f"s{number}", subscription=f"s{number}", selector=slow) for number in range(3)]
+    taking = Taking(bench, 10)
+    assert taking.go_on() > 2
+    bench.broker.settle()
+    assert [subscription.held_messages for subscription in subscriptions] == [0, 0, 0]
+    assert taking.engine.confirmed_ingress == {0: 10}

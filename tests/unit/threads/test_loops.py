@@ -1,0 +1,84 @@
+"""From a thread to an event loop: whoever waits there is told if the loop ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bascule.threads.background import in_background
+from bascule.threads.loops import LoopGone, on_loop
+
+WAIT_S = 20.0
+
+
+@contextmanager
+def running() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread of its own, which is closed behind the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(cancel_others(), loop).result(WAIT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_S)
+        loop.close()
+
+
+async def cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def endless(begun: threading.Event) -> None:
+    begun.set()
+    await asyncio.Event().wait()
+
+
+def test_result_and_error_of_the_coroutine_are_the_callers() -> None:
+    async def divide(number: int) -> float:
+        return 1 / number
+
+    with running() as loop:
+        assert on_loop(loop, lambda: divide(2)) == 0.5
+        with pytest.raises(ZeroDivisionError):
+            on_loop(loop, lambda: divide(0))
+
+
+def test_coroutine_that_takes_too_long_is_given_up() -> None:
+    with running() as loop, pytest.raises(LoopGone, match=r"not done it within 0.01 s"):
+        on_loop(loop, lambda: endless(threading.Event()), 0.01)
+
+
+def test_closed_loop_is_told_at_once() -> None:
+    with running() as loop:
+        pass
+    with pytest.raises(LoopGone, match="closed"):
+        on_loop(loop, lambda: endless(threading.Event()))
+
+
+def test_caller_without_a_time_limit_is_told_when_the_loop_is_closed_before_it_begins() -> None:
+    loop = asyncio.new_event_loop()  # takes the call, and never runs
+    waiting = in_background(lambda: on_loop(loop, lambda: endless(threading.Event())), "waits")
+    while not loop._ready:  # type: ignore[attr-defined]
+        threading.Event().wait(0.01)
+    loop.close()
+    with pytest.raises(LoopGone, match="closed"):
+        waiting.result(WAIT_S)
+
+
+def test_caller_is_told_when_the_loop_cancels_the_coroutine() -> None:
+    begun = threading.Event()
+    with running() as loop:
+        waiting = in_background(lambda: on_loop(loop, lambda: endless(begun)), "waits")
+        assert begun.wait(WAIT_S)
+        asyncio.run_coroutine_threadsafe(cancel_others(), loop).result(WAIT_S)
+        with pytest.raises(LoopGone, match="cancelled"):
+            waiting.result(WAIT_S)

@@ -1,0 +1,481 @@
+"""Django's ORM in transactions, with a real SQLite; ``scenarios/test_xa_django.py`` does the same with PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("django")
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+
+from bascule.core.errors import InvalidInput
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.background import in_background
+from bascule.xa import Propagation, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa.aio import AsyncTransactionManager
+from bascule.xa.django import django_resource
+from bascule.xa.errors import OutOfOrder, ResourceFailed
+from bascule.xa.log import Decision
+from bascule.xa.xid import Xid
+from tests.support.django_orm import Payment, database, items
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def alias(tmp_path: Path) -> Iterator[str]:
+    with database("shop", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "shop.sqlite3", CONN_MAX_AGE=None) as alias:
+        yield alias
+
+
+@pytest.fixture
+def shop(alias: str) -> Any:
+    return django_resource("db", alias)
+
+
+@pytest.fixture
+def broker() -> ModelResource:
+    return ModelResource("broker")
+
+
+@pytest.fixture
+def manager(shop: Any, broker: ModelResource) -> Iterator[TransactionManager]:
+    with TransactionManager("shop", ModelLog(), [broker, shop]) as manager:
+        yield manager
+
+
+def pay(item: str) -> None:
+    Payment.objects.using("shop").create(item=item)
+
+
+def own() -> Any:
+    """Django's connection in this thread, as Django expects it outside of a transaction."""
+    connection = connections["shop"]
+    assert connection.get_autocommit()
+    assert not connection.in_atomic_block
+    assert not connection.needs_rollback
+    assert connection.savepoint_ids == connection.atomic_blocks == connection.run_on_commit == []
+    return connection
+
+
+def leave_thread() -> None:
+    """The thread may serve other tests, with other databases of this name."""
+    connections["shop"].close()
+    del connections["shop"]
+
+
+# -- what takes part
+
+
+def test_objects_of_the_orm_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
+    raw = own().connection
+
+    @manager.transactional()
+    def work(item: str, *, fails: bool = False) -> None:
+        pay(item)
+        manager.enlist(broker).append(item)
+        assert Payment.objects.using("shop").filter(item=item).exists()
+        assert item not in items("shop")
+        if fails:
+            raise LookupError
+
+    work("one")
+    with pytest.raises(LookupError):
+        work("two", fails=True)
+    work("three")
+    assert items("shop") == broker.durable.committed == ["one", "three"]
+    assert own().connection is raw  # one session for all of it
+
+
+def test_transaction_without_a_statement_leaves_the_database_alone(
+    manager: TransactionManager, shop: Any, broker: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shop, "start", lambda *_, **__: pytest.fail("a branch has begun"))
+    with manager.begin():
+        manager.enlist(broker).append("one")
+    assert broker.durable.committed == ["one"]
+
+
+def test_the_handle_is_djangos_connection(manager: TransactionManager, shop: Any) -> None:
+    with manager.begin() as running:
+        assert running.enlist(shop) is connections["shop"]
+        with running.enlist(shop).cursor() as cursor:
+            cursor.execute("INSERT INTO django_payments (item) VALUES ('one')")
+        assert items("shop") == []
+    assert items("shop") == ["one"]
+    own()
+
+
+def test_atomic_block_within_is_a_savepoint(manager: TransactionManager) -> None:
+    with manager.begin():
+        pay("one")
+        with suppress(IntegrityError), transaction.atomic(using="shop"):
+            pay("undone")
+            pay("one")
+        with transaction.atomic(using="shop"):
+            pay("two")
+        assert items("shop") == []
+    assert items("shop") == ["one", "two"]
+    own()
+
+
+def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: TransactionManager, broker: ModelResource) -> None:
+    def work() -> None:
+        with manager.begin():
+            manager.enlist(broker).append("one")
+            pay("one")
+            with pytest.raises(IntegrityError):
+                pay("one")
+            with pytest.raises(TransactionManagementError):
+                pay("two")
+
+    with pytest.raises(TransactionRolledBack, match="not undone by an atomic block: UNIQUE"):
+        work()
+    assert items("shop") == broker.durable.committed == []
+    own()
+
+
+@pytest.mark.parametrize("call", ["commit", "rollback"])
+def test_commit_rollback_and_autocommit_are_refused_within(manager: TransactionManager, call: str) -> None:
+    with manager.begin():
+        pay("one")
+        with pytest.raises(TransactionManagementError):
+            getattr(connections["shop"], call)()
+        with pytest.raises(TransactionManagementError):
+            connections["shop"].set_autocommit(True)
+        with pytest.raises(RuntimeError, match="durable"), transaction.atomic(using="shop", durable=True):
+            pass
+    assert items("shop") == ["one"]
+
+
+def test_close_within_rolls_everything_back(manager: TransactionManager) -> None:
+    def work() -> None:
+        with manager.begin():
+            pay("one")
+            connections["shop"].close()
+            with pytest.raises(TransactionManagementError):
+                pay("two")
+
+    with pytest.raises(TransactionRolledBack, match="connection was closed"):
+        work()
+    pay("three")
+    assert items("shop") == ["three"]
+
+
+def test_instrumentation_of_the_connection_goes_on_within(manager: TransactionManager) -> None:
+    with CaptureQueriesContext(connections["shop"]) as captured, manager.begin():
+        pay("one")
+    assert [query["sql"] for query in captured.captured_queries if "one" in query["sql"]] != []
+
+
+def test_retained_cursor_writes_nothing_when_the_transaction_is_over(manager: TransactionManager) -> None:
+    with manager.begin():
+        pay("one")
+        connection = connections["shop"]
+    with pytest.raises((DatabaseError, OutOfOrder)):
+        connection.cursor()
+    assert items("shop") == ["one"]
+
+
+# -- what is refused
+
+
+def test_transaction_within_an_atomic_block_is_refused(manager: TransactionManager) -> None:
+    with transaction.atomic(using="shop"):
+        with pytest.raises(OutOfOrder, match=r"begin the transaction outside of it \(ATOMIC_REQUESTS"), manager.begin():
+            pytest.fail("it has begun")
+        pay("one")
+    assert items("shop") == ["one"]
+    own()
+    assert manager.active == 0
+
+
+def test_transaction_on_a_connection_without_autocommit_is_refused(manager: TransactionManager) -> None:
+    connections["shop"].set_autocommit(False)
+    with pytest.raises(OutOfOrder, match="atomic block"), manager.begin():
+        pytest.fail("it has begun")
+    connections["shop"].set_autocommit(True)
+
+
+def test_explicit_enlistment_outside_of_the_current_transaction_is_refused(manager: TransactionManager, shop: Any) -> None:
+    running = manager.begin()
+    with pytest.raises(OutOfOrder, match="not the current transaction of this thread"):
+        running.enlist(shop)
+    running.rollback()
+
+
+def test_connection_that_was_fetched_before_the_transaction_is_refused(manager: TransactionManager) -> None:
+    before = connections["shop"]
+    with manager.begin(), pytest.raises(OutOfOrder, match="fetched before"):
+        before.cursor().execute("INSERT INTO django_payments (item) VALUES ('one')")
+    assert items("shop") == []
+    before.cursor().execute("INSERT INTO django_payments (item) VALUES ('two')")
+    assert items("shop") == ["two"]
+
+
+def test_connection_of_another_thread_is_refused_in_the_context_of_the_transaction(manager: TransactionManager) -> None:
+    def elsewhere(call: Callable[[], Any]) -> Any:
+        def work() -> Any:
+            try:
+                return call()
+            finally:
+                leave_thread()
+
+        return in_background(work, "test-elsewhere").result(WAIT_S)
+
+    with manager.begin():
+        pay("one")
+        context = contextvars.copy_context()
+        with pytest.raises(OutOfOrder, match="of another thread"):
+            elsewhere(lambda: context.run(pay, "two"))
+        with manager.suspended():
+            aside = contextvars.copy_context()
+        elsewhere(lambda: aside.run(Payment.objects.using("shop").count))
+        elsewhere(Payment.objects.using("shop").count)
+    elsewhere(lambda: context.run(pay, "three"))  # the transaction is over
+    assert items("shop") == ["one", "three"]
+
+
+def test_settings_that_have_no_autocommit_are_refused(tmp_path: Path) -> None:
+    with (
+        database("manual", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "manual", AUTOCOMMIT=False) as alias,
+        pytest.raises(InvalidInput, match="AUTOCOMMIT"),
+    ):
+        django_resource("db", alias)
+
+
+def test_database_that_cannot_prepare_is_named(alias: str) -> None:
+    with pytest.raises(InvalidInput, match=r"DATABASES\['shop'\] is of SQLite, which cannot prepare"):
+        django_resource("db", alias, prepared=True)
+
+
+def test_database_that_nobody_has_tried_is_refused(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(connections[alias]), "vendor", "oracle")
+    with pytest.raises(InvalidInput, match="which is not one of postgresql, sqlite, mysql"):
+        django_resource("db", alias)
+
+
+def test_transactions_of_two_managers_on_one_connection_are_refused(manager: TransactionManager, alias: str) -> None:
+    other = django_resource("other", alias)
+    with TransactionManager("other", ModelLog(), [other]) as second, manager.begin():
+        pay("one")
+        with pytest.raises(OutOfOrder, match="another transaction manager"), second.begin():
+            pytest.fail("it has begun")
+        with second.aside():
+            pay("two")
+    assert items("shop") == ["one", "two"]
+
+
+# -- on_commit
+
+
+def test_callbacks_run_after_the_global_commit_and_outside_of_the_transaction(
+    manager: TransactionManager, broker: ModelResource, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    def fail() -> None:
+        raise LookupError("callback")
+
+    with manager.begin():
+        transaction.on_commit(fail, using="shop")  # before the first statement
+        pay("one")
+        manager.enlist(broker).append("one")
+        transaction.on_commit(lambda: seen.append((own().alias, list(broker.durable.committed), items("shop"))), using="shop")
+        transaction.on_commit(lambda: pay("two"), using="shop")
+        with suppress(LookupError), transaction.atomic(using="shop"):
+            transaction.on_commit(lambda: seen.append("undone"), using="shop")
+            fail()
+        assert seen == []
+    assert seen == [("shop", ["one"], ["one"])]
+    assert items("shop") == ["one", "two"]
+    assert "on_commit callback failed" in caplog.text
+
+
+def test_callbacks_do_not_run_after_a_rollback_nor_in_doubt(shop: Any) -> None:
+    seen: list[str] = []
+
+    def work(manager: TransactionManager, *parts: ModelResource) -> None:
+        with manager.begin() as running:
+            for part in parts:
+                running.enlist(part).append("one")
+            pay("one")
+            transaction.on_commit(lambda: seen.append("called"), using="shop")
+
+    unwilling = ModelResource("unwilling", vote="no")
+    with TransactionManager("shop", ModelLog(), [unwilling, shop]) as manager, pytest.raises(TransactionRolledBack):
+        work(manager, unwilling)
+    own()
+
+    def unanswered(xid: Xid, _decision: Decision) -> None:
+        shop._gone(xid, reusable=False)
+        raise ResourceFailed("no answer")
+
+    shop.commit_deciding = unanswered
+    broker = ModelResource("broker")
+    with TransactionManager("shop", ModelLog(), [broker, shop]) as manager, pytest.raises(TransactionInDoubt):
+        work(manager, broker)
+    assert seen == []
+    own()
+
+
+# -- set aside, nested, over
+
+
+def test_work_outside_of_a_suspended_transaction_is_on_its_own(manager: TransactionManager) -> None:
+    @manager.transactional(propagation=Propagation.NOT_SUPPORTED)
+    def outside() -> int:
+        own()
+        return Payment.objects.using("shop").count()
+
+    with suppress(LookupError), manager.begin():
+        pay("one")
+        assert outside() == 0
+        assert Payment.objects.using("shop").count() == 1
+        raise LookupError
+    own()
+    assert items("shop") == []
+
+
+def test_function_that_requires_a_new_transaction_has_one(manager: TransactionManager) -> None:
+    @manager.transactional(propagation=Propagation.REQUIRES_NEW)
+    def audit(item: str) -> None:
+        pay(item)
+
+    def work() -> None:
+        with manager.begin():
+            audit("new")
+            pay("undone")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        work()
+    own()
+    assert items("shop") == ["new"]
+
+
+def test_work_after_the_commit_within_the_block_is_on_its_own(manager: TransactionManager) -> None:
+    with manager.begin() as running:
+        pay("one")
+        running.commit()
+        own()
+        pay("two")
+        assert items("shop") == ["one", "two"]
+    own()
+
+
+def test_statements_after_the_time_of_the_transaction_are_refused_until_its_block_ends(manager: TransactionManager) -> None:
+    def work() -> None:
+        over = threading.Event()
+        with manager.begin(timeout_s=0.1) as running:
+            pay("one")
+            cursor = connections["shop"].cursor()
+            running.after_completion(lambda _: over.set())
+            assert over.wait(WAIT_S)
+            with pytest.raises((DatabaseError, OutOfOrder)):
+                pay("two")
+            with pytest.raises((DatabaseError, sqlite3.Error)):
+                cursor.execute("INSERT INTO django_payments (item) VALUES ('three')")
+            with manager.aside():
+                own()
+            with pytest.raises((DatabaseError, OutOfOrder)):
+                pay("four")
+
+    with pytest.raises(TransactionTimedOut):
+        work()
+    own()
+    pay("five")
+    assert items("shop") == ["five"]
+
+
+# -- failures
+
+
+def test_connection_that_broke_while_nobody_used_it_is_replaced(manager: TransactionManager) -> None:
+    own().connection.close()
+    with manager.begin():
+        pay("one")
+    assert items("shop") == ["one"]
+
+
+def test_database_that_is_away_fails_the_transaction_and_leaves_djangos_connection_closed(
+    manager: TransactionManager, alias: str, tmp_path: Path
+) -> None:
+    connections[alias].close()
+    described = connections.settings[alias]
+    name, described["NAME"] = described["NAME"], tmp_path / "missing" / "shop.sqlite3"
+    with pytest.raises(TransactionRolledBack), manager.begin(), pytest.raises(ResourceFailed):
+        pay("one")
+    assert connections[alias].connection is None
+    described["NAME"] = name
+    pay("two")
+    assert items(alias) == ["two"]
+    own()
+
+
+def test_child_of_a_fork_within_a_transaction_finds_djangos_own_connection(manager: TransactionManager) -> None:
+    with manager.begin():
+        pay("one")
+        if (child := os.fork()) == 0:
+            try:
+                ended = 0 if own().connection is not None and not own().in_atomic_block else 1
+            except BaseException:
+                ended = 2
+            os._exit(ended)
+        assert os.waitpid(child, 0)[1] == 0
+        pay("two")
+    assert items("shop") == ["one", "two"]
+
+
+# -- asyncio
+
+
+def test_transaction_in_a_function_of_sync_to_async_takes_part(manager: TransactionManager, broker: ModelResource) -> None:
+    @manager.transactional()
+    def work() -> None:
+        pay("one")
+        manager.enlist(broker).append("one")
+
+    async def main() -> None:
+        await sync_to_async(work)()
+        await sync_to_async(leave_thread)()
+
+    asyncio.run(main())
+    assert items("shop") == broker.durable.committed == ["one"]
+
+
+@pytest.mark.parametrize("begin", [lambda manager: manager.begin(), lambda manager: AsyncTransactionManager(manager).begin()])
+def test_orm_in_the_transaction_of_a_task_is_refused(manager: TransactionManager, shop: Any, begin: Any) -> None:
+    async def enlist(running: Any) -> None:
+        await running.enlist(shop)
+
+    async def work() -> None:
+        async with begin(manager) as running:
+            with pytest.raises(OutOfOrder, match="of another thread"):
+                await Payment.objects.using("shop").acreate(item="one")
+            with pytest.raises(OutOfOrder, match="one function of sync_to_async"):
+                await enlist(running)
+
+    async def main() -> None:
+        before = connections["shop"]
+        with pytest.raises(TransactionRolledBack):
+            await work()
+        assert connections["shop"] is before
+        await Payment.objects.using("shop").acreate(item="two")
+        await sync_to_async(leave_thread)()
+
+    asyncio.run(main())
+    assert items("shop") == ["two"]

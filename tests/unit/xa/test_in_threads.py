@@ -1,0 +1,184 @@
+"""Steps that threads take at the same time: none of them outlives the call, whatever ends it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads import background
+from bascule.xa import TransactionManager, blocking
+from bascule.xa.blocking import in_threads
+from bascule.xa.errors import ResourceFailed
+from bascule.xa.two_phase import TransactionStatus
+
+WAIT_S: Final = 20.0
+#: How long a step waits for what must not happen.
+NEVER_S: Final = 0.02
+LINES_MAX: Final = 200
+Step = Callable[[], Coroutine[Any, Any, str]]
+
+
+class Steps:
+    """Steps that take a moment, and whether the call that takes them had ended before them."""
+
+    def __init__(self) -> None:
+        self.call_ended = threading.Event()
+        self.began: list[str] = []
+        self.outlived: list[str] = []
+
+    def step(self, name: str) -> Step:
+        async def take() -> str:
+            self.began.append(name)
+            if self.call_ended.wait(NEVER_S):
+                self.outlived.append(name)
+            return name
+
+        return take
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at a line of the module under test, or of the one that starts threads. Gives how many lines are left."""
+    left, before = [line], sys.gettrace()
+    files = {blocking.__file__, background.__file__}
+
+    def called(frame: FrameType, _event: str, _argument: object) -> Any:
+        return traced if frame.f_code.co_filename in files else None
+
+    def traced(_frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return traced
+
+    sys.settrace(called)
+    try:
+        yield left
+    finally:
+        sys.settrace(before)
+
+
+def test_results_come_in_the_order_of_the_steps_and_an_error_in_the_place_of_its_step() -> None:
+    async def fails() -> str:
+        raise ResourceFailed("gone")
+
+    steps = Steps()
+    first, failed, last = run_blocking(in_threads([steps.step("first"), fails, steps.step("last")]))
+    assert (first, last) == ("first", "last")
+    assert isinstance(failed, ResourceFailed)
+
+
+def test_no_step_outlives_a_call_that_is_interrupted_at_any_line() -> None:
+    for line in range(1, LINES_MAX):
+        steps = Steps()
+        threads = threading.active_count()
+        with interrupted_at(line) as left:
+            try:
+                results = run_blocking(in_threads([steps.step(name) for name in ("first", "second", "third")]))
+            except KeyboardInterrupt:
+                results = None
+            steps.call_ended.set()
+        assert steps.outlived == [], f"line {line}"
+        for thread in threading.enumerate()[threads:]:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), f"line {line}: a thread waits for ever"
+        assert steps.outlived == [], f"line {line}"
+        if left[0] > 0:
+            assert results == ["first", "second", "third"]
+            break
+    assert left[0] > 0, "the call has more lines"
+    assert line > 10
+
+
+def test_steps_go_on_to_their_end_however_often_the_call_is_interrupted() -> None:
+    """Ctrl-C, again and again, while the calling thread waits for the others."""
+    interrupts, over, ended = 3, threading.Event(), threading.Event()
+    handled: SimpleQueue[None] = SimpleQueue()  # its ``put`` may be interrupted by another one
+    calling = threading.get_ident()
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        handled.put(None)
+        if not over.is_set():
+            raise KeyboardInterrupt
+
+    async def quick() -> str:
+        return "quick"
+
+    async def slow() -> str:
+        for _ in range(interrupts):
+            interrupt()
+        ended.set()
+        return "slow"
+
+    def interrupt() -> None:
+        """Again, if the signal came just before the calling thread began to wait: Python looks at it afterwards."""
+        for _ in range(1000):
+            signal.pthread_kill(calling, signal.SIGINT)
+            with suppress(Empty):
+                handled.get(timeout=NEVER_S)
+                return
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_blocking(in_threads([quick, slow]))
+        over.set()
+        outlived = not ended.is_set()
+        assert ended.wait(WAIT_S)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not outlived
+
+
+def test_steps_are_taken_in_the_calling_thread_if_no_other_one_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    steps, names = Steps(), ["first", "second", "third", "fourth"]
+    assert run_blocking(in_threads([steps.step(name) for name in names])) == names
+    assert sorted(steps.began) == sorted(names)
+
+
+def test_transaction_that_is_interrupted_while_another_branch_prepares_is_rolled_back_when_that_has_answered() -> None:
+    seen: list[str] = []
+    waiting, rolled_back = threading.Event(), threading.Event()
+
+    def watch(point: str) -> None:
+        seen.append(point)
+        if point == "slow.prepare.before":
+            assert waiting.wait(WAIT_S)
+            assert not rolled_back.wait(NEVER_S), "rolled back while it prepares"
+        if point == "slow.rollback.before":
+            rolled_back.set()
+        if point == "quick.prepare.before":
+            waiting.set()
+            raise KeyboardInterrupt
+
+    quick, slow = ModelResource("quick", watch=watch), ModelResource("slow", watch=watch)
+    with TransactionManager("shop", ModelLog(), [quick, slow], parallel=True) as manager:
+        transaction = manager.begin()
+        for resource in (quick, slow):
+            transaction.enlist(resource).append("work")
+        with pytest.raises(KeyboardInterrupt):
+            transaction.commit()
+        assert transaction.status is TransactionStatus.ROLLED_BACK
+    assert seen.index("slow.prepare.after") < seen.index("slow.rollback.before")
+    assert quick.durable.committed == slow.durable.committed == []
+    assert slow.recover() == []

@@ -1,0 +1,104 @@
+"""Functions made transactional whose work a call does not do: it would run when the transaction is over."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bascule.core.errors import InvalidInput
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import Propagation, TransactionManager
+from bascule.xa.aio import AsyncTransactionManager
+
+
+@pytest.fixture
+def one() -> ModelResource:
+    return ModelResource("one")
+
+
+@pytest.fixture
+def manager(one: ModelResource) -> Iterator[TransactionManager]:
+    with TransactionManager("shop", ModelLog(), [one]) as manager:
+        yield manager
+
+
+class Service:
+    """Its instances are called as coroutine functions are."""
+
+    def __init__(self, manager: TransactionManager, resource: ModelResource) -> None:
+        self.manager, self.resource = manager, resource
+
+    async def __call__(self, what: str) -> str:
+        self.manager.enlist(self.resource).append(what)
+        await asyncio.sleep(0)
+        assert self.resource.durable.committed == []
+        return what
+
+
+@pytest.mark.parametrize("wrap", [lambda service: service, lambda service: functools.partial(service, "work")], ids=["object", "partial"])
+def test_object_that_is_called_as_a_coroutine_function_runs_in_a_transaction(
+    manager: TransactionManager, one: ModelResource, wrap: Callable[[Any], Any]
+) -> None:
+    call = manager.transactional()(wrap(Service(manager, one)))
+    assert asyncio.run(call() if isinstance(call.__wrapped__, functools.partial) else call("work")) == "work"
+    assert one.durable.committed == ["work"]
+
+
+@pytest.mark.parametrize("caller", [False, True], ids=["new", "joined"])
+@pytest.mark.parametrize("propagation", [Propagation.REQUIRED, Propagation.NOT_SUPPORTED])
+def test_function_that_returns_a_coroutine_is_refused_and_what_it_has_done_is_rolled_back(
+    manager: TransactionManager, one: ModelResource, caller: bool, propagation: Propagation
+) -> None:
+    """As the wrapper of a decorator that knows nothing of coroutines."""
+    ran: list[str] = []
+
+    async def work() -> None:
+        ran.append("too late")
+
+    @manager.transactional(propagation=propagation, attempts=3)
+    def wrapper() -> Any:
+        if propagation is Propagation.REQUIRED:
+            manager.enlist(one).append("work")
+        return work()
+
+    def call() -> None:
+        if caller:
+            with manager.begin():
+                wrapper()
+        else:
+            wrapper()
+
+    with pytest.raises(InvalidInput, match=r"wrapper returns a coroutine.*async def"):
+        call()
+    assert (ran, one.durable.committed, manager.active) == ([], [], 0)
+
+
+def test_functions_that_return_a_task_or_an_asynchronous_iterator_are_refused(manager: TransactionManager) -> None:
+    async def rows() -> AsyncIterator[int]:
+        yield 1
+
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+        for returns in (lambda: future, rows):
+            with pytest.raises(InvalidInput, match="returns a"):
+                manager.transactional()(lambda returns=returns: returns())()
+
+    asyncio.run(main())
+    assert manager.active == 0
+
+
+def test_generator_function_is_refused_when_it_is_decorated(manager: TransactionManager) -> None:
+    def rows() -> Iterator[int]:
+        yield 1
+
+    async def asynchronous_rows() -> AsyncIterator[int]:
+        yield 1
+
+    for decorate in (manager.transactional(), AsyncTransactionManager(manager).transactional()):
+        for function in (rows, asynchronous_rows):
+            with pytest.raises(InvalidInput, match=r"rows is a generator function"):
+                decorate(function)  # type: ignore[arg-type]

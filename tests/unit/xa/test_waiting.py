@@ -1,0 +1,184 @@
+"""Who waits in a transaction manager: each wait has an end, and tells what is known by then."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.background import in_background
+from bascule.xa import HeuristicOutcome, TransactionManager, TransactionTimedOut
+from bascule.xa import manager as managing
+from bascule.xa.errors import Code, OutOfOrder, ResourceFailed
+from bascule.xa.log import Heuristic, Outcome
+from bascule.xa.two_phase import TransactionStatus
+from bascule.xa.xid import Xid
+
+WAIT_S = 20.0
+
+
+class StandsStillWhenHeld:
+    """The lock of a transaction. Who finds it held, and does not wait, stands still there for a while, as a thread without a turn does."""
+
+    def __init__(self) -> None:
+        self.came, self.goes_on = threading.Event(), threading.Event()
+        self._lock = threading.RLock()
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        if self._lock.acquire(blocking=blocking):
+            return True
+        self.came.set()
+        assert self.goes_on.wait(WAIT_S)
+        return False
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class OperatorRollsBack:
+    """Is away when ``two`` is to commit, and meanwhile an operator rolls the branch back, in one of three ways."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.two = ModelResource("two", watch=self)
+        self.log = ModelLog()
+        self.done = threading.Event()
+
+    def __call__(self, point: str) -> None:
+        if point != "two.commit.before" or self.done.is_set():
+            return
+        self.done.set()
+        (xid,) = self.two.durable.prepared
+        if self.how == "the resource remembers it":
+            self.two.force(xid, Code.XA_HEURRB)
+        else:
+            self.two.end_by_hand(xid, Outcome.ROLLBACK)
+        if self.how == "another recoverer has recorded it":
+            self.log.record(Heuristic(xid, Code.XA_HEURRB, Outcome.COMMIT, f"{xid} was rolled back, another process has found", 1))
+        raise ResourceFailed("away")
+
+
+# -- for resources that recovery tells
+
+
+@pytest.mark.parametrize("how", ["the resource can tell it", "the resource remembers it", "another recoverer has recorded it"])
+def test_commit_that_waits_for_a_resource_is_told_that_an_operator_has_rolled_it_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "FIRST_RETRY_S", 0.01)
+    one, operator = ModelResource("one"), OperatorRollsBack(how)
+    with TransactionManager("shop", operator.log, [one, operator.two], finish_within_s=WAIT_S) as manager:
+        transaction = manager.begin()
+        for resource in (one, operator.two):
+            transaction.enlist(resource).append("work")
+        with pytest.raises(HeuristicOutcome, match=r"is committed, except for: .*two") as told:
+            transaction.commit()
+        with pytest.raises(HeuristicOutcome):
+            transaction.wait_finished(0)
+    assert [Xid.parse(each).bqual for each in told.value.branches] == [b"two"]
+    assert told.value.transaction_id == transaction.id
+    assert transaction.status is TransactionStatus.COMMITTED
+    assert (one.durable.committed, operator.two.durable.committed) == (["work"], [])
+
+
+def test_commit_is_told_of_the_heuristic_outcome_though_another_resource_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "FIRST_RETRY_S", 0.01)
+    recorded = threading.Event()
+
+    def away(point: str) -> None:
+        if point == "one.commit.before":
+            raise ResourceFailed("away")
+        if point == "log.record.after":
+            recorded.set()
+
+    one, operator = ModelResource("one", watch=away), OperatorRollsBack("the resource remembers it")
+    operator.log = ModelLog(watch=away)
+    with TransactionManager("shop", operator.log, [one, operator.two]) as manager:
+        transaction = manager.begin()
+        for resource in (one, operator.two):
+            transaction.enlist(resource).append("work")
+        transaction.commit()
+        assert set(transaction.unfinished) == {"one", "two"}
+        assert recorded.wait(WAIT_S)
+        manager.close()  # returns when the pass has ended
+        with pytest.raises(HeuristicOutcome, match="two"):
+            transaction.wait_finished(0)
+        assert set(transaction.unfinished) == {"one", "two"}
+
+
+# -- for the hooks of a transaction
+
+
+def test_hooks_after_a_commit_are_called_by_the_commit_and_not_by_the_reaper_that_has_met_it() -> None:
+    committing, lock, called = threading.Event(), StandsStillWhenHeld(), []
+
+    def watch(point: str) -> None:
+        if point == "one.commit.before":
+            committing.set()
+            assert lock.came.wait(WAIT_S)
+
+    def first(_: TransactionStatus) -> None:
+        lock.goes_on.set()
+        expiring.result(WAIT_S)  # whatever the reaper does, it has done
+        called.append(("first", threading.get_ident()))
+
+    one = ModelResource("one", watch=watch)
+    with TransactionManager("shop", ModelLog(), [one]) as manager:
+        transaction = manager.begin()
+        transaction._lock = lock  # type: ignore[assignment]
+        transaction.enlist(one).append("work")
+        transaction.after_completion(first)
+        transaction.after_completion(lambda _: called.append(("second", threading.get_ident())))
+
+        def commit() -> int:
+            transaction.commit()
+            return threading.get_ident()
+
+        ending = in_background(commit, "commits")
+        assert committing.wait(WAIT_S)
+        expiring = in_background(transaction.expire, "expires")
+        thread = ending.result(WAIT_S)
+    assert called == [("first", thread), ("second", thread)]
+
+
+def test_hooks_after_completion_are_all_called_though_one_is_interrupted() -> None:
+    def interrupt(_: TransactionStatus) -> None:
+        raise KeyboardInterrupt
+
+    called: list[TransactionStatus] = []
+    with TransactionManager("shop", ModelLog(), []) as manager:
+        transaction = manager.begin()
+        transaction.after_completion(interrupt)
+        transaction.after_completion(called.append)
+        with pytest.raises(KeyboardInterrupt):
+            transaction.commit()
+    assert called == [TransactionStatus.COMMITTED]
+
+
+def test_hook_that_would_never_be_called_is_refused() -> None:
+    called: list[str] = []
+    with TransactionManager("shop", ModelLog(), []) as manager:
+        transaction = manager.begin()
+
+        def after(_: TransactionStatus) -> None:
+            transaction.after_completion(lambda _: called.append("by a hook"))  # which is still called
+            with pytest.raises(OutOfOrder, match="is committed"):
+                transaction.before_completion(lambda: called.append("never"))
+
+        transaction.after_completion(after)
+        transaction.commit()
+        with pytest.raises(OutOfOrder, match="is committed"):
+            transaction.after_completion(lambda _: called.append("never"))
+        assert called == ["by a hook"]
+
+        expired = manager.begin(timeout_s=0.0)
+        expired.expire()
+        for register in (expired.before_completion, expired.after_completion):
+            with pytest.raises(TransactionTimedOut):
+                register(lambda *_: called.append("never"))
+    assert called == ["by a hook"]
