@@ -417,8 +417,17 @@ class ClientSession(Sends):
         self.closing = True
         if self.core.opened:
             self.engine.end()
+        self._drop_answers()
         if self in self.core.sessions:
             self.core.sessions.remove(self)
         self.failed(ConnectionLost("the context was closed before the broker's answer came"))
         if not self.core.sessions:
             self.core.shut()
+
+    def _drop_answers(self) -> None:
+        """The temporary queue of the answers to requests is the connection's: it would stay there, and nobody else knows of it."""
+        link = None if self.answers is None else self._temporary_link(self.answers.subscription.destination)
+        if link is not None:
+            link.close()
+            if link.gone:  # there is no connection now, and the next one need not make the queue again
+                self.core.own.forget(link)

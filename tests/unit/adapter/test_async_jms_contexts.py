@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bascule.adapter.outbound import PoolExhausted
+from bascule.adapter.outbound import PoolExhausted, PoolLimits
 from bascule.client import Acknowledge, AsyncContext, IllegalState, Message, Queue, TemporaryQueue, Topic
 from bascule.core.errors import InvalidInput
 from bascule.xa.aio import AsyncTransactionManager
@@ -195,6 +196,27 @@ def test_context_works_only_where_it_was_taken_and_in_one_face_of_a_transaction(
 
 async def _send(context: AsyncContext, body: str) -> None:
     await context.send(ORDERS, body)
+
+
+def test_session_that_is_lent_to_a_cancelled_task_goes_back_to_the_pool(broker: Broker) -> None:
+    async def main() -> None:
+        first = await shop.factory.connect_async()
+        waiting = asyncio.ensure_future(shop.factory.connect_async())
+        taking = [each for each in threading.enumerate() if each.name == "bascule-xa-async"]
+        while not taking:
+            await asyncio.sleep(0)
+            taking = [each for each in threading.enumerate() if each.name == "bascule-xa-async"]
+        waiting.cancel()
+        await first.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert shop.factory.leases() == []
+        async with shop.factory.connect_async() as following:
+            await following.send(ORDERS, "one")
+
+    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", PoolLimits(most=1, wait_s=SOON_S / 2)) as shop:
+        run(main)
+        assert shop.waiting(ORDERS) == ["one"]
 
 
 def test_session_whose_context_a_task_is_within_is_not_given_to_others(shop: JmsShop) -> None:

@@ -423,6 +423,26 @@ def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, 
     assert len(broker.node.connections) == 1
 
 
+def test_session_that_has_asked_leaves_no_queue_of_answers_behind(shop: JmsShop, broker: Broker) -> None:
+    def answer() -> None:
+        with shop.other() as other:
+            request = other.consumer(ORDERS).receive(SOON_S)
+            assert request is not None
+            other.reply(request, "!")
+
+    def temporary() -> set[str]:
+        return {name for name in consumers(broker) if name.startswith("temp.")}
+
+    before = temporary()  # the transaction manager asks the broker, too
+    answering = in_background(answer, "test-answer")
+    with shop.factory.connect() as context:
+        assert body(context.request(ORDERS, "?", timeout_s=SOON_S)) == "!"
+    answering.result(SOON_S)
+    assert len(temporary() - before) == 1  # for the next request
+    shop.factory.close()
+    wait_for(lambda: temporary() == before, "the end of the queue of answers", 5)
+
+
 def test_session_whose_context_another_thread_is_within_is_not_given_to_others(shop: JmsShop) -> None:
     context = shop.factory.connect()
     consumer = context.consumer(ORDERS)

@@ -88,7 +88,7 @@ class JmsConnectionFactory:
         loop, transaction = asyncio.get_running_loop(), self._current()
         if transaction is None:
             pool = self._pool
-            return AsyncPooledContext(pool, await in_thread(partial(pool.take, Taker.here())), loop, partial(self._expect, None))
+            return AsyncPooledContext(pool, await _lent(pool), loop, partial(self._expect, None))
         enlisted = LoopParticipant(self._broker, loop)
         branch = await in_thread(lambda: transaction.enlist_as(self._broker, enlisted))
         if not isinstance(branch, AsyncBranchContext):
@@ -131,6 +131,19 @@ class JmsConnectionFactory:
             made = self._temporary[transaction] = TemporaryDestinations(connection)
         transaction.after_completion(lambda _: made.delete())
         return made
+
+
+async def _lent(pool: Pool[PooledSession]) -> tuple[int, PooledSession]:
+    """Take a session. If the task is cancelled meanwhile, the session goes back."""
+    taker = Taker.here()
+    taken: list[tuple[int, PooledSession]] = []
+    try:
+        await in_thread(lambda: taken.append(pool.take(taker)))
+    except BaseException:
+        for number, _ in taken:
+            pool.give_back(number)
+        raise
+    return taken[0]
 
 
 def _check_mode(acknowledge: Acknowledge) -> None:
