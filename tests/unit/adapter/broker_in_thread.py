@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from bascule.adapter.outbound import JmsConnectionFactory, PoolLimits
 from bascule.client import Context, Queue
 from bascule.testing.xa import ModelLog, ModelResource
@@ -15,8 +17,9 @@ from bascule.threads.background import in_background
 from bascule.xa import TransactionManager
 from bascule.xa.jms import JmsResource
 from tests.support.kafka_in_memory import KafkaInMemory
-from tests.unit.server.broker_process import SOON_S, Broker, serving
+from tests.unit.server.broker_process import SOON_S, Broker, kafka, serving
 
+__all__ = ["JmsShop", "broker", "broker_beside", "consumers", "kafka", "shop"]
 LIMITS = PoolLimits(most=2, wait_s=0.05)
 
 
@@ -76,3 +79,20 @@ class JmsShop:
         """What is in a queue for anybody."""
         with self.factory.connect() as context:
             return [message.body for message in context.browse(queue)]
+
+
+def consumers(broker: Broker) -> dict[str, int]:
+    """By queue, those that the broker has; a queue of a temporary destination is one of its queues while it is there."""
+    return {queue.name: len(queue.consumers) for queue in list(broker.epoch.engine.addresses.queues.values())}
+
+
+@pytest.fixture
+def broker(kafka: KafkaInMemory, tmp_path: Path) -> Iterator[Broker]:
+    with broker_beside(kafka, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def shop(broker: Broker) -> Iterator[JmsShop]:
+    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", client_id="shop") as shop:
+        yield shop

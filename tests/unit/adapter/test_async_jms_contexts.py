@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,28 +15,15 @@ from bascule.adapter.outbound import PoolExhausted, PoolLimits
 from bascule.client import Acknowledge, AsyncContext, IllegalState, Message, Queue, TemporaryQueue, Topic
 from bascule.core.errors import InvalidInput
 from bascule.xa.aio import AsyncTransactionManager
-from tests.support.kafka_in_memory import KafkaInMemory
-from tests.unit.adapter.broker_in_thread import JmsShop, broker_beside
-from tests.unit.server.broker_process import SOON_S, Broker, kafka
+from tests.unit.adapter.broker_in_thread import JmsShop, broker, kafka, shop
+from tests.unit.server.broker_process import SOON_S, Broker
 
-__all__ = ["kafka"]
+__all__ = ["broker", "kafka", "shop"]
 ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
 
 
 class Undone(Exception):
     """The application fails."""
-
-
-@pytest.fixture
-def broker(kafka: KafkaInMemory, tmp_path: Path) -> Iterator[Broker]:
-    with broker_beside(kafka, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def shop(broker: Broker) -> Iterator[JmsShop]:
-    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", client_id="shop") as shop:
-        yield shop
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

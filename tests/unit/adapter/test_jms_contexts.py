@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bascule.adapter.outbound import JmsConnectionFactory, KafkaConnectionFactory, PoolClosed, PoolExhausted, Registry
 from bascule.client import (
     Acknowledge,
-    ConnectionLost,
     Context,
     IllegalState,
     InvalidDestination,
     Message,
     Queue,
-    Refused,
     TemporaryQueue,
     Topic,
 )
 from bascule.core.errors import InvalidInput
 from bascule.threads.background import in_background
-from bascule.xa import TransactionRolledBack, TransactionTimedOut
+from bascule.xa import TransactionTimedOut
 from bascule.xa.errors import NoTransaction
 from bascule.xa.jms import JmsResource
-from tests.support.kafka_in_memory import KafkaInMemory
 from tests.support.system import wait_for
-from tests.unit.adapter.broker_in_thread import JmsShop, broker_beside
-from tests.unit.server.broker_process import SOON_S, Broker, kafka
+from tests.unit.adapter.broker_in_thread import JmsShop, broker, consumers, kafka, shop
+from tests.unit.server.broker_process import SOON_S, Broker
 
-__all__ = ["kafka"]
+__all__ = ["broker", "kafka", "shop"]
 ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
 
 
@@ -43,26 +36,9 @@ class Undone(Exception):
     """The application fails."""
 
 
-@pytest.fixture
-def broker(kafka: KafkaInMemory, tmp_path: Path) -> Iterator[Broker]:
-    with broker_beside(kafka, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def shop(broker: Broker) -> Iterator[JmsShop]:
-    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", client_id="shop") as shop:
-        yield shop
-
-
 def body(message: Message | None) -> object:
     assert message is not None
     return message.body
-
-
-def consumers(broker: Broker) -> dict[str, int]:
-    """By queue, those that the broker has; a queue of a temporary destination is one of its queues while it is there."""
-    return {queue.name: len(queue.consumers) for queue in list(broker.epoch.engine.addresses.queues.values())}
 
 
 # -- within a transaction
@@ -347,157 +323,3 @@ def test_nothing_is_sent_outside_of_a_transaction_that_has_ended_within_its_bloc
         with pytest.raises(TransactionTimedOut):
             shop.factory.connect()
     assert shop.waiting(ORDERS) == ["on purpose"]
-
-
-# -- outside of transactions
-
-
-def test_message_received_outside_of_a_transaction_is_acknowledged_at_once(shop: JmsShop) -> None:
-    shop.send(ORDERS, "one")
-    with shop.factory.connect() as context:
-        context.send(BILLS, "sent")
-        with shop.other() as other:
-            assert body(other.consumer(BILLS).receive(SOON_S)) == "sent"
-        assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
-        assert shop.waiting(ORDERS) == []
-
-
-def test_session_is_given_back_without_consumers_and_temporary_destinations(shop: JmsShop, broker: Broker) -> None:
-    shop.send(ORDERS, "one", "two", "three")
-    with shop.factory.connect() as context:
-        consumer = context.consumer(ORDERS, prefetch=10)
-        assert body(consumer.receive(SOON_S)) == "one"
-        topic, queue = context.temporary_topic(), context.temporary_queue()
-        context.delete(topic)
-        future = context.producer(ORDERS).send_async("four")
-    assert future.done()
-    assert consumers(broker)[ORDERS.name] == 0
-    assert queue.name not in consumers(broker)
-    assert shop.waiting(ORDERS) == ["two", "three", "four"]
-    for call in (partial(context.send, ORDERS, "late"), partial(consumer.receive, 0.0), context.start):
-        with pytest.raises(IllegalState, match="the context is closed"):
-            call()
-    context.close()
-    assert shop.factory.leases() == []
-
-
-def test_pool_is_bounded_and_says_who_has_its_sessions(shop: JmsShop) -> None:
-    with shop.factory.connect(), shop.factory.connect():
-        assert len(shop.factory.leases()) == 2
-        with pytest.raises(PoolExhausted, match="test_pool_is_bounded_and_says_who_has_its_sessions"):
-            shop.factory.connect()
-        with shop.manager.begin(), shop.factory.connect() as context:
-            context.send(ORDERS, "within a transaction")
-    shop.factory.close()
-    with pytest.raises(PoolClosed):
-        shop.factory.connect()
-
-
-def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, broker: Broker) -> None:
-    def lose() -> None:
-        """End all connections of the shop, as seen from there."""
-        with shop.factory.connect() as context:
-            core = context._thread.core
-        with suppress(InvalidInput):
-            context._thread.call(lambda: core.fail(ConnectionLost("cut")))
-
-    shop.send(ORDERS, "one")
-    kept = shop.factory.connect()
-    transaction = shop.manager.begin()
-    with transaction, shop.factory.connect() as context:
-        context.send(ORDERS, "lost")
-        shop.manager.enlist(shop.database).append("row")
-        with shop.manager.suspended():
-            lose()
-        with pytest.raises(TransactionRolledBack):
-            transaction.commit()
-    with pytest.raises(ConnectionLost):
-        kept.send(ORDERS, "lost, too")
-    with suppress(ConnectionLost):
-        kept.close()
-    with shop.manager.begin(), shop.factory.connect() as context:
-        assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
-        context.send(BILLS, "two")
-    shop.send(BILLS, "three")
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.factory.leases()) == ([], ["two", "three"], [])
-    assert len(broker.node.connections) == 1
-
-
-def test_session_that_has_asked_leaves_no_queue_of_answers_behind(shop: JmsShop, broker: Broker) -> None:
-    def answer() -> None:
-        with shop.other() as other:
-            request = other.consumer(ORDERS).receive(SOON_S)
-            assert request is not None
-            other.reply(request, "!")
-
-    def temporary() -> set[str]:
-        return {name for name in consumers(broker) if name.startswith("temp.")}
-
-    before = temporary()  # the transaction manager asks the broker, too
-    answering = in_background(answer, "test-answer")
-    with shop.factory.connect() as context:
-        assert body(context.request(ORDERS, "?", timeout_s=SOON_S)) == "!"
-    answering.result(SOON_S)
-    assert len(temporary() - before) == 1  # for the next request
-    shop.factory.close()
-    wait_for(lambda: temporary() == before, "the end of the queue of answers", 5)
-
-
-def test_session_whose_context_another_thread_is_within_is_not_given_to_others(shop: JmsShop) -> None:
-    context = shop.factory.connect()
-    consumer = context.consumer(ORDERS)
-    receiving = in_background(partial(consumer.receive, math.inf), "test-receive")
-    wait_for(lambda: consumer.state.waiting, "the other thread to wait")
-    context.close()
-    assert receiving.result(SOON_S) is None
-    with shop.factory.connect() as following:
-        assert following._session is not context._session  # type: ignore[attr-defined]
-        following.send(ORDERS, "one")
-    assert shop.waiting(ORDERS) == ["one"]
-
-
-def test_child_of_a_fork_has_connections_of_its_own(broker: Broker) -> None:
-    with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}") as shop:
-        shop.send(ORDERS, "parent")
-        with shop.factory.connect() as kept:
-            child = multiprocessing.get_context("fork").Process(target=shop.send, args=(ORDERS, "child"))
-            child.start()
-            child.join(SOON_S)
-            assert child.exitcode == 0
-            kept.send(ORDERS, "parent again")
-        assert shop.waiting(ORDERS) == ["parent", "child", "parent again"]
-        assert shop.factory.leases() == []
-
-
-# -- factories
-
-
-def test_factory_without_a_manager_is_always_outside_of_transactions(shop: JmsShop) -> None:
-    factory = JmsConnectionFactory(shop.broker)
-    with shop.manager.begin() as transaction, factory.connect() as context:
-        context.send(ORDERS, "at once")
-        transaction.set_rollback_only()
-        transaction.rollback()
-    factory.close()
-    assert shop.waiting(ORDERS) == ["at once"]
-
-
-def test_factory_takes_a_resource_of_its_manager_only(shop: JmsShop) -> None:
-    with pytest.raises(InvalidInput, match="resource 'broker' is not one of transaction manager 'shop'"):
-        JmsConnectionFactory(JmsResource("broker", shop.url), shop.manager)
-
-
-def test_name_is_bound_to_a_factory_of_either_kind(shop: JmsShop) -> None:
-    registry = Registry()
-    registry.bind("jms/orders", shop.factory)
-    assert registry.lookup("jms/orders") is shop.factory
-    assert registry.lookup("jms/orders", JmsConnectionFactory) is shop.factory
-    with pytest.raises(InvalidInput, match="is bound to a JmsConnectionFactory, not to a KafkaConnectionFactory"):
-        registry.lookup("jms/orders", KafkaConnectionFactory)
-
-
-def test_errors_of_the_broker_are_those_of_the_client(shop: JmsShop) -> None:
-    with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(Refused):
-        context.consumer(ORDERS, selector="not a selector ==")
-    with shop.factory.connect() as context, pytest.raises(Refused):
-        context.consumer(ORDERS, selector="not a selector ==")
