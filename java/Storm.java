@@ -33,8 +33,8 @@ import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
  * A message's id is its text and its property storm_id. The history has one JSON line per operation: {"t": ms since the epoch, "client", "op",
  * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}, sends with their beginning, what is taken from a topic
  * with its subscription; a broken connection makes an operation indeterminate, never failed. Standard output has {"event": "ready"} and, last,
- * {"event": "end"} with the counts of outcomes. Senders stop when standard input says "stop" or ends; the others once they have got nothing for
- * --quiet-s after that.
+ * {"event": "end"} with the counts of outcomes. Senders stop when standard input says "stop-senders", "stop" or ends; {"event": "senders-ended"}
+ * says that they have. The others stop at "stop" or at the end of the input, once they have got nothing for --quiet-s after that.
  */
 public final class Storm {
     /**
@@ -56,8 +56,7 @@ public final class Storm {
     final Map<String, String> options = new HashMap<>();
     final PrintStream history;
     final Map<Outcome, AtomicInteger> outcomes = new HashMap<>();
-    final AtomicInteger senders = new AtomicInteger();
-    volatile boolean stopping;
+    volatile boolean stopping, sendersStopping;
 
     public static void main(String[] arguments) throws Exception {
         new Storm(arguments).run();
@@ -76,7 +75,13 @@ public final class Storm {
         System.out.flush();
         for (Client each : clients) each.start();
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in));
-        for (String line = ""; line != null && !line.equals("stop"); ) line = input.readLine();
+        String line = "";
+        while (line != null && !line.startsWith("stop")) line = input.readLine();
+        sendersStopping = true;
+        for (Client each : clients) if (each.sender) each.join();
+        System.out.println("{\"event\":\"senders-ended\"}");
+        System.out.flush();
+        while (line != null && !line.equals("stop")) line = input.readLine();
         stopping = true;
         for (Client each : clients) each.join();
         System.out.println("{\"event\":\"end\"," + outcomes.entrySet().stream().map(each -> "\"" + each.getKey() + "\":" + each.getValue())
@@ -108,7 +113,6 @@ public final class Storm {
             from = sender ? null : route[0];
             to = sender ? route[0] : route.length > 1 ? route[1] : null;
             subscription = from != null && from.startsWith("topic:") ? name + ".storm" : null;
-            if (sender) senders.incrementAndGet();
             open();
             if (subscription != null) operation("subscribe", List.of(), List.of(), Outcome.ok, null);
         }
@@ -133,9 +137,9 @@ public final class Storm {
         @Override
         public void run() {
             long quiet = TimeUnit.SECONDS.toNanos(number("quiet-s", 5)), lastWork = System.nanoTime(), due = lastWork;
-            while (!stopping || !sender && (senders.get() > 0 || !connected || System.nanoTime() - lastWork < quiet)) {
+            while (sender ? !sendersStopping : !stopping || !connected || System.nanoTime() - lastWork < quiet) {
                 try {
-                    if (role.work(this) || senders.get() > 0 || !connected) lastWork = System.nanoTime();
+                    if (role.work(this) || !stopping || !connected) lastWork = System.nanoTime();
                     if (sender && rate > 0) LockSupport.parkNanos((due += TimeUnit.SECONDS.toNanos(transacted ? batch : 1) / rate) - System.nanoTime());
                 } catch (IllegalStateException closed) {
                     reopen(closed);
@@ -144,7 +148,6 @@ public final class Storm {
                     LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(PAUSE_MS));
                 }
             }
-            if (sender) senders.decrementAndGet();
             try {
                 connection.close();
             } catch (JMSException error) {
@@ -190,7 +193,7 @@ public final class Storm {
                     abandon();
                     boolean stored = doubtful && isDuplicate(error);
                     doubtful |= !surelyRolledBack(error);
-                    if (!resend || stored || stopping || error instanceof IllegalStateException) {
+                    if (!resend || stored || sendersStopping || error instanceof IllegalStateException) {
                         operation("send", ids, List.of(), stored ? Outcome.ok : doubtful ? Outcome.indeterminate : Outcome.fail, error);
                         if (error instanceof IllegalStateException) throw error;
                         return true;

@@ -23,6 +23,7 @@ append_timeout_s = 5
 """
 OWN_TOPICS: Final = ("journal", "snapshots", "store", "ingress")
 CLIENTS: Final = ("send:orders", "send-tx:orders", "move:orders>moved", "take:moved")
+QUEUES: Final = ("orders", "moved")
 #: Messages per second of each sender: the nodes need the processors to come back.
 RATE: Final = 40
 #: What is answered while a node is away, and again when it is back, before the next one goes.
@@ -39,9 +40,10 @@ def storm(system: System, directory: Path) -> Storm:
 class Load:
     """Java clients at work, and what was answered to them."""
 
-    def __init__(self, storm: Storm, cluster: EmbeddedCluster, prefix: str) -> None:
+    def __init__(self, storm: Storm, system: System, cluster: EmbeddedCluster, prefix: str) -> None:
         """``prefix`` is that of Bascule's topics."""
         self._storm = storm
+        self._system = system
         self._prefix = prefix
         self._admin = clients.admin({"bootstrap.servers": cluster.bootstrap})
         self._cluster = cluster
@@ -76,6 +78,9 @@ class Load:
 
     def judge(self) -> None:
         """Stop the clients; nothing may be lost, doubled or out of order."""
+        self._storm.stop_senders()
+        for queue in QUEUES:
+            self._system.wait_depth(queue, 0)
         self._storm.stop()
         tally = check(self._storm.history())
         assert tally.anomalies == [], tally

@@ -43,7 +43,7 @@ def system(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def load(system: System, cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Load]:
     with storm(system, tmp_path) as clients_at_work:
-        yield Load(clients_at_work, cluster, PREFIX)
+        yield Load(clients_at_work, system, cluster, PREFIX)
 
 
 Bounce = tuple[Callable[[ClusterNode], None], Callable[[Load, EmbeddedCluster], ClusterNode]]

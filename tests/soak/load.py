@@ -88,7 +88,10 @@ class Load:
     # -- the end -----------------------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Senders stop, everything arrives. What does not arrive in time is in ``left``."""
+        """Senders stop, everything arrives, and receivers stop. What does not arrive in time is in ``left``.
+
+        A receiver must not judge by itself that nothing more comes: a broker may stand still for longer than any receiver should wait.
+        """
         site = self._site
         self._application.stop()
         ends = {to: f"{name}-end" for to, name in INGRESSES.items()}
@@ -99,14 +102,23 @@ class Load:
         for to, id in ends.items():
             self._await(lambda id=id: any(f'"{id}"'.encode() in file.read_bytes() for file in files), f"the ingress to {to}", id)  # type: ignore[misc]
         self._end_clients(sends=True)
-        ending = Guarded(name="java", target=self._storm.stop, daemon=True)
-        self._threads.append(ending)
-        ending.start()
-        if not self._await(lambda: not ending.is_alive(), "the destinations of the Java clients", "?"):
-            self._storm.kill()
+        if self._ends(self._storm.stop_senders, "the Java clients that send"):
+            self._end_queues()
+            self._ends(self._storm.stop, "the Java clients that receive")
         self._end_clients(sends=False)
         self._end_queues()
         self._end_diverts()
+
+    def _ends(self, stop: Callable[[], object], which: str) -> bool:
+        """Stop Java clients, or kill all of them if they do not end."""
+        assert self._storm is not None
+        ending = Guarded(name="java", target=stop, daemon=True)
+        self._threads.append(ending)
+        ending.start()
+        ended = self._await(lambda: not ending.is_alive(), which, "?")
+        if not ended:
+            self._storm.kill()
+        return ended
 
     def _await(self, condition: Callable[[], object], where: str, id: str) -> bool:
         came = self._site.wait(condition, ARRIVAL_S)

@@ -27,6 +27,7 @@ class Storm:
             self._process = subprocess.Popen(
                 java_command("Storm", *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
+        self._senders_ended = False
         self._read("ready")
 
     def __enter__(self) -> Self:
@@ -49,11 +50,17 @@ class Storm:
         self._process.kill()
         self._process.wait()
 
+    def stop_senders(self) -> None:
+        """Senders stop, the others go on; returns when the senders have ended. Call ``stop`` after it. Raises Unavailable."""
+        self._tell("stop-senders")
+        self._read("senders-ended")
+        self._senders_ended = True
+
     def stop(self) -> dict[str, Any]:
-        """Senders stop; returns, once the others have emptied their sources, how many messages had which outcome. Raises Unavailable."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("stop\n")
-        self._process.stdin.flush()
+        """All stop, receivers once nothing has come for ``quiet_s``. Returns how many messages had which outcome. Raises Unavailable."""
+        if not self._senders_ended:
+            self.stop_senders()
+        self._tell("stop")
         counts = self._read("end")
         self._process.wait(END_TIMEOUT_S)
         return counts
@@ -61,6 +68,11 @@ class Storm:
     def history(self) -> list[Operation]:
         """What was done so far."""
         return read_history(self.history_file)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def _read(self, event: str) -> dict[str, Any]:
         assert self._process.stdout is not None
