@@ -162,10 +162,12 @@ class Connection:
         self.out.clear()
         return data
 
-    def tick(self, now_s: float) -> float:
-        """Heartbeats and timeouts; may end the connection (see ``closed``). Returns when to call again, at the latest."""
+    def tick(self, now_s: float, *, unread: bool = False) -> float:
+        """Heartbeats and timeouts; may end the connection. Returns when to call again. ``unread``: what the peer sends is not read now."""
         if self.closed:
             return NEVER
+        if unread:
+            self._deadlines.received(now_s)
         due_s, fault = self._deadlines.look(self.state, now_s)
         if fault is not None:
             self._fail(fault)

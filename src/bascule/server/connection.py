@@ -307,7 +307,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _look_at_time(self) -> None:
         now_s = time.monotonic()
-        deadline_s = self.amqp.tick(now_s)
+        unread = self in self.server.held_back or self._has_more or self._login is not None
+        deadline_s = self.amqp.tick(now_s, unread=unread)
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
         if self.amqp.closed:
             # Its socket may take long to end, where it ends at all: others get at once what this client held.

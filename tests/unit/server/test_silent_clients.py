@@ -14,6 +14,7 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, SaslClient
+from bascule.testing.broker import message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 BODY = "x" * 100_000
@@ -80,6 +81,26 @@ async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_time
     assert len(others) == count - 1
     assert queue.delivery_count(first) == 2
     assert {queue.delivery_count(message) for message in others} <= {0, 1}  # marked as delivered before, and no nearer to dead letters
+
+
+@run_async
+async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> None:
+    served = Served(idle_timeout_s=0.1)
+    client = Client(served)
+    served.congested = True
+    client.producer("q").send(message_bytes("x"))
+    client.run()
+    assert served.held_back == {client.connection: None}
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(1.0, over.set)
+    await over.wait()
+    client.listen()
+    assert not client.amqp.closed
+    served.congested, served.held_back = False, {}
+    client.connection.read_on()
+    await until(lambda: client.wire.closing or client.wire.aborted)
+    client.listen()
+    assert "nothing heard" in str(client.amqp.error)
 
 
 @run_async
