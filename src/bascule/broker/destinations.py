@@ -73,13 +73,15 @@ class Destinations:
     def create_queue(
         self, name: str, address: str, routing: Routing, *,
         durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", shared: bool = False,
-        auto_created: bool = False, user: str = "",
+        auto_created: bool = False, user: str = "", replaces: BrokerQueue | None = None,
     ) -> BrokerQueue:  # fmt: skip
         """A new queue, bound to its address. A durable one is there for good once the open record is stored.
 
-        ``user`` is who creates it, "" for the broker's owner. Raises ResourceLimit.
+        ``user`` is who creates it, "" for the broker's owner. ``replaces``: a queue that is deleted for it, unless it is refused. Raises
+        ResourceLimit.
         """
-        self._check_limits(name, user, durable_subscription=durable and bool(subscription))
+        if replaces is None or replaces.user != user:
+            self._check_limits(name, user, durable_subscription=durable and bool(subscription))
         if selector:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
@@ -87,6 +89,8 @@ class Destinations:
         self.addresses.check_selector(queue)
         queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
+        if replaces is not None:
+            self.delete_queue(replaces)
         return self._create(queue)
 
     def _check_limits(self, name: str, user: str, *, durable_subscription: bool) -> None:

@@ -247,20 +247,20 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is there as {there}: a name is one or the other (unsubscribe first)")
+    replaced = None
     if existing is not None and (existing.address, existing.selector_text, existing.no_local_container) != (address, text, no_local):
         if existing.consumers:
             raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use, with another topic or selector")
         client.authorize(Permission.to_delete(durable=durable), existing.address)
         client.authorize(Permission.to_create(durable=durable), address)
-        engine.delete_queue(existing)  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
-        existing = None
+        existing, replaced = None, existing  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
     if existing is not None and existing.consumers and not shared:
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
     if existing is None:
         client.authorize(Permission.to_create(durable=durable), address)
     queue = existing or engine.create_queue(
         subscription_queue(owner, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
-        subscription=name, shared=shared, user=client.user,
+        subscription=name, shared=shared, user=client.user, replaces=replaced,
     )  # fmt: skip
     _consume(client, link, queue, None, made_for=not durable)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,17 +12,24 @@ from hypothesis import strategies as st
 from bascule.amqp.events import Detached
 from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import Source, Target
-from bascule.amqp.types import Symbol
+from bascule.amqp.types import Described, Symbol
+from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
 from bascule.server.attach import subscription_queue
+from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
+SELECTOR_FILTER = Symbol("apache.org:selector-filter:string")
 SHARED = (*TOPIC, Symbol("shared"))
 TEXT = st.text(alphabet="ab.\\", max_size=6)
 
 
-def subscribe(client: Client, name: str, topic: str = "news", *, durable: bool = True, shared: bool = False) -> ReceiverLink:
-    options = {"durable": 2, "expiry_policy": "never"} if durable else {}
+def subscribe(
+    client: Client, name: str, topic: str = "news", *, durable: bool = True, shared: bool = False, selector: str = ""
+) -> ReceiverLink:
+    options: dict[str, Any] = {"durable": 2, "expiry_policy": "never"} if durable else {}
+    if selector:
+        options["filter"] = {SELECTOR_FILTER: Described(SELECTOR_FILTER, selector)}
     return client.consumer(topic, credit=10, name=name, capabilities=SHARED if shared else TOPIC, **options)
 
 
@@ -59,6 +67,34 @@ async def test_a_subscription_keeps_its_messages_when_another_client_takes_one_t
     subscribe(other, "c", "other")
     assert client.received(subscribe(client, "b.c")) == 3
     assert not other.told(Detached)
+
+
+@run_async
+async def test_a_subscription_keeps_its_messages_when_one_that_would_replace_it_is_refused() -> None:
+    served = Served()
+    client = Client(served, "a")
+    subscribe(client, "kept").detach(closed=False)
+    served.settle(client)
+    publish(served, 3)
+    served.engine.memory.selector_chars_max = 5
+    subscribe(client, "kept", selector="priority > 3")
+    assert "a selector of 12 characters" in str(client.told(Detached)[-1].error)
+    assert client.received(subscribe(client, "kept")) == 3
+
+
+@run_async
+async def test_a_subscription_is_replaced_by_another_of_its_user_where_there_is_no_room_for_one_more() -> None:
+    served = Served(BrokerInMemory(policy=Policy(queues_max=1)))
+    client = Client(served, "a")
+    subscribe(client, "kept").detach(closed=False)
+    served.settle(client)
+    publish(served, 3)
+    link = subscribe(client, "kept", selector="TRUE")
+    assert client.received(link) == 0
+    assert [each.error for each in client.told(Detached)] == [None]  # the first link's
+    publish(served, 1)
+    served.settle(client)
+    assert client.received(link) == 1
 
 
 @given(st.tuples(st.none() | TEXT, TEXT, st.booleans()), st.tuples(st.none() | TEXT, TEXT, st.booleans()))
