@@ -31,8 +31,14 @@ def register_for_forks(each: Forks) -> None:
 
 
 def _forget_the_parent() -> None:
+    failures: list[Exception] = []
     for each in list(_forgetting):
-        each.after_fork()
+        try:
+            each.after_fork()
+        except Exception as error:
+            failures.append(error)  # the others must not go on as the parent
+    if failures:
+        raise ExceptionGroup("not all that belongs to the parent process is forgotten", failures)
 
 
 _forgetting: weakref.WeakSet[Forks] = weakref.WeakSet()

@@ -20,6 +20,7 @@ from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, Tr
 from bascule.xa import manager as managing
 from bascule.xa import reaper as reaping
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, ResourceFailed
+from bascule.xa.forks import register_for_forks
 from bascule.xa.two_phase import TransactionStatus
 
 #: A fork of a process with threads is what these tests are about.
@@ -463,6 +464,21 @@ def test_child_of_a_fork_within_a_transaction_does_not_end_it(manager: Transacti
 
         assert Forked(child).said() == ["OutOfOrder"] * 3 + ["NoTransaction", "refused"]
     assert one.durable.committed == ["parent"]
+
+
+class Refusing:
+    forgets = 0
+
+    def after_fork(self) -> None:
+        self.forgets += 1
+        raise OSError("refused")
+
+
+def test_child_of_a_fork_forgets_each_part_of_the_parent_though_others_fail() -> None:
+    parts = [Refusing() for _ in range(3)]
+    for each in parts:
+        register_for_forks(each)
+    assert Forked(lambda: [each.forgets for each in parts]).said() == [1, 1, 1]
 
 
 def test_fork_while_another_thread_decides_leaves_the_lock_of_the_log_with_the_parent(tmp_path: Path) -> None:
