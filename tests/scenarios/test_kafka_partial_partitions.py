@@ -31,7 +31,7 @@ def system(cluster: DividedCluster, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def load(system: System, cluster: DividedCluster, tmp_path: Path) -> Iterator[Load]:
     with storm(system, tmp_path) as clients_at_work:
-        load = Load(clients_at_work, cluster, PREFIX)
+        load = Load(clients_at_work, system, cluster, PREFIX)
         load.goes_on()
         load.whole()
         yield load

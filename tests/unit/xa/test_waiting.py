@@ -115,11 +115,12 @@ def test_commit_is_told_of_the_heuristic_outcome_though_another_resource_stays_a
 
 
 def test_hooks_after_a_commit_are_called_by_the_commit_and_not_by_the_reaper_that_has_met_it() -> None:
-    committing, lock, called = threading.Event(), StandsStillWhenHeld(), []
+    committing, begun, lock, called = threading.Event(), threading.Event(), StandsStillWhenHeld(), []
 
     def watch(point: str) -> None:
         if point == "one.commit.before":
             committing.set()
+            assert begun.wait(WAIT_S)
             assert lock.came.wait(WAIT_S)
 
     def first(_: TransactionStatus) -> None:
@@ -142,6 +143,7 @@ def test_hooks_after_a_commit_are_called_by_the_commit_and_not_by_the_reaper_tha
         ending = in_background(commit, "commits")
         assert committing.wait(WAIT_S)
         expiring = in_background(transaction.expire, "expires")
+        begun.set()
         thread = ending.result(WAIT_S)
     assert called == [("first", thread), ("second", thread)]
 
