@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from django.test.utils import CaptureQueriesContext
 from bascule.core.errors import InvalidInput
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
-from bascule.xa import Propagation, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa import Propagation, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut, local_database
 from bascule.xa.aio import AsyncTransactionManager
 from bascule.xa.django import django_resource
 from bascule.xa.errors import OutOfOrder, ResourceFailed
 from bascule.xa.log import Decision
+from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
 from tests.support.django_orm import Payment, database, items
 
@@ -387,7 +388,7 @@ def test_statements_after_the_time_of_the_transaction_are_refused_until_its_bloc
             assert over.wait(WAIT_S)
             with pytest.raises((DatabaseError, OutOfOrder)):
                 pay("two")
-            with pytest.raises((DatabaseError, sqlite3.Error)):
+            with pytest.raises((DatabaseError, OutOfOrder)):
                 cursor.execute("INSERT INTO django_payments (item) VALUES ('three')")
             with manager.aside():
                 own()
@@ -399,6 +400,38 @@ def test_statements_after_the_time_of_the_transaction_are_refused_until_its_bloc
     own()
     pay("five")
     assert items("shop") == ["five"]
+
+
+def test_transaction_that_another_thread_commits_while_a_statement_is_at_work_is_rolled_back(
+    manager: TransactionManager, broker: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_database, "INTERRUPT_WITHIN_S", 0.01)
+    within, goes_on = threading.Event(), threading.Event()
+
+    def door() -> None:
+        within.set()
+        assert goes_on.wait(WAIT_S)
+
+    def commit(running: Transaction) -> None:
+        try:
+            assert within.wait(WAIT_S)
+            running.commit()
+        finally:
+            goes_on.set()
+
+    with manager.begin() as running:
+        manager.enlist(broker).append("one")
+        pay("one")
+        connections["shop"].connection.create_function("door", 0, door)
+        committing = in_background(partial(commit, running), "commits")
+        with pytest.raises((DatabaseError, OutOfOrder)):
+            connections["shop"].cursor().execute("SELECT door()")
+        with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+            committing.result(WAIT_S)
+    own()
+    pay("two")
+    assert items("shop") == ["two"]
+    assert broker.durable.committed == []
 
 
 # -- failures
