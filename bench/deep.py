@@ -96,7 +96,7 @@ class DeepQueue:
     # -- the phases --------------------------------------------------------------------------------------------------
 
     def idle(self) -> None:
-        """The canary alone: what it waits where nothing else happens."""
+        """Measure how long the canary waits when the broker has no other work."""
         with self._phase("nothing else") as row:
             time.sleep(IDLE_S)
             row["result"] = ""
@@ -137,7 +137,7 @@ class DeepQueue:
             sys.exit("a browser has failed")
 
     def snapshots(self) -> None:
-        """Snapshots while traffic goes on."""
+        """Take snapshots while clients send and receive."""
         with self._phase(f"{SNAPSHOTS} snapshots while traffic goes on") as row:
             traffic = Traffic(self.system.url, TRAFFIC_PER_S, BODY_BYTES)
             try:
@@ -201,7 +201,7 @@ class DeepQueue:
 
 
 def judge(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """The worst of the phases, and whether it kept what is promised."""
+    """Return the longest wait of the canary and the longest restart, each with its phase, its limit and whether it was kept."""
     waits = {row["phase"]: row["longest_wait_s"] for row in rows if "longest_wait_s" in row}
     starts = {row["phase"]: row["s"] for row in rows if "longest_wait_s" not in row}
     judged = {}

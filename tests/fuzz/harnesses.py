@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, Self
@@ -29,7 +28,7 @@ from bascule.testing.broker import MemoryLog
 from tests.property.test_hostile_http import STATUSES, ask, node
 from tests.property.test_hostile_management import Conversation
 from tests.property.test_hostile_peers import Peer, complaints
-from tests.support.costs import COST_S_MAX
+from tests.support.costs import COST_S_MAX, spent_s
 from tests.support.hostile import Hostile, frame
 from tests.support.hostile_http import HostileHttp
 from tests.support.hostile_management import HostileManagement
@@ -243,8 +242,6 @@ def _seed(name: str, number: int) -> bytes:
 
 def judged(harness: Harness, data: bytes, cost_s_max: float = COST_S_MAX) -> None:
     """Feed an input. Raises Costly where it takes more processor time than one may."""
-    began_s = time.process_time()
-    harness.feed(data)
-    spent_s = time.process_time() - began_s
-    if spent_s > cost_s_max:
-        raise Costly(f"{spent_s:.3f} s for {len(data)} bytes")
+    cost_s = spent_s(lambda: harness.feed(data))
+    if cost_s > cost_s_max:
+        raise Costly(f"{cost_s:.3f} s for {len(data)} bytes")

@@ -39,16 +39,17 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def processor_s(work: Callable[[], object], enough_s: float = COST_S_MAX) -> float:
     """Return the processor time of work. It is done again in quiet, up to three times, where it takes more than ``enough_s``."""
-    spent_s = _spent_s(work)
+    last_s = spent_s(work)
     for _ in range(3):
-        if spent_s < enough_s:
+        if last_s < enough_s:
             break
         with quiet():
-            spent_s = _spent_s(work)
-    return spent_s
+            last_s = spent_s(work)
+    return last_s
 
 
-def _spent_s(work: Callable[[], object]) -> float:
+def spent_s(work: Callable[[], object]) -> float:
+    """Return the processor time of work that is done once."""
     began_s = time.process_time()
     work()
     return time.process_time() - began_s
