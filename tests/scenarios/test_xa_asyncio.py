@@ -177,7 +177,7 @@ def test_transaction_that_ends_within_a_statement_of_another_task_is_rolled_back
                     while not connection.lock.locked():
                         await asyncio.sleep(0)
 
-            with pytest.raises(TransactionRolledBack, match="still within a statement"):
+            with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
                 await work()
             with pytest.raises(psycopg.OperationalError):
                 await left[0]

@@ -11,12 +11,14 @@ import sqlalchemy as sa
 
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.background import in_background
 from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid
 from bascule.xa.database import DatabaseResource, DbapiResource
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
 Make = Callable[[], DatabaseResource[Any]]
@@ -340,6 +342,38 @@ def test_handle_of_a_finished_branch_writes_nothing_into_the_next_one(
     resource.end(following, success=True)
     resource.commit(following, one_phase=True)
     assert items(postgres, table) == (["new"] if ending == "rollback" else ["new", "old"])
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
+def test_transaction_that_ends_while_another_thread_is_within_a_statement_is_rolled_back(
+    make: Make, postgres: EmbeddedPostgres, table: str, alone: bool
+) -> None:
+    resource, other = make(), ModelResource("other")
+    with TransactionManager("shop", ModelLog(), [resource, other]) as manager:
+        transaction = manager.begin()
+        handle = transaction.enlist(resource)
+        if not alone:
+            transaction.enlist(other).append("work")
+        insert(handle, table, "undone")
+        working = in_background(lambda: insert(handle, table, "late' || pg_sleep(30) || '"), "works")
+        with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
+            wait_for(lambda: _sleeping(watching), "the statement to be at work")
+            with pytest.raises(TransactionRolledBack, match="a call of the application is still within") as raised:
+                transaction.commit()
+            assert isinstance(raised.value.cause, BranchRolledBack)
+            assert raised.value.cause.xa_code is Code.XA_RBPROTO
+            assert isinstance(working.exception(TIMEOUT_S), psycopg.Error | sa.exc.SQLAlchemyError)
+            assert not _sleeping(watching)
+        assert other.durable.committed == []
+        with manager.begin() as following:
+            insert(following.enlist(resource), table, "next")
+    assert items(postgres, table) == ["next"]
+
+
+def _sleeping(connection: psycopg.Connection[Any]) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT%%pg_sleep%%' AND state = 'active'"
+    (count,) = connection.execute(query).fetchone() or (0,)
+    return bool(count)
 
 
 def test_connections_are_used_again_and_a_broken_one_is_replaced(postgres: EmbeddedPostgres, table: str) -> None:

@@ -100,9 +100,9 @@ class LentRunner:
         return done
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing. Raises IllegalState when the context is over."""
-        self.check()
-        return self._thread.call(function)
+        """Call what waits for nothing. Raises IllegalState as ``run`` does."""
+        with self.working():
+            return self._thread.call(function)
 
     def check(self) -> None:
         """Raise IllegalState when the context is over."""

@@ -117,6 +117,8 @@ class SessionTransaction:
         self.state = TransactionalState(b"")
         self.accepted = TransactionalState(b"", ACCEPTED)
         self.declaring = False
+        self.ending = False  # it takes no more sends: they are for the next one
+        self.sending = 0  # calls of send that are within it
         self.unanswered = 0
         self.refused: BasculeError | None = None  # a message of it was not taken
         self.lost = False  # with its connection
@@ -126,6 +128,15 @@ class SessionTransaction:
         self.id = txn_id
         self.state = TransactionalState(txn_id)
         self.accepted = TransactionalState(txn_id, ACCEPTED)
+
+    @contextmanager
+    def send(self) -> Iterator[None]:
+        """Around a call that sends in it: a commit waits for that."""
+        self.sending += 1
+        try:
+            yield
+        finally:
+            self.sending -= 1
 
     def check(self) -> None:
         """Raises TransactionRolledBack where it cannot be committed any more."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from bascule.client.destination import Destination
 from bascule.client.errors import MessageRefused, TimedOut
-from bascule.client.links import PendingSend, SenderState
+from bascule.client.links import PendingSend, SenderState, SessionTransaction
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
 from bascule.client.operation import Operation
 from bascule.client.transactions import Transactions
@@ -57,11 +58,26 @@ class Sends(Transactions):
         """Send a message. Raises as Producer.send does."""
         self.check()
         message = Message.of(content)
-        transaction = self.transaction
+        transaction = yield from self.transaction_to_send_in(until_s)
         if not (completion.repeat and message.message_id):
             stamp(message, destination, options, self.core.message_id(), now_ms())
         if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
             raise MessageRefused("this broker does not offer delivery delay")
+        with nullcontext() if transaction is None else transaction.send():
+            sending = yield from self._put(message, destination, transaction, until_s, completion)
+        if completion.wait and transaction is None:
+            yield from self._await_answer(sending, until_s)
+        return message
+
+    def _put(
+        self,
+        message: Message,
+        destination: Destination,
+        transaction: SessionTransaction | None,
+        until_s: float,
+        completion: SendCompletion,
+    ) -> Operation[PendingSend]:
+        """Put a message on its way."""
         data = encode(message)
         if transaction is not None:
             yield from self._declare(transaction, until_s)
@@ -70,13 +86,11 @@ class Sends(Transactions):
         if sender.error is not None:
             raise type(sender.error)(*sender.error.args)
         if transaction is not None:
-            transaction.check()
+            self.check_open(transaction)
         sending = PendingSend(message, data, sender, transaction)
         sending.on_done, sending.refusals = completion.on_done, completion.refusals
         sender.put(sending)
-        if completion.wait and transaction is None:
-            yield from self._await_answer(sending, until_s)
-        return message
+        return sending
 
     def _await_answer(self, sending: PendingSend, until_s: float) -> Operation[None]:
         message_id = sending.message.message_id

@@ -38,6 +38,11 @@ class Transactions(SessionLinks):
                 yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
                 raise TransactionRolledBack(f"{error}; rolled back", cause=error) from error
         finally:
+            self.leave_block()
+
+    def leave_block(self) -> None:
+        """The block is over; what has not been ended is rolled back."""
+        if self.in_block:
             self.in_block = False
             self._abandon()
             self._next_transaction()
@@ -55,7 +60,22 @@ class Transactions(SessionLinks):
         """What of it waits for credit is not sent any more."""
         for sender in self.senders.values():
             for sending in [each for each in sender.queue if each.transaction is transaction]:
-                sender.withdraw(sending, TransactionRolledBack("its transaction was rolled back before it was sent"))
+                sender.withdraw(sending, _withdrawn())
+
+    def transaction_to_send_in(self, until_s: float) -> Operation[SessionTransaction | None]:
+        """The transaction that the next message belongs to; None outside of transactions. One that is being ended is waited for."""
+        while (transaction := self.transaction) is not None and transaction.ending:
+            yield from self.core.until(partial(self._ended_or_not_ending, transaction), "send", until_s)
+        return transaction
+
+    def _ended_or_not_ending(self, transaction: SessionTransaction) -> bool:
+        return self.transaction is not transaction or not transaction.ending
+
+    def check_open(self, transaction: SessionTransaction) -> None:
+        """Raises TransactionRolledBack where a message cannot be sent in a transaction any more."""
+        if transaction is not self.transaction or transaction.ending:
+            raise _withdrawn()
+        transaction.check()
 
     def _next_transaction(self) -> None:
         self.transaction = SessionTransaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
@@ -64,13 +84,15 @@ class Transactions(SessionLinks):
         """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible."""
         self.check()
         transaction = self._open_transaction()
+        yield from self._taken(transaction, "commit", until_s)
         if transaction.id is None and not transaction.lost:
             return
-        yield from self._taken(transaction, "commit", until_s)
+        transaction.ending = True
         try:
             transaction.check()
             control = yield from self._discharge(transaction, until_s, fail=False)
         finally:
+            transaction.ending = False
             if transaction.lost:
                 self._next_transaction()
         self._next_transaction()
@@ -90,17 +112,17 @@ class Transactions(SessionLinks):
         """
         self.check()
         transaction = self._open_transaction()
+        yield from self._taken(transaction, "hand a transaction over", until_s)
         if transaction.id is None and not transaction.lost:
             return None
-        yield from self._taken(transaction, "hand a transaction over", until_s)
         self._next_transaction()
         transaction.check()
         self.engine.flush_settled()
         return transaction.id
 
     def _taken(self, transaction: SessionTransaction, what: str, until_s: float) -> Operation[None]:
-        """Return when the broker has all messages of the transaction. Raises TransactionRolledBack, TimedOut."""
-        yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, what, until_s)
+        """Return when no task is within a send, and the broker has all messages. Raises TransactionRolledBack, TimedOut."""
+        yield from self.core.until(lambda: not (transaction.sending or transaction.unanswered) or transaction.lost, what, until_s)
         if transaction.refused is not None and not transaction.lost:
             yield from self.rollback(until_s)
             refused = transaction.refused
@@ -119,6 +141,7 @@ class Transactions(SessionLinks):
         self.check()
         transaction = self._open_transaction()
         self._withdraw(transaction)
+        transaction.ending = True
         if transaction.id is None or transaction.lost:
             self._next_transaction()
             return
@@ -200,6 +223,10 @@ class Transactions(SessionLinks):
         if transaction.id is None:
             raise IllegalState("the transaction was not declared to the broker, so it cannot be committed or rolled back")
         return coordinator.send(Discharge(transaction.id, fail))
+
+
+def _withdrawn() -> TransactionRolledBack:
+    return TransactionRolledBack("its transaction was rolled back before it was sent")
 
 
 def _reason(outcome: Any) -> str:

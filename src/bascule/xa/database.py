@@ -22,7 +22,7 @@ from bascule.xa.errors import (
 )
 from bascule.xa.forks import abandon
 from bascule.xa.log import Outcome
-from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
+from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -116,6 +116,12 @@ class Work(Protocol[HandleT]):
     def begin(self, xid: Any) -> None:
         """Begins it under the driver's xid."""
 
+    def interrupt(self) -> bool:
+        """End the call of the application, on the handle, that a thread is within. Return whether there is one.
+
+        Returns when the call has ended, or the connection can be used no more.
+        """
+
     def flush(self) -> None:
         """Sends what is still to be sent."""
 
@@ -162,13 +168,16 @@ class DatabaseResource(Generic[HandleT]):
         return work.handle
 
     def end(self, xid: Xid, *, success: bool) -> None:
-        """See Resource."""
+        """See Resource. A statement that a thread is within is cancelled, as far as the driver can."""
         after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
+        with self._lock:
+            left = self._work.get(xid)
+        if left is not None and left.interrupt() and success:
+            self._branches.move(xid, BranchState.FAILED)
+            raise beside_a_call(xid)
         if success:
             with self._working(xid) as work:
                 work.flush()
-        with self._lock:
-            left = self._work.get(xid)
         if left is not None:
             left.cut_off()
         self._branches.move(xid, after)
@@ -337,16 +346,21 @@ class _ConnectionWork(Generic[HandleT]):
         give_back: Callable[[HandleT], None],
         lend: Callable[[HandleT], HandleT],
         cut_off: Callable[[HandleT], None],
+        interrupt: Callable[[HandleT], bool],
     ) -> None:
         self._connection = connection
         self.raw: Any = connection
         self._give_back = give_back
         self._lend = lend
         self._cut_off = cut_off
+        self._interrupt = interrupt
 
     def begin(self, xid: Any) -> None:
         self.raw.tpc_begin(xid)
         self.handle = self._lend(self._connection)
+
+    def interrupt(self) -> bool:
+        return self._interrupt(self._connection)
 
     def flush(self) -> None:
         """A connection sends at once."""
@@ -441,8 +455,12 @@ class DbapiResource(DatabaseResource[HandleT]):
     def cut_off(self, handle: HandleT) -> None:
         """End the use of what ``lent`` has returned, if the driver has a way to do so."""
 
+    def interrupt(self, connection: HandleT) -> bool:  # noqa: ARG002 - for drivers that can tell
+        """End the call that a thread is within on a connection, and return whether there is one, if the driver has a way to do so."""
+        return False
+
     def _begun(self, connection: HandleT, xid: Xid) -> Work[HandleT]:
-        work = _ConnectionWork(connection, self._take_back, self.lent, self.cut_off)
+        work = _ConnectionWork(connection, self._take_back, self.lent, self.cut_off, self.interrupt)
         try:
             work.begin(driver_xid(connection, xid))
         except BaseException:

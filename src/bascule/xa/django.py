@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 from django.db import connections
 from django.db.backends.signals import connection_created
@@ -26,9 +26,9 @@ from bascule.core.errors import InvalidInput
 from bascule.xa.database import DatabaseResource, Work, driver_xid
 from bascule.xa.django_connection import BranchConnection, branch_connection, discard, plain_connection
 from bascule.xa.errors import BranchRolledBack, OutOfOrder
-from bascule.xa.local_database import LocalConnection, LocalRules
+from bascule.xa.local_database import LocalConnection, LocalRules, LocalWork
 from bascule.xa.postgres import PostgresRules
-from bascule.xa.psycopg_loop import Finished
+from bascule.xa.psycopg_loop import Finished, interrupt
 from bascule.xa.resource import CommitPriority
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
@@ -47,6 +47,9 @@ class _BranchWork:
     def begin(self, xid: Any) -> None:
         self.raw.tpc_begin(xid)
         self.handle.connection = copy.copy(self.raw)
+
+    def interrupt(self) -> bool:
+        return interrupt(self.raw)
 
     def flush(self) -> None:
         if self.handle.closed_in_transaction:
@@ -77,26 +80,14 @@ class _BranchWork:
             discard(self.raw)
 
 
-class _LocalBranchWork(_BranchWork):
-    """The same with a driver that has no two phases. What the application has made of the connection cannot be cut off."""
+class _LocalBranchWork(LocalWork, _BranchWork):
+    """The same with a driver that has no two phases."""
 
     def begin(self, xid: Any) -> None:  # noqa: ARG002 - the transaction has begun
-        self.handle.connection = LocalConnection(self.raw)
+        self.handle.connection = self.lent = LocalConnection(self.raw)
 
-    def cut_off(self) -> None:
-        self.handle.connection.cut_off()
-
-    def prepare(self) -> NoReturn:
-        raise OutOfOrder("a database without two-phase commit prepares nothing")
-
-    def commit(self) -> None:
-        self.raw.commit()
-
-    def rollback(self) -> None:
-        self.raw.rollback()
-
-    def close(self, *, reusable: bool) -> None:
-        super().close(reusable=reusable and self.handle.in_own_thread)
+    def let_go(self, *, reusable: bool) -> None:
+        _BranchWork.close(self, reusable=reusable and self.handle.in_own_thread)
 
 
 class DjangoDatabase(DatabaseResource[Any]):

@@ -25,7 +25,7 @@ from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
 from bascule.xa.forks import abandon, register_for_forks
-from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
+from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
 
 T = TypeVar("T")
 #: Workplaces kept between branches: as many as threads usually work at once.
@@ -102,7 +102,9 @@ class JmsResource:
         after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
         with self._lock:
             workplace, handle = self._work[xid]
-        end_branch(handle)
+        if not end_branch(handle) and success:
+            self._branches.move(xid, BranchState.FAILED)
+            raise beside_a_call(xid)
         self._branches.move(xid, after)
         if success:
             with self._working(xid):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from bascule.core.effects import run_blocking
@@ -68,8 +68,10 @@ class KafkaBranch:
 class AsyncKafkaBranch:
     """The handle for asyncio. For one task at a time."""
 
-    def __init__(self, branch: KafkaBranch) -> None:
+    def __init__(self, branch: KafkaBranch, call: Callable[[], AbstractContextManager[None]]) -> None:
+        """``call`` is around each call: its thread may have to wait before it begins."""
         self._branch = branch
+        self._call = call
 
     async def send(
         self,
@@ -86,7 +88,8 @@ class AsyncKafkaBranch:
         A cancellation is raised when the call has ended. Then the record is part of the transaction, unless the CancelledError has a cause.
         """
         send = functools.partial(self._branch.send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-        await to_the_end(asyncio.get_running_loop().run_in_executor(None, functools.partial(contextvars.copy_context().run, send)))
+        with self._call():
+            await to_the_end(asyncio.get_running_loop().run_in_executor(None, functools.partial(contextvars.copy_context().run, send)))
 
 
 class KafkaResource:
@@ -132,7 +135,7 @@ class KafkaResource:
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> AsyncKafkaBranch:  # noqa: ARG002
         """See WorksOnLoop."""
-        return AsyncKafkaBranch(self.start(xid, timeout_s=timeout_s))
+        return AsyncKafkaBranch(self.start(xid, timeout_s=timeout_s), lambda: self._branches.call(xid))
 
     def end(self, xid: Xid, *, success: bool) -> None:
         """See Resource."""

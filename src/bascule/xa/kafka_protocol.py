@@ -14,23 +14,22 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from bascule.core.errors import BasculeError, InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.writer.errors import RecordRefused
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
+from bascule.xa.kafka_effects import AppendReceipt, BranchCalls
 from bascule.xa.kafka_records import (
     STARTED,
     BranchTopics,
     LogEntry,
-    Make,
     PreparedBranch,
-    SideRecord,
     copies_of,
     key_of,
     on_side,
@@ -40,7 +39,7 @@ from bascule.xa.kafka_records import (
     xid_of,
 )
 from bascule.xa.log import Outcome
-from bascule.xa.resource import BranchState, Call, Vote
+from bascule.xa.resource import BranchState, Call, Vote, beside_a_call
 from bascule.xa.xid import Xid
 
 
@@ -63,6 +62,8 @@ class KafkaBranchViolation(enum.StrEnum):
     NEEDED_DELETED = "kafka-branch-needed-deleted"
     #: A branch counts as prepared although it took so long that its messages may be deleted.
     PREPARED_LATE = "kafka-branch-prepared-late"
+    #: A branch ends although a call of the application is still within it.
+    ENDED_BESIDE_CALL = "kafka-branch-ended-beside-call"
 
 
 class BranchLimits(NamedTuple):
@@ -84,59 +85,6 @@ class BranchLimits(NamedTuple):
 LIMITS: Final = BranchLimits()
 
 
-class AppendReceipt(Protocol):
-    """An append that is under way."""
-
-    async def offset(self) -> int | None:
-        """Return the offset when all in-sync replicas have the record; None if it is stored at an unknown offset.
-
-        Raises TooLarge; Unavailable if it may be stored or not.
-        """
-
-
-class BranchCalls(Protocol):
-    """The effects. Each may raise XaError if there is no connection to Kafka."""
-
-    def now_ms(self) -> int:
-        """Return the wall clock, in ms since the epoch: a monotonic clock may stand still with its machine."""
-
-    def monotonic_s(self) -> float:
-        """Return seconds that no correction of the clock changes."""
-
-    def turn(self, slot: str) -> AbstractAsyncContextManager[object]:
-        """Wait until nobody else of this process ends branches under a transactional id."""
-
-    def get_ready(self, slot: str) -> None:
-        """Prepare a Kafka transaction in the background."""
-
-    async def reach(self, slot: str) -> None:
-        """Return if a Kafka transaction can be started. Raises Unavailable, with the reason."""
-
-    async def room(self, record: Outgoing) -> int:
-        """Return the size of a record in bytes. Raises InvalidInput, TooLarge if its topic does not take it; Unavailable."""
-
-    def append(self, record: Outgoing) -> AppendReceipt:
-        """Hand a record over, outside of Kafka transactions."""
-
-    async def transact(self, slot: str, make: Make) -> None:
-        """Write what ``make`` gives for the log's partition of ``slot`` as it is, in one Kafka transaction (``writer.table``).
-
-        Raises RecordRefused; Unavailable if the outcome is unknown.
-        """
-
-    async def table(self) -> Mapping[bytes, LogEntry]:
-        """Return the log, read behind a barrier. Raises Unavailable."""
-
-    async def side(self, partition: int, first: int, last: int) -> Iterable[SideRecord]:
-        """Return the records of the side topic between two offsets, both included. Raises Unavailable, also while they are taken."""
-
-    async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
-        """Return for each partition of the side topic the first offset that is not older than a time. Raises Unavailable."""
-
-    async def trim(self, ends: Mapping[int, int]) -> None:
-        """Delete the records of the side topic before these offsets, as far as possible now."""
-
-
 @dataclass(slots=True)
 class _Sent:
     """What a branch of this process has sent."""
@@ -147,6 +95,8 @@ class _Sent:
     messages: list[Outgoing] | None = field(default_factory=list)
     size_bytes: int = 0
     record: PreparedBranch | None = None
+    #: Calls of the application that are at work.
+    calls: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -211,8 +161,27 @@ class KafkaBranches:
 
     async def send(self, xid: Xid, record: Outgoing) -> None:
         """Store a message of a branch on the side topic. Raises InvalidInput, ResourceFailed, OutOfOrder."""
+        with self.call(xid):
+            await self._send(xid, record)
+
+    @contextmanager
+    def call(self, xid: Xid) -> Iterator[None]:
+        """Around a call of the application in a branch: the branch does not end with success beside it. Raises OutOfOrder."""
+        with self._lock:
+            self._check_active(xid)
+            sent = self._sent[xid]
+            sent.calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                sent.calls -= 1
+
+    def _check_active(self, xid: Xid) -> None:
         if (state := self._branches.state(xid)) is not BranchState.ACTIVE:
             raise OutOfOrder(f"send: branch {xid} is {state.value}")
+
+    async def _send(self, xid: Xid, record: Outgoing) -> None:
         sent, limits = self._sent[xid], self.limits
         try:
             size_bytes = await self._calls.room(record)
@@ -220,12 +189,14 @@ class KafkaBranches:
             raise
         except Unavailable as error:
             raise ResourceFailed(f"{self.name}: {error}") from error
+        if KafkaBranchViolation.ENDED_BESIDE_CALL not in self._violations:
+            self._check_active(xid)
         if len(sent.receipts) >= limits.records_max or sent.size_bytes + size_bytes > limits.bytes_max:
             raise InvalidInput(
                 f"a transaction sends {limits.records_max:,} records to {self.name} at most, and {limits.bytes_max >> 20} MiB"
             )
         if not sent.receipts:
-            self._write(xid, STARTED, started(sent.slot, self._calls.now_ms()))
+            self._write(sent, xid, STARTED, started(sent.slot, self._calls.now_ms()))
         sent.receipts.append(self._calls.append(on_side(record, xid, self._topics.side, self._side_partition)))
         sent.size_bytes += size_bytes
         if sent.size_bytes > limits.kept_bytes_max:
@@ -234,8 +205,13 @@ class KafkaBranches:
             sent.messages.append(record)
 
     async def end(self, xid: Xid, *, success: bool) -> None:
-        """End the work of a branch."""
-        self._branches.move(xid, self._branches.check(xid, Call.END if success else Call.END_FAILED))
+        """End the work of a branch. Raises BranchRolledBack if a call of the application is still within the branch."""
+        after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
+        with self._lock:
+            beside = success and self._sent[xid].calls > 0 and KafkaBranchViolation.ENDED_BESIDE_CALL not in self._violations
+            self._branches.move(xid, BranchState.FAILED if beside else after)
+        if beside:
+            raise beside_a_call(xid)
 
     async def prepare(self, xid: Xid) -> Vote:
         """Return the vote of a branch."""
@@ -269,8 +245,8 @@ class KafkaBranches:
         try:
             if state in (BranchState.NONE, BranchState.PREPARED):
                 await self._finish(xid, Outcome.ROLLBACK)
-            elif self._sent[xid].receipts:
-                self._write(xid, STARTED, None)
+            elif (sent := self._sent[xid]).receipts:
+                self._write(sent, xid, STARTED, None)
         finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
             self._gone(xid)
 
@@ -313,7 +289,7 @@ class KafkaBranches:
             if len(places) < len(offsets):  # by their offsets what was sent is found when the branch is committed
                 raise await self._refused(xid, f"Kafka does not say at which offset {self._topics.side!r} has stored a record")
             sent.record = PreparedBranch(sent.slot, self._side_partition, min(places), max(places), len(places), calls.now_ms())
-            stored = self._write(xid, b"", sent.record.encode())
+            stored = self._write(sent, xid, b"", sent.record.encode())
             if KafkaBranchViolation.VOTE_UNSTORED not in self._violations:
                 await stored.offset()
         except TooLarge as error:
@@ -476,8 +452,8 @@ class KafkaBranches:
         except (UnicodeDecodeError, InvalidInput) as error:
             raise ResourceError(f"{self.name}: {entry.place(self._topics.log, key)}: no branch: {error}") from error
 
-    def _write(self, xid: Xid, suffix: bytes, value: bytes | None) -> AppendReceipt:
-        partition = self._topics.partition_of(self._sent[xid].slot)
+    def _write(self, sent: _Sent, xid: Xid, suffix: bytes, value: bytes | None) -> AppendReceipt:
+        partition = self._topics.partition_of(sent.slot)
         return self._calls.append(Outgoing(self._topics.log, key_of(xid) + suffix, value, partition=partition))
 
     def _gone(self, xid: Xid) -> None:

@@ -2,18 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.database import HandleT, Work, close_quietly, connection_of, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
-from bascule.xa.errors import OutOfOrder, UnknownXid
+from bascule.xa.errors import OutOfOrder, ResourceFailed, UnknownXid
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority
 from bascule.xa.xid import Xid
+
+#: How long the end of a transaction waits for a call of the application that is still within it, and that is rolled back.
+INTERRUPT_WITHIN_S: Final = 3.0
+
+
+class LocalCalls:
+    """The calls of the application in one branch, on its connection and the cursors of that."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._within = 0
+        self._over = False
+        self._afterwards: Callable[[], None] | None = None
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call. Raises OutOfOrder if the branch is over."""
+        with self._changed:
+            self.check()
+            self._within += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._within -= 1
+                self._changed.notify_all()
+                due = self._take_due()
+            if due is not None:
+                due()
+
+    def check(self) -> None:
+        """Raise OutOfOrder if the branch is over."""
+        if self._over:
+            raise OutOfOrder("the transaction of this connection is over: enlist the resource in the next one")
+
+    def end(self, timeout_s: float = 0.0) -> bool:
+        """Let no call in any more. Return whether none is at work, now or within ``timeout_s``."""
+        with self._changed:
+            self._over = True
+            return self._changed.wait_for(lambda: self._within == 0, timeout_s)
+
+    def afterwards(self, function: Callable[[], None]) -> None:
+        """Let no call in any more, and call ``function`` once: now, or at the end of the last call, in its thread."""
+        with self._changed:
+            self._over, self._afterwards = True, function
+            due = self._take_due()
+        if due is not None:
+            due()
+
+    def _take_due(self) -> Callable[[], None] | None:
+        if self._within:
+            return None
+        due, self._afterwards = self._afterwards, None
+        return due
+
+
+class LocalCursor:
+    """A cursor of the driver. Its calls are calls in the branch."""
+
+    __slots__ = ("_calls", "_raw")
+
+    def __init__(self, raw: Any, calls: LocalCalls) -> None:
+        object.__setattr__(self, "_raw", raw)
+        object.__setattr__(self, "_calls", calls)
+
+    def __getattr__(self, name: str) -> Any:
+        return _counted(getattr(self._raw, name), self._raw, self._calls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._raw, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._calls.call():
+            return next(self._raw)
 
 
 class LocalConnection:
@@ -21,11 +100,11 @@ class LocalConnection:
 
     def __init__(self, raw: Any) -> None:
         self._raw: Any = raw
+        self._calls = LocalCalls()
 
     def __getattr__(self, name: str) -> Any:
-        if self._raw is None:
-            raise OutOfOrder("the transaction of this connection is over: enlist the resource in the next one")
-        return getattr(self._raw, name)
+        with self._calls.call():
+            return _counted(getattr(self._raw, name), self._raw, self._calls)
 
     def commit(self) -> NoReturn:
         """Raises OutOfOrder."""
@@ -39,17 +118,94 @@ class LocalConnection:
         """Raises OutOfOrder."""
         raise OutOfOrder("close: the transaction manager closes the connection")
 
+    def cut_off(self) -> bool:
+        """End the use of the connection. Return whether no thread is within a call."""
+        return self._calls.end()
+
+    def interrupt(self) -> bool:
+        """End the use of the connection, and the call that a thread is within, if the driver can. Return whether there was one."""
+        if self.cut_off():
+            return False
+        if (cancel := getattr(self._raw, "interrupt", None)) is not None:  # SQLite has it
+            cancel()
+        self._calls.end(INTERRUPT_WITHIN_S)
+        return True
+
+    def afterwards(self, function: Callable[[], None]) -> None:
+        """End the use of the connection, and call ``function`` when no thread is within a call: now, or in the thread that was the last."""
+        self._calls.afterwards(function)
+
+
+def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:
+    """An attribute of a driver's object. A method is called as a call in the branch; the cursor that it returns is a LocalCursor."""
+    if not callable(found):
+        return found
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with calls.call():
+            returned = found(*arguments, **options)
+            is_cursor = returned is owner or hasattr(returned, "fetchone")  # a cursor's execute may return the cursor
+            try:
+                calls.check()
+            except OutOfOrder:
+                if is_cursor:
+                    close_quietly(returned)  # as long as it has rows, SQLite does not roll back
+                raise
+        return LocalCursor(returned, calls) if is_cursor else returned
+
+    return call
+
+
+class LocalWork:
+    """A branch in the implicit transaction of a driver's connection ``raw``. The application works by ``lent``."""
+
+    raw: Any
+    lent: LocalConnection
+
+    def interrupt(self) -> bool:
+        """See Work."""
+        return self.lent.interrupt()
+
     def cut_off(self) -> None:
-        """End the use of the connection."""
-        self._raw = None
+        """See Work."""
+        self.lent.cut_off()
+
+    def prepare(self) -> NoReturn:
+        """Raises OutOfOrder."""
+        raise OutOfOrder("a database without two-phase commit prepares nothing")
+
+    def commit(self) -> None:
+        """See Work."""
+        self.raw.commit()
+
+    def rollback(self) -> None:
+        """See Work. Raises ResourceFailed if the call of another thread does not end."""
+        if self.lent.interrupt() and not self.lent.cut_off():
+            raise ResourceFailed("a thread of the application is still within a call of the connection")
+        self.raw.rollback()
+
+    def close(self, *, reusable: bool) -> None:
+        """See Work. If another thread is still within a call, it closes the connection at the end of the call."""
+        free = self.lent.cut_off()
+        self.lent.afterwards(partial(self._leave, reusable=reusable and free))
+
+    def _leave(self, *, reusable: bool) -> None:
+        if not reusable:
+            with suppress(Exception):  # SQLite goes on with a transaction behind its close, as long as somebody has a cursor
+                self.raw.rollback()
+        self.let_go(reusable=reusable)
+
+    def let_go(self, *, reusable: bool) -> None:
+        """Give the connection back, or close it."""
+        raise NotImplementedError
 
 
-class _LocalWork:
-    """A branch on a connection of its own, in the driver's implicit transaction."""
+class _OwnWork(LocalWork):
+    """On a connection of its own."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.handle = LocalConnection(raw)
+        self.handle = self.lent = LocalConnection(raw)
 
     def begin(self, xid: Any) -> None:
         """The first statement begins the transaction."""
@@ -57,20 +213,7 @@ class _LocalWork:
     def flush(self) -> None:
         """A connection sends at once."""
 
-    def cut_off(self) -> None:
-        self.handle.cut_off()
-
-    def prepare(self) -> NoReturn:
-        raise OutOfOrder("a database without two-phase commit prepares nothing")
-
-    def commit(self) -> None:
-        self.raw.commit()
-
-    def rollback(self) -> None:
-        self.raw.rollback()
-
-    def close(self, *, reusable: bool) -> None:  # noqa: ARG002 - none is used again
-        self.handle.cut_off()
+    def let_go(self, *, reusable: bool) -> None:  # noqa: ARG002 - none is used again
         close_quietly(self.raw)
 
 
@@ -127,7 +270,7 @@ class LocalDatabaseResource(LocalRules[Any]):
 
     def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it
         """See DatabaseResource."""
-        return _LocalWork(self._connect())
+        return _OwnWork(self._connect())
 
     def connected(self) -> AbstractContextManager[Any]:
         """See DatabaseResource."""

@@ -17,7 +17,7 @@ from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
-from bascule.xa.psycopg_loop import Finished, LoopConnection
+from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
@@ -184,6 +184,10 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
         handle = LoopConnection.of(work.raw, loop)
         work.handle = handle  # type: ignore[assignment]  # in the place of the one for threads
         return handle
+
+    def interrupt(self, connection: psycopg.Connection[Any]) -> bool:
+        """See DbapiResource. Whoever works with the handle holds the lock of the connection: the handle is a copy."""
+        return interrupt(connection)
 
     def cut_off(self, handle: psycopg.Connection[Any] | LoopConnection) -> None:
         """See DbapiResource. The handle, and each cursor of it, says that it is closed."""

@@ -1,6 +1,6 @@
-"""A session of PostgreSQL in two hands: a connection of psycopg for the tasks of an event loop, another one for the phases of its branch.
+"""A session of PostgreSQL in two hands: the application's (a thread, or the tasks of an event loop), and those of the phases of its branch.
 
-Both work on one session, one after the other: the connection of the loop is taken out of use before a phase begins.
+They work on one session, one after the other: the application's connection is taken out of use before a phase begins.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from bascule.threads.loops import LoopGone, on_loop
-from bascule.xa.errors import BranchRolledBack
+from bascule.xa.errors import BranchRolledBack, Code
 
-#: For a task that is within a statement when its transaction ends: the server is asked to cancel the statement; then the session is ended.
+#: For who is within a statement when its transaction ends: the server is asked to cancel the statement; then the session is ended.
 CANCEL_WITHIN_S = 3.0
 RELEASE_WITHIN_S = CANCEL_WITHIN_S + 2.0
 
@@ -65,7 +65,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
                 _shut_down(self.pgconn)
             self._finish()
         if busy:
-            raise BranchRolledBack("a task was still within a statement of the branch")
+            raise BranchRolledBack("a call of the application is still within the branch; its statement was cancelled", Code.XA_RBPROTO)
 
     async def _release(self) -> bool:
         if busy := self.lock.locked():
@@ -82,6 +82,19 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 
     def _finish(self) -> None:
         self.pgconn = Finished(0 if self.pgconn.status == ConnStatus.BAD else self.pgconn.backend_pid)  # type: ignore[assignment]
+
+
+def interrupt(connection: psycopg.Connection[Any]) -> bool:
+    """Cancel the statement that a thread is within on a connection, or end the session. Return whether there was one."""
+    if not connection.lock.locked():
+        return False
+    with suppress(psycopg.Error):
+        connection.cancel_safe(timeout=CANCEL_WITHIN_S)
+    if connection.lock.acquire(timeout=CANCEL_WITHIN_S):
+        connection.lock.release()
+    else:
+        _shut_down(connection.pgconn)
+    return True
 
 
 def _shut_down(pgconn: Any) -> None:

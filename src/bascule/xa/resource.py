@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from bascule.core.states import Transitions
-from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid, XaError
+from bascule.xa.errors import BranchRolledBack, Code, DuplicateXid, OutOfOrder, UnknownXid, XaError
 from bascule.xa.log import Decision, Outcome
 from bascule.xa.xid import Xid
 
@@ -63,7 +63,11 @@ class Resource(Protocol[Handle_co]):
         """
 
     def end(self, xid: Xid, *, success: bool) -> None:
-        """No more work comes for the branch. After ``success=False`` it can only be rolled back. Raises BranchRolledBack."""
+        """No more work comes for the branch. After ``success=False`` it can only be rolled back.
+
+        Raises BranchRolledBack if nothing but a rollback is left: a call of the application is still within the branch (XA_RBPROTO), for
+        example.
+        """
 
     def prepare(self, xid: Xid) -> Vote:
         """Promises to commit. Raises BranchRolledBack to vote no: then the branch is gone."""
@@ -176,6 +180,16 @@ NEXT: Final = Transitions[BranchState, Call](
         (BranchState.HEURISTIC, Call.FORGET): BranchState.NONE,
     },
 )
+
+
+def beside_a_call(xid: Xid) -> BranchRolledBack:
+    """The error of ``end`` for a branch that another thread or task is still within a call of.
+
+    Whether what that call does is part of the branch would be chance. The code says that the branch is marked to be rolled back (XA
+    specification, chapter 5, xa_end).
+    """
+    text = f"a call of the application is still within branch {xid}: let it return, or cancel it, before the transaction ends"
+    return BranchRolledBack(text, Code.XA_RBPROTO)
 
 
 def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:

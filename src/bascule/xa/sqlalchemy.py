@@ -17,7 +17,7 @@ from bascule.core.errors import InvalidInput
 from bascule.xa.database import Work, driver_xid, translated
 from bascule.xa.errors import BranchRolledBack, OutOfOrder
 from bascule.xa.postgres import PostgresRules
-from bascule.xa.psycopg_loop import Finished
+from bascule.xa.psycopg_loop import Finished, interrupt
 from bascule.xa.resource import CommitPriority
 from bascule.xa.sqlalchemy_joined import JoinedConnection, JoiningEngine
 from bascule.xa.transaction import Transaction
@@ -67,6 +67,9 @@ class _SessionWork:
 
     def doom(self, reason: str) -> None:
         self._doomed = self._doomed or reason
+
+    def interrupt(self) -> bool:
+        return interrupt(self.raw)
 
     def flush(self) -> None:
         if not self._doomed:

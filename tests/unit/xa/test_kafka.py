@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Lock
 from typing import Any, cast
 
@@ -375,7 +375,7 @@ def test_cancelled_send_of_a_task_is_over_when_the_cancellation_is_raised(refuse
         sent.append(record.value)
 
     async def main() -> BaseException:
-        task = asyncio.create_task(AsyncKafkaBranch(KafkaBranch(send)).send("orders", b"paid"))
+        task = asyncio.create_task(AsyncKafkaBranch(KafkaBranch(send), nullcontext).send("orders", b"paid"))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         for _ in range(3):
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,7 @@ class Connection:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
+        self.lock = threading.Lock()
         self.lost = ""
         self.closed = False
         self.said: list[str] = []

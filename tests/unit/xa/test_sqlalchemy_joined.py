@@ -61,6 +61,7 @@ class Connection:
         self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.pgconn: Any = SimpleNamespace(backend_pid=4711, alive=True)
         self.info = SimpleNamespace(transaction_status=TransactionStatus.INTRANS)
+        self.lock = threading.Lock()
 
     def __copy__(self) -> Connection:
         second = object.__new__(Connection)

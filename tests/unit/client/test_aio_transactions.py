@@ -1,0 +1,142 @@
+"""Transactions that several tasks send in: none ends beside a send that is within it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import Attached, DeclareReceived, Discharged, Transferred
+from bascule.amqp.link import ReceiverLink
+from bascule.client import Acknowledge, IllegalState, Queue, TimedOut, TransactionRolledBack, connect, connect_async
+from bascule.client.aio import AsyncContext
+from bascule.jms.message import decode_message
+from bascule.threads.background import in_background
+from tests.unit.client.coroutines import run_async
+from tests.unit.client.server import obliging, server
+
+QUICK, SLOW, GO = Queue("quick"), Queue("slow"), Queue("go")
+WAIT_S = 20.0
+
+
+class Slow:
+    """A server that answers the attach of a producer for ``slow`` when a message for ``go`` comes. ``said`` is what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._slow: list[ReceiverLink] = []
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case Attached() if getattr(event.link.target, "address", "") == "slow":
+                self.said.append("attach")
+                self._slow.append(event.link)
+                return
+            case Transferred() if event.txn_id is not None:
+                self.said.append(str(decode_message(event.payload).body))
+            case Transferred() if event.link.target.address == "go":
+                for link in self._slow:
+                    link.accept()
+                    link.flow(10)
+                self._slow.clear()
+            case DeclareReceived():
+                self.said.append("declare")
+            case Discharged():
+                self.said.append("rollback" if event.fail else "commit")
+        obliging(connection, event)
+
+
+@asynccontextmanager
+async def slow_send(slow: Slow) -> AsyncIterator[tuple[AsyncContext, AsyncContext, asyncio.Task[Any]]]:
+    """A transacted context with a task that is within a send, and another context of the connection."""
+    with server(slow) as url:
+        async with (
+            connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=WAIT_S) as context,
+            await context.create_context(Acknowledge.AUTO) as other,
+        ):
+            await context.send(QUICK, "quick")
+            sending = asyncio.create_task(context.send(SLOW, "slow"))
+            while "attach" not in slow.said:
+                await asyncio.sleep(0)
+                await other.send(QUICK, "answered")
+            yield context, other, sending
+
+
+@run_async
+async def test_commit_waits_for_a_send_of_another_task() -> None:
+    slow = Slow()
+    async with slow_send(slow) as (context, other, sending):
+        committing = asyncio.create_task(context.commit())
+        await other.send(QUICK, "a discharge that was on its way would have come before this")
+        await other.send(GO, "go")
+        await committing
+        await sending
+    assert slow.said == ["declare", "quick", "attach", "slow", "commit"]
+
+
+@run_async
+async def test_commit_that_waits_too_long_for_a_send_decides_nothing() -> None:
+    slow = Slow()
+    async with slow_send(slow) as (context, other, sending):
+        with pytest.raises(TimedOut, match="commit"):
+            await context.commit(timeout_s=0.01)
+        await other.send(GO, "go")
+        await sending
+        await context.commit()
+    assert slow.said == ["declare", "quick", "attach", "slow", "commit"]
+
+
+@run_async
+async def test_send_that_is_within_a_transaction_that_is_rolled_back_is_told_so_and_sends_nothing() -> None:
+    slow = Slow()
+    async with slow_send(slow) as (context, other, sending):
+        await context.rollback()
+        await other.send(GO, "go")
+        with pytest.raises(TransactionRolledBack, match="before it was sent"):
+            await sending
+        await context.send(QUICK, "next")
+        await context.commit()
+    assert slow.said == ["declare", "quick", "attach", "rollback", "declare", "next", "commit"]
+
+
+@run_async
+async def test_send_that_begins_while_a_commit_is_under_way_is_in_the_next_transaction_or_in_this_one_as_a_whole() -> None:
+    slow = Slow()
+    async with slow_send(slow) as (context, other, sending):
+        committing = asyncio.create_task(context.commit())
+        late = asyncio.create_task(context.send(QUICK, "late"))
+        await other.send(GO, "go")
+        await asyncio.gather(committing, sending, late)
+        await context.commit()
+    assert slow.said.count("late") == 1
+    late_at, commits = slow.said.index("late"), [place for place, said in enumerate(slow.said) if said == "commit"]
+    assert late_at < commits[-1]
+    declared = [place for place, said in enumerate(slow.said) if said == "declare"]
+    assert late_at < commits[0] or declared[-1] < late_at
+
+
+def test_block_that_ends_beside_a_call_of_another_thread_is_rolled_back_and_leaves_the_context_usable() -> None:
+    slow = Slow()
+    with server(slow) as url, connect(url, timeout_s=WAIT_S) as context, context.create_context() as other:
+
+        def block() -> None:
+            with context.transaction():
+                context.send(QUICK, "quick")
+                sending.append(in_background(lambda: context.send(SLOW, "slow"), "sends"))
+                while "attach" not in slow.said:
+                    other.send(QUICK, "answered")
+
+        sending: list[Any] = []
+        with pytest.raises(IllegalState, match="in use by another thread"):
+            block()
+        other.send(GO, "go")
+        assert isinstance(sending[0].exception(WAIT_S), TransactionRolledBack)
+        with context.transaction():
+            context.send(QUICK, "next")
+    assert "slow" not in slow.said
+    assert slow.said.index("next") < slow.said.index("commit")
+    assert slow.said.count("commit") == 1

@@ -1,0 +1,351 @@
+"""A branch is not prepared or committed beside a call of the application that is still within it: its transaction is rolled back.
+
+What the call does would else be in the branch or not, as it happens; or in the next branch of the same session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import Attached, Flowed, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.client import Queue
+from bascule.client.errors import IllegalState
+from bascule.core.errors import BasculeError
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.background import in_background
+from bascule.xa import TransactionManager, TransactionRolledBack, local_database
+from bascule.xa.aio import AsyncTransactionManager
+from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder
+from bascule.xa.jms import JmsResource
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.local_database import LocalDatabaseResource
+from bascule.xa.two_phase import TransactionStatus
+from bascule.xa.xid import branch, new_gtrid
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.client.server import obliging, server
+
+WAIT_S = 30.0
+ORDERS = Queue("orders")
+
+
+class Door:
+    """Where a call stays until it is let go on."""
+
+    def __init__(self) -> None:
+        self.within, self.goes_on = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.within.set()
+        assert self.goes_on.wait(WAIT_S)
+
+
+def refuses(transaction: Any, door: Door, other: ModelResource) -> None:
+    """The commit beside a call is refused, and rolls everything back."""
+    assert door.within.wait(WAIT_S)
+    with pytest.raises(TransactionRolledBack, match="a call of the application is still within") as raised:
+        transaction.commit()
+    assert isinstance(raised.value.cause, BranchRolledBack)
+    assert raised.value.cause.xa_code is Code.XA_RBPROTO
+    assert transaction.status is TransactionStatus.ROLLED_BACK
+    assert other.durable.committed == []
+    assert other.recover() == []
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A server that gives consumers no messages, and counts those that come in. ``asked`` is set when somebody waits for one."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.came: SimpleQueue[bytes] = SimpleQueue()
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        if isinstance(event, Flowed) and isinstance(event.link, SenderLink):
+            if event.link.drain:
+                event.link.drained()
+            elif event.link.credit:
+                self.asked.set()
+            return
+        if isinstance(event, Transferred) and event.txn_id is not None:
+            self.came.put(event.payload)
+        obliging(connection, event)
+
+
+def shop(*resources: Any) -> TransactionManager:
+    return TransactionManager("shop", ModelLog(), resources, recovery_interval_s=WAIT_S)
+
+
+def test_transaction_does_not_commit_while_a_thread_waits_for_a_message_in_it() -> None:
+    quiet, other = Quiet(), ModelResource("other")
+    with server(quiet) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker, shop(other) as manager:
+        manager.resources["broker"] = broker  # this server knows no branches, which recovery would ask for
+        transaction = manager.begin()
+        handle = transaction.enlist(broker)
+        transaction.enlist(other).append("work")
+        handle.send(ORDERS, "bill")
+        consumer = handle.consumer(ORDERS)
+        receiving = in_background(lambda: consumer.receive(WAIT_S), "receives")
+        door = Door()
+        assert quiet.asked.wait(WAIT_S)
+        door.within.set()
+        refuses(transaction, door, other)
+        assert receiving.result(WAIT_S) is None, "as of a context that is closed"
+        assert broker._idle == [], "the call may have left something in the session"
+
+
+def test_branch_that_a_call_was_within_can_only_be_rolled_back() -> None:
+    door, xid = Door(), branch(new_gtrid("shop", 0), "broker")
+
+    def call(handle: Any) -> None:
+        with handle._one_thread():
+            door.wait()
+
+    with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker:
+        handle = broker.start(xid, timeout_s=5)
+        calling = in_background(lambda: call(handle), "calls")
+        assert door.within.wait(WAIT_S)
+        with pytest.raises(BranchRolledBack) as raised:
+            broker.end(xid, success=True)
+        assert raised.value.xa_code is Code.XA_RBPROTO
+        door.goes_on.set()
+        calling.result(WAIT_S)
+        for refused in (lambda: broker.prepare(xid), lambda: broker.commit(xid, one_phase=True)):
+            with pytest.raises(OutOfOrder):
+                refused()
+        broker.rollback(xid)
+        assert len(broker._idle) == 1, "the call is over, and the session can be used again"
+
+
+def test_thread_that_makes_a_consumer_is_within_the_branch() -> None:
+    """The consumer would be kept, and ask for messages that nobody receives."""
+    door = Door()
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Attached) and isinstance(event.link, SenderLink) and event.link.source.address == "slow":
+            door.within.set()
+            return
+        obliging(connection, event)
+
+    other = ModelResource("other")
+    with server(react) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker, shop(other) as manager:
+        manager.resources["broker"] = broker  # this server knows no branches, which recovery would ask for
+        transaction = manager.begin()
+        handle = transaction.enlist(broker)
+        transaction.enlist(other).append("work")
+        making = in_background(lambda: handle.consumer(Queue("slow"), prefetch=100), "makes")
+        refuses(transaction, door, other)
+        assert isinstance(making.exception(WAIT_S), BasculeError)
+
+
+def test_transaction_does_not_commit_while_a_task_waits_for_a_message_in_it() -> None:
+    quiet, other = Quiet(), ModelResource("other")
+
+    async def main(url: str) -> None:
+        with closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker:
+            async with AsyncTransactionManager(shop(other)) as manager:
+                manager.blocking.resources["broker"] = broker
+                transaction = manager.begin()
+                handle = await transaction.enlist(broker)
+                (await transaction.enlist(other)).append("work")
+                consumer = await handle.consumer(ORDERS)
+                receiving = asyncio.create_task(consumer.receive(WAIT_S))
+                await asyncio.to_thread(quiet.asked.wait, WAIT_S)
+                with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+                    await transaction.commit()
+                assert await receiving is None
+
+    with server(quiet) as url:
+        asyncio.run(main(url))
+    assert other.durable.committed == []
+
+
+def test_call_that_comes_after_the_end_of_the_branch_is_told_so() -> None:
+    xid = branch(new_gtrid("shop", 0), "broker")
+    with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker:
+        handle = broker.start(xid, timeout_s=5)
+        consumer = handle.consumer(ORDERS)
+        handle.send(ORDERS, "bill")
+        broker.end(xid, success=True)
+        for call in (lambda: handle.send(ORDERS, "late"), lambda: consumer.receive(0), lambda: handle.consumer(ORDERS)):
+            with pytest.raises(IllegalState, match="the transaction is over"):
+                call()
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
+    cluster = KafkaInMemory(monkeypatch)
+    cluster.create("orders", 1)
+    return cluster
+
+
+@contextmanager
+def held_up(resource: KafkaResource, door: Door) -> Iterator[None]:
+    """Sends ask Kafka how much a topic takes, and Kafka takes its time."""
+    room = resource._calls.room
+
+    async def slow(record: Any) -> int:
+        door.wait()
+        return await room(record)
+
+    resource._calls.room = slow  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        door.goes_on.set()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
+def test_transaction_does_not_commit_while_a_thread_sends_to_kafka(kafka: KafkaInMemory, alone: bool) -> None:
+    other, door = ModelResource("other"), Door()
+    resource = KafkaResource("kafka", SETTINGS, prefix="xa", instance="one")
+    with closing(resource), shop(resource, other) as manager:
+        transaction = manager.begin()
+        handle = transaction.enlist(resource)
+        if not alone:
+            transaction.enlist(other).append("work")
+        handle.send("orders", b"first")
+        with held_up(resource, door):
+            sending = in_background(lambda: handle.send("orders", b"second"), "sends")
+            refuses(transaction, door, other)
+        assert isinstance(sending.exception(WAIT_S), OutOfOrder), "the application is told"
+        assert kafka.values("orders") == []
+        with manager.begin() as following:
+            following.enlist(resource).send("orders", b"third")
+        assert kafka.values("orders") == [b"third"]
+
+
+def test_transaction_does_not_commit_while_the_thread_of_a_cancelled_send_is_at_work(kafka: KafkaInMemory) -> None:
+    other, door = ModelResource("other"), Door()
+    resource = KafkaResource("kafka", SETTINGS, prefix="xa", instance="one")
+
+    async def main() -> None:
+        async with AsyncTransactionManager(shop(resource, other)) as manager:
+            transaction = manager.begin()
+            handle = await transaction.enlist(resource)
+            await handle.send("orders", b"first")
+            with held_up(resource, door):
+                sending = asyncio.create_task(handle.send("orders", b"second"))
+                await asyncio.to_thread(door.within.wait, WAIT_S)
+                sending.cancel()
+                with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+                    await transaction.commit()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await sending
+            assert isinstance(cancelled.value.__cause__, OutOfOrder), "the record is not part of any transaction"
+
+    with closing(resource):
+        asyncio.run(main())
+    assert kafka.values("orders") == []
+
+
+# -- databases ---------------------------------------------------------------------------------------------------------
+
+
+class Sqlite:
+    """A database in a file. ``door`` is a function of SQL that waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.door = path, Door()
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE payments (item)")
+        self.resource = LocalDatabaseResource("database", self.connect)
+
+    def connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=WAIT_S, check_same_thread=False)
+        connection.create_function("door", 0, self.door.wait)
+        return connection
+
+    def rows(self) -> list[str]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return [row[0] for row in connection.execute("SELECT item FROM payments ORDER BY item")]
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "as the decision"])
+@pytest.mark.parametrize("call", ["connection", "cursor"])
+@pytest.mark.parametrize("statement", ["INSERT INTO payments SELECT 'second' WHERE door() IS NULL", "SELECT door()"])
+def test_transaction_does_not_commit_while_a_thread_is_within_a_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, call: str, statement: str
+) -> None:
+    monkeypatch.setattr(local_database, "INTERRUPT_WITHIN_S", 0.01)
+    sqlite, other = Sqlite(tmp_path / "shop.sqlite"), ModelResource("other")
+    with shop(sqlite.resource, other) as manager:
+        transaction = manager.begin()
+        handle = transaction.enlist(sqlite.resource)
+        if not alone:
+            transaction.enlist(other).append("work")
+        handle.execute("INSERT INTO payments VALUES ('first')")
+        at = handle if call == "connection" else handle.cursor()
+        working = in_background(lambda: at.execute(statement), "works")
+        refuses(transaction, sqlite.door, other)
+        sqlite.door.goes_on.set()
+        assert isinstance(working.exception(WAIT_S), sqlite3.Error | OutOfOrder)
+        assert sqlite.rows() == []
+        with pytest.raises(OutOfOrder):
+            at.execute("INSERT INTO payments VALUES ('late')")
+        with manager.begin() as following:
+            following.enlist(sqlite.resource).execute("INSERT INTO payments VALUES ('third')")
+        assert sqlite.rows() == ["third"]
+
+
+def test_cursor_of_a_handle_is_used_as_the_drivers(tmp_path: Path) -> None:
+    sqlite = Sqlite(tmp_path / "shop.sqlite")
+    with shop(sqlite.resource) as manager, manager.begin() as transaction:
+        handle = transaction.enlist(sqlite.resource)
+        with closing(handle.cursor()) as cursor:
+            cursor.executemany("INSERT INTO payments VALUES (?)", [("a",), ("b",), ("c",)])
+            assert cursor.rowcount == 3
+            cursor.arraysize = 2
+            assert cursor.execute("SELECT item FROM payments ORDER BY item").fetchmany() == [("a",), ("b",)]
+            assert [column[0] for column in cursor.description] == ["item"]
+        assert [row[0] for row in handle.execute("SELECT item FROM payments ORDER BY item")] == ["a", "b", "c"]
+    assert sqlite.rows() == ["a", "b", "c"]
+
+
+def test_transaction_does_not_commit_while_a_thread_is_within_a_statement_of_django(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("django")
+    from django.db import DatabaseError, connections
+
+    from bascule.xa.django import django_resource
+    from tests.support.django_orm import Payment, database, items
+
+    monkeypatch.setattr(local_database, "INTERRUPT_WITHIN_S", 0.01)
+    other, door = ModelResource("other"), Door()
+
+    def commit() -> None:
+        try:
+            refuses(running, door, other)
+        finally:
+            door.goes_on.set()
+
+    with (
+        database("shop", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "shop.sqlite3", CONN_MAX_AGE=None) as alias,
+        shop(django_resource("db", alias), other) as manager,
+    ):
+        with manager.begin() as running:
+            manager.enlist(other).append("work")
+            Payment.objects.using(alias).create(item="first")
+            connections[alias].connection.create_function("door", 0, door.wait)
+            committing = in_background(commit, "commits")
+            with pytest.raises((DatabaseError, OutOfOrder)):
+                connections[alias].cursor().execute("SELECT door()")
+            committing.result(WAIT_S)
+        Payment.objects.using(alias).create(item="second")
+        assert items(alias) == ["second"]
