@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from random import Random
 from typing import Final
 
 from bascule.core.errors import Unavailable
@@ -21,6 +22,8 @@ from tests.sim.writer import TransactionalCalls, fault_of
 TOPICS: Final = BranchTopics("xa.side", "xa.log", 2)
 #: How long a Kafka transaction is tried again.
 WRITE_S: Final = 0.4
+#: How long Kafka takes at most to tell how much a topic takes.
+ROOM_MS: Final = 10.0
 #: The header of a record on the side topic that has its timestamp, in ms.
 AT: Final = "at"
 
@@ -84,8 +87,9 @@ class Turn:
 class SimulatedCalls:
     """The effects of one process."""
 
-    def __init__(self, kafka: Kafka, process: Process, own_slots: Sequence[str]) -> None:
-        self._kafka, self._process, self._own_slots = kafka, process, own_slots
+    def __init__(self, kafka: Kafka, process: Process, own_slots: Sequence[str], slow: Random | None) -> None:
+        """``slow`` draws how long Kafka takes to tell how much a topic takes; None: no time."""
+        self._kafka, self._process, self._own_slots, self._slow = kafka, process, own_slots, slow
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, Turn] = {}
         self._appenders: dict[Partition, Single] = {}
@@ -115,6 +119,8 @@ class SimulatedCalls:
 
     async def room(self, record: Outgoing) -> int:
         """See BranchCalls."""
+        if self._slow is not None:
+            await self._process.sleep(self._slow.random() * ROOM_MS)
         return len(record.value or b"")
 
     def append(self, record: Outgoing) -> Receipt:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.xa.effects import Participant
 from bascule.xa.errors import HeuristicOutcome, TransactionInDoubt, TransactionRolledBack, TransactionTimedOut, XaError
@@ -24,7 +25,7 @@ from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.resource import Vote
 from bascule.xa.two_phase import TwoPhase
 from bascule.xa.xid import Xid, branch
-from tests.sim.branch_calls import TOPICS, SimulatedCalls
+from tests.sim.branch_calls import ROOM_MS, TOPICS, SimulatedCalls
 from tests.sim.cluster import NODES
 from tests.sim.kafka import Kafka, NetworkConditions
 from tests.sim.managers import Clock, Told
@@ -49,6 +50,9 @@ PAUSE_MAX_MS: Final = 70.0
 DEADLINES_MS: Final = (40, 200)
 TIMEOUTS_S: Final = (0.15, 100.0, 100.0)
 OUTAGE_MS: Final = 200.0
+#: How many runs have applications with several tasks in one transaction, and how often one of these sends while another one commits.
+SEVERAL_TASKS: Final = 0.25
+BESIDE: Final = 0.5
 PREPARE_WITHIN_S, UNPREPARED_KEPT_S = 0.12, 0.3
 
 
@@ -124,7 +128,7 @@ class Worker:
         self.patient = world.chance(0.5)
         instance = world.random.choice(INSTANCES)
         slots = [f"xa.{instance}.{number}" for number in range(SLOTS)]
-        calls = SimulatedCalls(run.kafka, self.process, slots)
+        calls = SimulatedCalls(run.kafka, self.process, slots, run.tasks)
         self.branches = KafkaBranches(
             KAFKA, TOPICS, slots, calls, instance=instance, limits=run.limits, violations=world.violations
         )  # fmt: skip
@@ -174,6 +178,7 @@ class Worker:
                 await self.branches.send(xid, Outgoing(topic, None, value))
                 if self.world.chance(0.2):
                     await self.process.sleep(pick.random() * PAUSE_MAX_MS)
+            await self._send_beside(work, xid)
             commit = pick.random() > 0.1
         except (XaError, Unavailable, TransactionTimedOut):
             commit = False
@@ -188,6 +193,23 @@ class Worker:
         except HeuristicOutcome:
             work.told = "heuristic"
         self.world.say(f"{work.gtrid.decode()}: {transaction.status.value}, told {work.told}")
+
+    async def _send_beside(self, work: Work, xid: Xid) -> None:
+        """Another task of the application sends a message of the transaction; soon this one goes on to the commit."""
+        tasks = self.run.tasks
+        if tasks is not None and tasks.random() < BESIDE:
+            running = self.process.spawn(self._sent_beside(work, xid, Outgoing(TARGETS[0], None, work.gtrid + b"#beside")))
+            running.then(running.result)
+            await self.process.sleep(tasks.random() * ROOM_MS)
+
+    async def _sent_beside(self, work: Work, xid: Xid, message: Outgoing) -> None:
+        try:
+            await self.branches.send(xid, message)
+        except (XaError, InvalidInput):
+            self.world.note("refuse beside", self.process.name)
+            return
+        self.world.note("send beside", self.process.name)
+        work.sent.setdefault(message.topic, []).append(message.value or b"")  # it was told that the message is part of the transaction
 
     async def _recover(self) -> None:
         while True:
@@ -211,6 +233,9 @@ class BranchSimulation:
         world = self.world = World(seed, violations)
         world.trace = [] if trace else None
         self.kafka = Kafka(world)
+        #: For applications with several tasks in one transaction, in some runs. Apart from the world's, whose course it shall not change.
+        tasks = Random(f"tasks {seed}")
+        self.tasks = tasks if tasks.random() < SEVERAL_TASKS else None
         self.mishaps = FaultRates()
         self.database = Database(world, self.mishaps)
         self.left = world.random.choice((4, 8))

@@ -26,7 +26,7 @@ RUN_LIMIT_S: Final = 60.0
 APART: Final = frozenset(
     {
         "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "fail endpoint", "retry record",
-        "dead-letter record", "trim branches", "end open transaction",
+        "dead-letter record", "trim branches", "end open transaction", "send beside", "refuse beside",
     }
 )  # fmt: skip
 

@@ -83,6 +83,8 @@ TROUBLE: Final[Mapping[str, str]] = {
     "force branch": "an administrator ends it",
     # of branches in Kafka
     "trim branches": "messages on the side topic that no prepared branch needs are deleted",
+    "send beside": "a task sends a message of a transaction that another task is about to commit",
+    "refuse beside": "such a message comes too late, and its sender is told so",
     "end open transaction": "somebody died in the middle of one, and the log cannot be read behind it",
     # of the adapter's members
     "kill member": "one with partitions, perhaps",

@@ -91,6 +91,11 @@ _ROWS: Final = (
         ("lost", "xa-split", "xa-stuck"),
         managers_stand_still,
     ),
+    _Row(
+        KafkaBranchViolation.ENDED_BESIDE_CALL,
+        "a branch in Kafka is prepared, or committed, while a call of its application is still within it",
+        ("torn-tx", "lost", "xa-split", "xa-stuck"),
+    ),
     _Row(TableViolation.READ_BEFORE_INIT, "the table is read before an earlier transaction under the same id is ended", ("duplicated",)),
     _Row(TableViolation.NOT_MADE_AGAIN, "a transaction in doubt is written again without a look at the table", ("duplicated",)),
     _Row(
