@@ -234,6 +234,33 @@ def test_objects_of_an_async_session_are_part_of_the_transaction(postgres: Embed
     assert items(postgres, "aio_payments") == ["kept", "second"]
 
 
+def test_transaction_that_ends_within_a_statement_of_an_async_session_is_rolled_back(postgres: EmbeddedPostgres, alchemy: Any) -> None:
+    """Also if there is something to be sent before the vote: that would wait for the statement."""
+
+    async def main() -> None:
+        async with managing(alchemy) as manager:
+            left: list[asyncio.Task[Any]] = []
+
+            async def work() -> None:
+                async with manager.begin() as transaction:
+                    session = await transaction.enlist(alchemy)
+                    await session.execute(sa.select(1))
+                    left.append(asyncio.create_task(session.execute(sa.text("SELECT pg_sleep(30)"))))
+                    while not alchemy._work[next(iter(alchemy._work))].on_loop._shared.lock.locked():
+                        await asyncio.sleep(0)
+                    session.add(Payment(item="undone"))
+
+            with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+                await work()
+            with pytest.raises((psycopg.Error, sa.exc.SQLAlchemyError)):
+                await left[0]
+            async with manager.begin() as transaction:
+                (await transaction.enlist(alchemy)).add(Payment(item="next"))
+
+    run(main)
+    assert items(postgres, Payment.__tablename__) == ["next"]
+
+
 def test_rollback_of_an_async_session_rolls_the_transaction_back(postgres: EmbeddedPostgres, alchemy: Any) -> None:
     async def main() -> None:
         other = ModelResource("other")

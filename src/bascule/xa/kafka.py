@@ -68,7 +68,7 @@ class KafkaBranch:
 class AsyncKafkaBranch:
     """The handle for asyncio. For one task at a time."""
 
-    def __init__(self, branch: KafkaBranch, call: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, branch: KafkaBranch, call: Callable[[], AbstractContextManager[object]]) -> None:
         """``call`` is around each call: its thread may have to wait before it begins."""
         self._branch = branch
         self._call = call

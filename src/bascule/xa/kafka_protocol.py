@@ -161,18 +161,18 @@ class KafkaBranches:
 
     async def send(self, xid: Xid, record: Outgoing) -> None:
         """Store a message of a branch on the side topic. Raises InvalidInput, ResourceFailed, OutOfOrder."""
-        with self.call(xid):
-            await self._send(xid, record)
+        with self.call(xid) as sent:
+            await self._send(sent, xid, record)
 
     @contextmanager
-    def call(self, xid: Xid) -> Iterator[None]:
+    def call(self, xid: Xid) -> Iterator[_Sent]:
         """Around a call of the application in a branch: the branch does not end with success beside it. Raises OutOfOrder."""
         with self._lock:
             self._check_active(xid)
             sent = self._sent[xid]
             sent.calls += 1
         try:
-            yield
+            yield sent
         finally:
             with self._lock:
                 sent.calls -= 1
@@ -181,8 +181,8 @@ class KafkaBranches:
         if (state := self._branches.state(xid)) is not BranchState.ACTIVE:
             raise OutOfOrder(f"send: branch {xid} is {state.value}")
 
-    async def _send(self, xid: Xid, record: Outgoing) -> None:
-        sent, limits = self._sent[xid], self.limits
+    async def _send(self, sent: _Sent, xid: Xid, record: Outgoing) -> None:
+        limits = self.limits
         try:
             size_bytes = await self._calls.room(record)
         except InvalidInput:

@@ -69,7 +69,7 @@ class _SessionWork:
         self._doomed = self._doomed or reason
 
     def interrupt(self) -> bool:
-        return interrupt(self.raw)
+        return interrupt(self.raw) if self.on_loop is None else self.on_loop.interrupt()
 
     def flush(self) -> None:
         if not self._doomed:

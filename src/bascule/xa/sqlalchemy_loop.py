@@ -83,6 +83,14 @@ class LoopSession:
     async def _offered(self) -> LoopConnection:
         return self._shared
 
+    def interrupt(self) -> bool:
+        """Cancel the statement that a task is within, and end the use of the handle. Return whether there was one."""
+        if not self._shared.lock.locked():
+            return False
+        with suppress(BranchRolledBack):
+            self._shared.cut_off()
+        return True
+
     def flush(self) -> None:
         """Send what is still to be sent."""
         on_loop(self._loop, self.handle.flush)
