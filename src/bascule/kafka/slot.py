@@ -18,6 +18,7 @@ from bascule.kafka.errors import Verdict, codes_of
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import patient
+from bascule.threads.joint import JointTry
 from bascule.writer.incarnation import Attempt
 from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
 
@@ -61,6 +62,7 @@ class Slot:
         self._reader = TableReader(kafka, topic, [partition])
         self._effects = _SlotClients(kafka, transactional_id, topic, TableReads(self._reader, held_up=held_up))
         self._turn = threading.Lock()
+        self._reaching = JointTry(self._turn)
         self._transactions: TableTransactions[KafkaProducer, Outgoing, Mapping[bytes, Stored]] = TableTransactions(
             self._effects, ahead=ahead, deadline_s=TRANSACT_DEADLINE_S if deadline_s is None else deadline_s, turn=threading.Lock()
         )
@@ -77,11 +79,10 @@ class Slot:
     def reach(self) -> None:
         """Return if a transaction can be started, as far as is known; wait only where none could be before.
 
-        Raises Unavailable, with what is wrong with Kafka.
+        Threads that wait at the same time wait for one try together. Raises Unavailable, with what is wrong with Kafka.
         """
         if not self._transactions.reachable:
-            with self._turn:
-                run_blocking(self._transactions.reach())
+            self._reaching(lambda: run_blocking(self._transactions.reach()))
 
     def close(self) -> None:
         """Free the clients. A transaction that is open ends with the next incarnation, or by time."""

@@ -26,6 +26,7 @@ from bascule.kafka.compacted import CLIENT_SETTINGS, OffsetUnknown, Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
+from bascule.threads.joint import JointTry
 from bascule.threads.loops import to_the_end
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import ResourceFailed, UnknownXid
@@ -190,6 +191,7 @@ class KafkaCalls:
         self._own_slots = own_slots
         self._clients: Clients | None = None
         self._lock = threading.Lock()
+        self._opening = JointTry(self._lock)
 
     def now_ms(self) -> int:
         """See BranchCalls."""
@@ -256,13 +258,15 @@ class KafkaCalls:
         end_open_transactions(self._kafka, slots_of(table) - self._own_slots)
 
     def _open(self) -> Clients:
-        with self._lock:
-            if self._clients is None:
-                try:
-                    self._clients = Clients(self._kafka, self._topics, self._end_transactions)
-                except Unavailable as error:
-                    raise ResourceFailed(f"{self._name}: {error}") from error
-            return self._clients
+        try:
+            return self._clients or self._opening(self._opened)
+        except Unavailable as error:
+            raise ResourceFailed(f"{self._name}: {error}") from error
+
+    def _opened(self) -> Clients:
+        if self._clients is None:
+            self._clients = Clients(self._kafka, self._topics, self._end_transactions)
+        return self._clients
 
 
 class _Receipt:

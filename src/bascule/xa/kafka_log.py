@@ -16,6 +16,7 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown, Stored, TableReader
 from bascule.kafka.guards import guard
+from bascule.threads.joint import JointTry
 from bascule.xa import log_topic
 from bascule.xa.blocking import now_ms
 from bascule.xa.forks import abandon
@@ -43,6 +44,7 @@ class KafkaLog:
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic
         self._lock = threading.Lock()
+        self._opening = JointTry(self._lock)
         self._open: _Clients | None = None
         self._log_id = ""  # of the topic that this process works with
 
@@ -92,6 +94,7 @@ class KafkaLog:
         """See Forks."""
         abandon(self._open, self._lock)
         self._open, self._lock = None, threading.Lock()
+        self._opening = JointTry(self._lock)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -102,11 +105,13 @@ class KafkaLog:
             raise LogDamaged(f"{self._topic}, {error}") from error
 
     def _clients(self) -> _Clients:
-        with self._lock:
-            if self._open is None:
-                own_topics.prepare(self._kafka, {self._topic: own_topics.DECISIONS})
-                self._open = _Clients(Topics(self._kafka), Appender(self._kafka), TableReader(self._kafka, self._topic, [0]))
-            return self._open
+        return self._open or self._opening(self._opened)
+
+    def _opened(self) -> _Clients:
+        if self._open is None:
+            own_topics.prepare(self._kafka, {self._topic: own_topics.DECISIONS})
+            self._open = _Clients(Topics(self._kafka), Appender(self._kafka), TableReader(self._kafka, self._topic, [0]))
+        return self._open
 
 
 class _Calls:

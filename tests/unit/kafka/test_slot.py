@@ -17,8 +17,10 @@ from bascule.kafka.compacted import Stored
 from bascule.kafka.incarnation import Background, IdentityLog, KafkaProducer, fault_of
 from bascule.kafka.slot import LONG_TRANSACTION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Slot, _SlotClients
 from bascule.threads.background import in_background
+from bascule.threads.joint import JointTry
 from bascule.writer.errors import RecordRefused, TransactionFault
 from bascule.writer.incarnation import Attempt, Incarnation, IncarnationEvent
+from tests.support.outage import THREADS, Door, Service, told_together
 
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -107,6 +109,23 @@ def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_
     reached.reach()
     reached.reach()
     assert len(coming) == 1
+
+
+def test_threads_that_wait_for_a_transaction_to_be_possible_wait_for_one_try_together(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight of them waited for eight times 20 s, one after the other, and held their locks in databases for as long."""
+    door, kafka = Door(), Service(Unavailable("no answer"))
+
+    async def reach(_: object) -> None:
+        kafka()
+
+    monkeypatch.setattr("bascule.kafka.slot.TableTransactions.reach", reach)
+    waiting = slot()
+    waiting._reaching = JointTry(door)
+    told = told_together(door, kafka, waiting.reach)
+    assert [str(each) for each in told] == ["no answer"] * THREADS
+    assert kafka.tries == 1
 
 
 class Client:

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
-from threading import Event, Lock
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -24,6 +24,7 @@ from bascule.xa.broker_protocol import Reply, checked
 from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.outage import Door
 from tests.support.system import wait_for
 from tests.unit.client.server import BODIES, obliging, server
 
@@ -114,22 +115,6 @@ class Away:
         self.tries += 1
         assert self.over.wait(WAIT_S)
         raise Unavailable("no answer")
-
-
-class Door:
-    """A lock that counts who came to it."""
-
-    def __init__(self) -> None:
-        self.came = 0
-        self._counting, self._lock = Lock(), Lock()
-
-    def __enter__(self) -> None:
-        with self._counting:
-            self.came += 1
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def test_threads_that_wait_for_a_broker_that_is_away_wait_for_one_try_together() -> None:

@@ -15,6 +15,7 @@ from bascule.core.errors import InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
 from bascule.testing.xa import ModelLog, ModelResource
+from bascule.threads.joint import JointTry
 from bascule.writer.errors import RecordRefused
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
@@ -27,6 +28,7 @@ from bascule.xa.resource import Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid, branch, new_gtrid
+from tests.support.outage import THREADS, Door, Service, told_together
 from tests.support.system import wait_for
 
 #: What answers does so within, on a busy machine too.
@@ -359,6 +361,16 @@ def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
         with pytest.raises(TransactionRolledBack, match=r"does not say at which offset 'bascule\.xa\.side' has stored"):
             transaction.commit()
         assert resource._branches.at_work == set()
+
+
+def test_branches_that_begin_while_kafka_is_away_wait_for_one_try_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, kafka = Door(), Service(Unavailable("no answer"))
+    monkeypatch.setattr(module, "Clients", kafka)
+    resource = KafkaResource("kafka", {})
+    resource._calls._opening = JointTry(door)
+    told = told_together(door, kafka, lambda: resource.start(branch(new_gtrid("shop", 0), "kafka"), timeout_s=5))
+    assert [str(each) for each in told] == ["XAER_RMFAIL: kafka: no answer"] * THREADS
+    assert kafka.tries == 1
 
 
 @pytest.mark.parametrize("refused", [False, True])

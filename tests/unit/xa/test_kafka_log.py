@@ -5,10 +5,15 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, cast
 
+import pytest
+
+from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import OffsetUnknown, Stored
+from bascule.threads.joint import JointTry
 from bascule.xa.kafka_log import KafkaLog, _Clients
 from bascule.xa.log import Decision, Outcome
+from tests.support.outage import THREADS, Door, Service, told_together
 
 
 class Topic:
@@ -60,3 +65,13 @@ def test_decision_of_another_process_stands_before_one_stored_at_unknown_offset(
     assert log_of(topic).decide(decision(Outcome.ROLLBACK, "other")).by == "other"
     topic.unknown = 1
     assert log_of(topic).decide(decision(Outcome.COMMIT, "mine")).by == "other"
+
+
+def test_transactions_that_decide_while_kafka_is_away_wait_for_one_try_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, kafka = Door(), Service(Unavailable("no answer"))
+    monkeypatch.setattr("bascule.xa.kafka_log.own_topics.prepare", kafka)
+    log = KafkaLog({})
+    log._opening = JointTry(door)
+    told = told_together(door, kafka, lambda: log.decide(decision(Outcome.COMMIT, "mine")))
+    assert [str(each) for each in told] == ["no answer"] * THREADS
+    assert kafka.tries == 1

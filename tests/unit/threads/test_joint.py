@@ -1,0 +1,32 @@
+"""Tries that threads wait for together."""
+
+from __future__ import annotations
+
+from bascule.core.errors import Unavailable
+from bascule.threads.joint import JointTry
+from tests.support.outage import THREADS, Door, Service, told_together
+
+
+def test_threads_that_wait_for_a_try_that_fails_fail_with_it_and_the_next_one_tries_again() -> None:
+    door, service = Door(), Service(Unavailable("no answer"))
+    joint = JointTry(door)
+    told = told_together(door, service, lambda: joint(service))
+    assert [str(each) for each in told] == ["no answer"] * THREADS
+    assert len({id(each) for each in told}) == THREADS
+    assert service.tries == 1
+    service.error = None
+    assert joint(service) == "there"
+
+
+def test_threads_that_wait_for_a_try_that_succeeds_look_for_themselves() -> None:
+    door, service = Door(), Service()
+    joint = JointTry(door)
+    assert told_together(door, service, lambda: joint(service)) == [None] * THREADS
+    assert service.tries == THREADS
+
+
+def test_error_that_is_no_outage_is_not_shared() -> None:
+    door, service = Door(), Service(KeyError("mine"))
+    joint = JointTry(door)
+    assert {type(each) for each in told_together(door, service, lambda: joint(service))} == {KeyError}
+    assert service.tries == THREADS
