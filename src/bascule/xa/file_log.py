@@ -109,15 +109,16 @@ class FileLog:
             self._waiting.append(mine)
         with self._turn:
             if not mine.written:
-                with self._mutex:
-                    lines, self._waiting = self._waiting, []
+                lines: list[_Line] = []
                 try:
+                    with self._mutex:
+                        lines, self._waiting = self._waiting, []
                     with self._locked():
                         self._write([each.data for each in lines])
                 except BaseException:
                     with self._mutex:
-                        lines.remove(mine)
-                        self._waiting = lines + self._waiting  # each meets the failure in its own turn, or gets through
+                        others = [each for each in lines + self._waiting if each is not mine]
+                        self._waiting = others  # each meets the failure in its own turn, or gets through
                     raise
                 for each in lines:
                     each.written = True

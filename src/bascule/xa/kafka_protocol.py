@@ -327,7 +327,13 @@ class KafkaBranches:
             self._waiting.setdefault(slot, []).append(mine)
         async with self._calls.turn(slot):
             while not mine.done:
-                await self._end(slot, self._next_batch(slot))
+                batch = self._next_batch(slot)
+                try:
+                    await self._end(slot, batch)
+                finally:  # this thread may be interrupted; those who wait for it in others are told
+                    for each in batch:
+                        each.error = each.error or (None if each.done else ResourceFailed(f"{self.name}: interrupted"))
+                        each.done = True
         if mine.error is not None:
             if isinstance(mine.error, UnknownXid | BranchRolledBack | BranchHeuristic):
                 self._gone(xid)
@@ -379,9 +385,7 @@ class KafkaBranches:
             for each in batch:
                 if KafkaBranchViolation.DOUBT_IS_DONE not in self._violations:
                     each.error = each.error or ResourceFailed(f"{self.name}: {str(error) or type(error).__name__}")
-            if not isinstance(error, Exception):  # this thread is interrupted; those who wait for it in others are told
-                for each in batch:
-                    each.done = True
+            if not isinstance(error, Exception):
                 raise
         for each in batch:
             each.done = True

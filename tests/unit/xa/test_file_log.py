@@ -16,7 +16,7 @@ from bascule.core.errors import Unavailable
 from bascule.xa import file_log
 from bascule.xa.errors import Code
 from bascule.xa.file_log import FileLog
-from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
+from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome, encode
 from bascule.xa.xid import LOG_ID, Xid, branch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "xa-v1"
@@ -153,6 +153,36 @@ log = FileLog(Path(sys.argv[1]))
 for number in range(50):
     print(log.decide(Decision(b"shop/%d" % number, Outcome.COMMIT, (), 0, sys.argv[2])).by)
 """
+
+
+class InterruptedMutex:
+    """A signal comes in the moment in which the mutex was released for the second time: the entries to write were just taken."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self.released += 1
+        if self.released == 2:
+            raise KeyboardInterrupt
+
+
+def test_interrupt_of_a_thread_that_writes_for_others_loses_no_entry_of_theirs(path: Path) -> None:
+    """A thread whose entry was neither written nor kept for the next one would be told that its decision stands."""
+    log = FileLog(path)
+    other = file_log._Line(file_log._line("+", encode(decision(1))))
+    log._waiting.append(other)  # of a thread that waits for its turn
+    log._mutex = InterruptedMutex()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        log.decide(decision(2))
+    assert log._waiting == [other]
+    assert log.decide(decision(3)) == decision(3)
+    assert FileLog(path).read().decisions.keys() == {b"shop/1", b"shop/3"}
 
 
 def test_processes_agree_on_each_decision(path: Path) -> None:

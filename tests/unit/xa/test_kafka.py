@@ -344,6 +344,28 @@ def test_thread_that_is_interrupted_while_it_commits_for_others_tells_them(
     assert clients.written == [[b"1"], [b"2"]], "each can be committed again"
 
 
+def test_thread_that_is_interrupted_while_it_commits_others_one_by_one_tells_all_of_them(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them has a record that Kafka refuses."""
+    resource, clients = here
+    xids = [prepared(resource, value) for value in (b"1", b"2", b"3")]
+    calls: list[object] = []
+
+    def transact(_make: object) -> None:
+        calls.append(None)
+        raise RecordRefused("its timestamp is wrong") if len(calls) == 1 else KeyboardInterrupt
+
+    monkeypatch.setattr(clients, "transact", transact)
+    raised = committed_together(resource, clients, *xids)
+    assert sorted(type(each).__name__ for each in raised) == ["KeyboardInterrupt", "ResourceFailed", "ResourceFailed"]
+    assert resource._branches._waiting == {}
+    monkeypatch.undo()
+    for xid in xids:
+        resource.commit(xid)
+    assert clients.written == [[b"1"], [b"2"], [b"3"]], "each can be committed again"
+
+
 class Unplaced(Here):
     """In the stead of a Kafka that has stored a message at an offset that it does not tell."""
 
