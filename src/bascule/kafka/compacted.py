@@ -28,8 +28,8 @@ _log = get_log("bascule.kafka.compacted")
 
 #: After this time an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
-#: What is given up is told so at once, Kafka or not.
-PURGE_TIMEOUT_S = 1.0
+#: What is given up is told so at once, Kafka or not; on a busy machine the client's threads may be late. Nobody takes a later report.
+PURGE_TIMEOUT_S = 30.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0
 #: What was done about that may have failed: Kafka was not there, or busy.

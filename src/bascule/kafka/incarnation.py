@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaException, Producer
@@ -129,7 +130,8 @@ class TransactionalClients:
     async def init(self, attempt: Attempt) -> KafkaProducer:
         """Make a client and initialise its transactions. Raises TransactionFault."""
         if self._spent is not None:
-            self._spent = None  # closing a client takes a while: the thread that makes the next one does it
+            spent, self._spent = [self._spent], None
+            in_background(partial(_end, spent), f"{self._name}-end")
             time.sleep(SETTLE_S)
         log = IdentityLog(self._log, debugging=self._debugging)
         try:
@@ -158,6 +160,12 @@ class TransactionalClients:
     async def explain(self, reason: str) -> Unavailable:
         """Return why no transaction can be started."""
         return no_transaction(self._kafka, reason)
+
+
+def _end(client: list[Producer]) -> None:
+    """Free a client, when whoever has used it has forgotten it. That takes a while; if it hangs, nobody waits for it."""
+    time.sleep(SETTLE_S)
+    client.clear()
 
 
 @contextmanager

@@ -156,6 +156,35 @@ def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pyte
     assert isinstance(error, TooLarge) is large
 
 
+class Slow(Producer):
+    """Reports what it was told to give up after two seconds: its threads have no turn on a busy machine."""
+
+    def __init__(self) -> None:
+        self.purged = False
+        self.report: Callable[[KafkaError, None], None] | None = None
+
+    def produce(self, *_record: object, on_delivery: Callable[[KafkaError, None], None], **_rest: object) -> None:
+        self.report = on_delivery
+
+    def purge(self) -> None:
+        self.purged = True
+
+    def flush(self, timeout_s: float) -> int:  # type: ignore[override]
+        if self.purged and timeout_s >= 2 and self.report is not None:
+            report, self.report = self.report, None
+            report(KafkaError(KafkaError._PURGE_QUEUE), None)
+        return int(self.report is not None)
+
+
+def test_close_leaves_no_append_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would wake who waits for it: the client is gone."""
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Slow())
+    appender = Appender({})
+    future = appender.append(Outgoing("topic", None, b"value"))
+    appender.close()
+    assert isinstance(future.exception(0), Unavailable)
+
+
 class Reporting(Producer):
     """Reports each record as stored, at what ``offset`` gives; ``failure`` leaves its poll."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
@@ -126,6 +127,45 @@ def test_threads_that_wait_for_a_transaction_to_be_possible_wait_for_one_try_tog
     told = told_together(door, kafka, waiting.reach)
     assert [str(each) for each in told] == ["no answer"] * THREADS
     assert kafka.tries == 1
+
+
+class HangsAtItsEnd:
+    """A client that does not end before the test does."""
+
+    def __init__(self) -> None:
+        self.ending, self.goes_on = threading.Event(), threading.Event()
+
+    def __del__(self) -> None:
+        self.ending.set()
+        assert self.goes_on.wait(30)
+
+    def purge(self) -> None: ...
+
+
+def test_client_that_hangs_at_its_end_keeps_no_transaction_waiting(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next incarnation was made by the thread that ended it, and all later transactions of the id waited for that."""
+    monkeypatch.setattr("bascule.kafka.incarnation.clients.producer", lambda *_, **__: Initialised())
+    effects = _SlotClients({}, "id", "table", cast("Any", reader))
+    hanging = HangsAtItsEnd()
+    ending, goes_on = hanging.ending, hanging.goes_on
+    effects.discard(KafkaProducer(cast("Any", hanging), IdentityLog(get_log("bascule.test"))))
+    del hanging
+    try:
+        made = in_background(lambda: run_blocking(effects.init(Attempt())), "init").result(10)
+        assert isinstance(made.client, Initialised)
+        assert ending.wait(10)
+    finally:
+        goes_on.set()
+
+
+class Initialised:
+    """A client in whose stead Kafka answers at once."""
+
+    def list_topics(self, *_: object, **__: object) -> None: ...
+
+    def init_transactions(self, _timeout_s: float) -> None: ...
+
+    def poll(self, _timeout_s: float) -> None: ...
 
 
 class Client:
