@@ -105,6 +105,7 @@ public final class Storm {
         int next;
 
         Client(String text, String name) throws JMSException {
+            super(name);
             this.name = name;
             String[] parts = text.split(":", 2), route = parts[1].split(">");
             role = ROLES.get(parts[0]);

@@ -18,7 +18,7 @@ from tests.support.history import Divert, Operation, read_history
 from tests.support.storm import Storm
 
 #: What is demanded of a system that is well: everything arrives within this time.
-ARRIVAL_S = 600.0
+ARRIVAL_S = 240.0
 OPEN_S = 120.0
 CLOSE_S = 10.0
 THE_END = "the-end"
@@ -39,6 +39,7 @@ class Load:
         self._application = Application(site.bootstrap, site.plan)
         self._threads: list[Guarded] = [*self._clients.values(), self._application]
         self._storm: Storm | None = None
+        self._standing: list[str] = []
         #: Where something still waited at the end, and what.
         self.left: dict[str, list[str]] = {}
         self.topics = {name: Topic(site.bootstrap, site.plan.topic(name)) for name in (*DIVERTS, *INGRESSES.values())}
@@ -83,7 +84,7 @@ class Load:
     @property
     def failures(self) -> list[str]:
         """What no client should ever see."""
-        return [*failures_of(self._threads), *(failures_in(self._storm.history_file) if self._storm else ())]
+        return [*failures_of(self._threads), *self._standing, *(failures_in(self._storm.history_file) if self._storm else ())]
 
     # -- the end -----------------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Load:
         ending.start()
         ended = self._await(lambda: not ending.is_alive(), which, "?")
         if not ended:
+            self._standing.append(f"{which} have not ended: {self._storm.standing()}\n{self._site.connections()}")
             self._storm.kill()
         return ended
 

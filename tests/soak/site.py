@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -211,6 +211,14 @@ class Site:
             if status["serving"]:
                 return {queue["name"]: queue["messages"] + queue["delivering"] + queue["delayed"] for queue in status["queues"]}
         return None
+
+    def connections(self) -> dict[str, Any]:
+        """The clients of each broker that answers."""
+        found: dict[str, Any] = {}
+        for name, system in self._brokers():
+            with suppress(OSError, http.client.HTTPException):
+                found[name] = system.ask("connections")
+        return found
 
     def metrics(self) -> Iterator[tuple[str, str]]:
         """The metrics of each broker that answers."""

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from bascule.core.errors import Unavailable
+from bascule.embedded.java import find_jdk
 from tests.support.history import Operation, read_history
 from tests.support.java import java_command
 
 END_TIMEOUT_S = 120.0
+#: Of a client that stands still, so many lines of its history tell how it came to that.
+LAST_LINES = 12
 
 
 class Storm:
@@ -19,6 +22,7 @@ class Storm:
 
     def __init__(self, url: str, directory: Path, *clients: str, name: str = "storm", **options: object) -> None:
         """Options as of Storm.java, ``quiet_s`` for --quiet-s. Returns when all clients are connected."""
+        self._name = name
         self.history_file = directory / f"{name}.history"
         arguments = ["--url", url, "--history", str(self.history_file), "--clients", " ".join(clients), "--name", name]
         for option, value in options.items():
@@ -64,6 +68,15 @@ class Storm:
         counts = self._read("end")
         self._process.wait(END_TIMEOUT_S)
         return counts
+
+    def standing(self) -> str:
+        """What each client that has not ended did last and does now, for a storm that does not end."""
+        jstack = [str(find_jdk().home / "bin" / "jstack"), str(self.pid)]
+        threads = subprocess.run(jstack, capture_output=True, text=True, timeout=END_TIMEOUT_S, check=False).stdout.split("\n\n")
+        stacks = {name: thread for thread in threads if (name := thread.partition('"')[2].partition('"')[0]).startswith(f"{self._name}-")}
+        lines = self.history_file.read_text().splitlines()
+        last = {name: [line for line in lines if f'"client":"{name}"' in line][-LAST_LINES:] for name in stacks}
+        return "\n\n".join("\n".join([*last[name], stack]) for name, stack in stacks.items())
 
     def history(self) -> list[Operation]:
         """What was done so far."""

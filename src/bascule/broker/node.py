@@ -252,9 +252,9 @@ class NodeProtocol:
         self.reason = str(error) if error is not None else "stopping"
         if error is not None:
             effects.note(Severity.ERROR, "end epoch", f"the epoch ends: {error}")
-        await effects.stop_intake()
         if NodeViolation.CLIENTS_KEPT_OPEN not in self._violations:
-            effects.close_clients(error)
+            effects.close_clients(error)  # first: Kafka's client may take long to stop, and they must not wait for it
+        await effects.stop_intake()
         if error is None:
             effects.flush()
             crash.point("handover.before")

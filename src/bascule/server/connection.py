@@ -227,7 +227,8 @@ class ClientConnection(asyncio.Protocol):
                 self.client.full = True  # its window is closed in the middle of large messages
             if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
-            if self.amqp.closed and not (self._handling or self._waiting is not None) and not self._transport.is_closing():
+            unheard = self._handling or (self._waiting is not None and not self.client.ended)
+            if self.amqp.closed and not unheard and not self._transport.is_closing():
                 self._transport.close()
                 # One that does not read would keep the socket, and with it what is yet to be written, for ever.
                 self._later(self.amqp.limits.close_timeout_s, self._transport.abort)

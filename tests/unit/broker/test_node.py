@@ -15,7 +15,7 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.journal.records import DamagedRecord
 
 SERVED = ["listen", "begin", "start", "serve", "ready"]
-LEFT = ["stop listening", "stop intake", "close clients"]
+LEFT = ["stop listening", "close clients", "stop intake"]
 CLOSED = ["close epoch", "stop listening"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from bascule.amqp import hot
 from bascule.amqp.codec import decode
 from bascule.amqp.composite import Composite
-from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import AttachConfirmed, Detached, Dispositioned, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import Accepted, Close, Detach, Disposition, End, Rejected, Source, Target
@@ -362,6 +362,22 @@ async def test_message_that_waits_is_dropped_with_its_connection() -> None:
     assert b"mber 1" not in served.newest
     assert len(client.connection.client.links) == 0
     assert served.contained == []
+
+
+@run_async
+async def test_connection_that_waits_for_its_next_turn_is_closed_where_the_epoch_ends_before_it() -> None:
+    served = Dropping()
+    client = Client(served)
+    send_two(client, client.producer("q"))
+    assert client.connection.behind
+    served.up = False
+    await asyncio.sleep(0)
+    assert client.connection.behind
+    client.connection.end(AmqpError(CONNECTION_FORCED, "another broker serves"))
+    for now_s in (0.0, served.amqp_limits.close_timeout_s):  # in which the client does not answer
+        client.connection.amqp.tick(now_s)
+    client.connection.send_output()
+    assert client.wire.closing
 
 
 @run_async
