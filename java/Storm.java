@@ -223,14 +223,20 @@ public final class Storm {
             return true;
         }
 
-        /** What a failed transaction still holds must not be committed with the next one. */
+        /**
+         * What a failed transaction still holds must not be committed with the next one. A rollback that fails is repeated: until one has
+         * worked, Qpid JMS hands the messages of the session's consumers out no more.
+         */
         void abandon() throws InterruptedException {
-            try {
-                session.rollback();
-            } catch (JMSException error) {
-                event("error", error);
+            for (boolean over = false; !over; Thread.sleep(PAUSE_MS)) {
+                try {
+                    session.rollback();
+                    over = true;
+                } catch (JMSException error) {
+                    event("error", error);
+                    over = consumer == null || error instanceof IllegalStateException;
+                }
             }
-            Thread.sleep(PAUSE_MS);
         }
 
         List<String> newIds(int count) {

@@ -210,3 +210,25 @@ def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_bac
         end(session, "rollback")
         assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
     assert system.depth(name) == 0
+
+
+def test_a_rollback_that_waits_for_a_client_that_stands_still_may_fail_and_succeeds_when_it_is_repeated(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    """When the limit of its requests ends such a rollback, the client hands out nothing more, until a later one has succeeded."""
+    connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
+    with LosesADeclare(system.port) as proxy:
+        connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")
+        session = connection.session("TRANSACTED")
+        consumer = session.consumer(queue)
+        assert len(consumer.receive_many(3)) == 3
+        proxy.armed = True
+        proxy.cut()
+        wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+        try:
+            session.rollback()
+        except JmsError as error:
+            assert "Timed out" in str(error)
+            session.rollback()
+        assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
+    assert system.depth(name) == 0

@@ -70,13 +70,18 @@ class Storm:
         return counts
 
     def standing(self) -> str:
-        """What each client that has not ended did last and does now, for a storm that does not end."""
+        """What each client that has not ended did last, and what it and the threads that connect anew do now."""
         jstack = [str(find_jdk().home / "bin" / "jstack"), str(self.pid)]
         threads = subprocess.run(jstack, capture_output=True, text=True, timeout=END_TIMEOUT_S, check=False).stdout.split("\n\n")
-        stacks = {name: thread for thread in threads if (name := thread.partition('"')[2].partition('"')[0]).startswith(f"{self._name}-")}
+        stacks = [(thread.partition('"')[2].partition('"')[0], thread) for thread in threads]
         lines = self.history_file.read_text().splitlines()
-        last = {name: [line for line in lines if f'"client":"{name}"' in line][-LAST_LINES:] for name in stacks}
-        return "\n\n".join("\n".join([*last[name], stack]) for name, stack in stacks.items())
+        said = []
+        for name, stack in stacks:
+            if name.startswith(f"{self._name}-"):
+                said += [*[line for line in lines if f'"client":"{name}"' in line][-LAST_LINES:], stack]
+            elif name.startswith("FailoverProvider"):
+                said.append(stack)
+        return "\n".join(said)
 
     def history(self) -> list[Operation]:
         """What was done so far."""
