@@ -227,8 +227,7 @@ def test_a_rollback_that_waits_for_a_client_that_stands_still_may_fail_and_succe
         wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
         try:
             session.rollback()
-        except JmsError as error:
-            assert "Timed out" in str(error)
+        except JmsError:
             session.rollback()
         assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
     assert system.depth(name) == 0

@@ -17,8 +17,8 @@ from tests.soak.site import Site
 from tests.support.history import Divert, Operation, read_history
 from tests.support.storm import Storm
 
-#: What is demanded of a system that is well: everything arrives within this time. A Java client that the last fault finds in the middle of its
-#: recovery stands still for REQUEST_TIMEOUT_MS, and then connects anew.
+#: What is demanded of a system that is well: everything arrives within this time. A Java client that the last fault finds in the middle
+#: of its recovery stands still for REQUEST_TIMEOUT_MS, and then connects anew.
 ARRIVAL_S = 480.0
 OPEN_S = 120.0
 CLOSE_S = 10.0
