@@ -41,6 +41,26 @@ class LosesADeclare(Proxy):
         return not lost
 
 
+class HoldsADeclare(LosesADeclare):
+    """Carries nothing more of what a client says from the moment when it begins a transaction, once; its answers come."""
+
+    def __init__(self, port: int) -> None:
+        self.holds = threading.Event()
+        self._over = threading.Event()
+        super().__init__(port)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        super().__exit__()
+
+    def _goes_on(self, data: bytes) -> bool:
+        goes_on = super()._goes_on(data)
+        if not goes_on:
+            self.holds.set()
+            self._over.wait()
+        return goes_on
+
+
 def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:
     """What an application that repeats failed transactions has processed, until it is so many messages and no more come."""
     done: list[str] = []
@@ -206,6 +226,27 @@ def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_bac
         proxy.armed = True
         proxy.cut()
         wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+        wait_restored(connection)
+        end(session, "rollback")
+        assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
+    assert system.depth(name) == 0
+
+
+def test_client_that_begins_anew_while_its_broker_goes_down_in_order_connects_again_at_once(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    """It needs no ``jms.requestTimeout`` for that: the broker ends the link of the Declare before it ends the connection."""
+    connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
+    with HoldsADeclare(system.port) as proxy:
+        connection = connect_to(failover(proxy.url))
+        session = connection.session("TRANSACTED")
+        consumer = session.consumer(queue)
+        assert len(consumer.receive_many(3)) == 3
+        proxy.armed = True
+        proxy.cut()
+        wait_for(proxy.holds.is_set, "the Declare of the recovered session")
+        system.broker.stop()
+        system.broker.start()
         wait_restored(connection)
         end(session, "rollback")
         assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]

@@ -346,6 +346,12 @@ class Client:
         contexts = (link.context for link in self.links.of(session))
         return not any(isinstance(each, CoordinatorLink) and each.in_first_transaction for each in contexts)
 
+    def close_coordinators(self, error: AmqpError) -> None:
+        """The connection ends with this error: see CoordinatorLink.close."""
+        for link in self.links:
+            if isinstance(link.context, CoordinatorLink):
+                link.context.close(error)
+
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""
         if self.history is not None and not self.ended:

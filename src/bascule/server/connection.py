@@ -283,6 +283,8 @@ class ClientConnection(asyncio.Protocol):
     def end(self, error: AmqpError | None) -> None:
         """End the connection, by ``close`` where that is possible."""
         try:
+            if error is not None:
+                self.client.close_coordinators(error)
             self.close(error)
         except Exception as failure:
             self._broken(failure)

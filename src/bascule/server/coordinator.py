@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from bascule.amqp.errors import AmqpError
 from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected
 from bascule.amqp.session import Session
@@ -44,6 +45,15 @@ class CoordinatorLink:
     def in_first_transaction(self) -> bool:
         """Whether an interruption may have fallen into the present transaction."""
         return self._first is not None
+
+    def close(self, error: AmqpError) -> None:
+        """The broker ends the connection with this error: end the link before, where its first declare may be on its way.
+
+        Qpid JMS (2.10, 1.16) that begins anew goes on waiting for the answer to that declare when the connection has ended, until
+        ``jms.requestTimeout``, and does not connect again before. It stops waiting when the link ends.
+        """
+        if self._first == b"":
+            self.link.detach(error)
 
     def declare(self, delivery_id: int) -> None:
         """Begin a transaction."""
