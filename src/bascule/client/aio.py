@@ -297,14 +297,14 @@ class AsyncContext:
 
         Raises TransactionRolledBack, TransactionInDoubt at its end; IllegalState within another.
         """
-        self._task.call(self._session.begin)
+        block = self._task.call(self._session.begin)
         try:
             yield
         except BaseException:
             with suppress(BasculeError):  # what went wrong in the block is what counts; the end of its link rolls back, too
-                await self._run(self._session.end(self._until(timeout_s), failed=True))
+                await self._run(self._session.end(block, self._until(timeout_s), failed=True))
             raise
-        await self._run(self._session.end(self._until(timeout_s), failed=False))
+        await self._run(self._session.end(block, self._until(timeout_s), failed=False))
 
     # --- inside ------------------------------------------------------------------------------------------------------------------
 

@@ -228,17 +228,17 @@ class Context:
 
         Raises TransactionRolledBack, TransactionInDoubt at its end; IllegalState within another.
         """
-        self._call(self._session.begin)
+        block = self._call(self._session.begin)
         try:
             try:
                 yield
             except BaseException:
                 with suppress(BasculeError):  # what went wrong in the block is what counts; the end of its link rolls back, too
-                    self._run(self._session.end(self._until(timeout_s), failed=True))
+                    self._run(self._session.end(block, self._until(timeout_s), failed=True))
                 raise
-            self._run(self._session.end(self._until(timeout_s), failed=False))
+            self._run(self._session.end(block, self._until(timeout_s), failed=False))
         finally:  # another thread may be within a call: then the end of the block was refused
-            self._thread.call(self._session.leave_block)
+            self._thread.call(lambda: self._session.leave_block(block))
 
     # --- inside ------------------------------------------------------------------------------------------------------------------
 

@@ -292,7 +292,7 @@ class ClientSession(Sends):
                 continue  # rejected: the broker keeps it among the dead letters
             except BasculeError as error:
                 if isinstance(error, TransactionRolledBack):
-                    if self.in_block:  # another task's: the end of the block tells that one, which must not commit its second half
+                    if self.block is not None:  # another task's: the end of the block tells that one, which must not commit its second half
                         yield Wait(lambda: self.transaction is not transaction or self.over, FOREVER)  # noqa: B023
                         continue
                     self._next_transaction()

@@ -50,7 +50,7 @@ class SessionLinks:
         self.begun = False
         self.started = True
         self.closing = False
-        self.in_block = False
+        self.block: object = None  # that a transaction is open for
         self.unanswered = 0
         self.error: BasculeError | None = None
         self.senders: dict[tuple[str, str], SenderState] = {}

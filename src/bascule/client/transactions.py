@@ -14,36 +14,41 @@ from bascule.client.session_links import Acknowledge, SessionLinks
 from bascule.core.errors import BasculeError
 
 
+class Block:
+    """One block of a transaction, as against those before and after it."""
+
+
 class Transactions(SessionLinks):
     """Begins transactions, commits them and rolls them back. One at a time."""
 
-    def begin(self) -> None:
+    def begin(self) -> Block:
         """A transaction for a block. Raises IllegalState within another."""
         self.check()
-        if self.in_block or (self.transaction is not None and self.transaction.id is not None):
+        if self.block is not None or (self.transaction is not None and self.transaction.id is not None):
             raise IllegalState("transactions do not nest: this context has one open; another context can have its own")
-        self.in_block = True
+        block = self.block = Block()
         if self.transaction is None:
             self.transaction = SessionTransaction()
+        return block
 
-    def end(self, until_s: float, *, failed: bool) -> Operation[None]:
+    def end(self, block: Block, until_s: float, *, failed: bool) -> Operation[None]:
         """The end of a block: commit, or roll back where it failed. Raises TransactionRolledBack, TransactionInDoubt."""
         try:
             if failed:
                 yield from self.rollback(until_s)
                 return
             try:
-                yield from self.commit(until_s)
+                yield from self.commit(until_s, ends_block=True)
             except TimedOut as error:
                 yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
                 raise TransactionRolledBack(f"{error}; rolled back", cause=error) from error
         finally:
-            self.leave_block()
+            self.leave_block(block)
 
-    def leave_block(self) -> None:
-        """The block is over; what has not been ended is rolled back."""
-        if self.in_block:
-            self.in_block = False
+    def leave_block(self, block: Block) -> None:
+        """A block is over; what has not been ended is rolled back. A block that another one has followed is over already."""
+        if self.block is block:
+            self.block = None
             self._abandon()
             self._next_transaction()
 
@@ -78,10 +83,13 @@ class Transactions(SessionLinks):
         transaction.check()
 
     def _next_transaction(self) -> None:
-        self.transaction = SessionTransaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
+        self.transaction = SessionTransaction() if self.block is not None or self.mode is Acknowledge.TRANSACTED else None
 
-    def commit(self, until_s: float) -> Operation[None]:
-        """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible."""
+    def commit(self, until_s: float, *, ends_block: bool = False) -> Operation[None]:
+        """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible.
+
+        After a commit that ``ends_block`` a call of another task is outside of the block: nobody would commit what it does.
+        """
         self.check()
         transaction = self._open_transaction()
         yield from self._taken(transaction, "commit", until_s)
@@ -95,6 +103,8 @@ class Transactions(SessionLinks):
             transaction.ending = False
             if transaction.lost:
                 self._next_transaction()
+        if ends_block:
+            self.block = None
         self._next_transaction()
         try:
             yield from self.core.until(lambda: control.done, "commit", until_s)
@@ -121,8 +131,13 @@ class Transactions(SessionLinks):
         return transaction.id
 
     def _taken(self, transaction: SessionTransaction, what: str, until_s: float) -> Operation[None]:
-        """Return when no task is within a send, and the broker has all messages. Raises TransactionRolledBack, TimedOut."""
+        """Return when no task is within a send, and the broker has all messages.
+
+        Raises TransactionRolledBack, TimedOut; IllegalState if another task ends the transaction meanwhile.
+        """
         yield from self.core.until(lambda: not (transaction.sending or transaction.unanswered) or transaction.lost, what, until_s)
+        if self._open_transaction() is not transaction:
+            raise _ended_by_another()
         if transaction.refused is not None and not transaction.lost:
             yield from self.rollback(until_s)
             refused = transaction.refused
@@ -162,10 +177,12 @@ class Transactions(SessionLinks):
     def _open_transaction(self) -> SessionTransaction:
         if self.transaction is None:
             raise IllegalState("no transaction: connect(..., acknowledge=Acknowledge.TRANSACTED), or context.transaction()")
+        if self.transaction.ending:
+            raise _ended_by_another()
         return self.transaction
 
     def _declare(self, transaction: SessionTransaction, until_s: float) -> Operation[None]:
-        """Make the transaction known to the broker, if it is not."""
+        """Make the transaction known to the broker, if it is not, and is not over meanwhile."""
         if transaction.declaring:  # by another task
             yield from self.core.until(lambda: not transaction.declaring, "begin a transaction", until_s)
         if transaction.id is not None:
@@ -173,12 +190,16 @@ class Transactions(SessionLinks):
             return
         transaction.declaring = True
         try:
-            while transaction.id is None:
+            while transaction.id is None and transaction is self.transaction:
                 coordinator = yield from self._coordinator(until_s)
                 control = yield from self._declared(coordinator, until_s)
                 if isinstance(control.outcome, Declared):
-                    if self.coordinator is coordinator:  # else it is gone, and with it what it has begun
+                    if self.coordinator is not coordinator:
+                        continue  # it is gone, and with it what it has begun
+                    if transaction is self.transaction:
                         transaction.declared(control.outcome.txn_id)
+                    else:
+                        coordinator.keep(control)
                 elif not control.lost:
                     raise Refused(f"no transaction: {_reason(control.outcome)}")
         finally:
@@ -223,6 +244,10 @@ class Transactions(SessionLinks):
         if transaction.id is None:
             raise IllegalState("the transaction was not declared to the broker, so it cannot be committed or rolled back")
         return coordinator.send(Discharge(transaction.id, fail))
+
+
+def _ended_by_another() -> IllegalState:
+    return IllegalState("another task ends this transaction: let one task do so, when the others have sent and received")
 
 
 def _withdrawn() -> TransactionRolledBack:

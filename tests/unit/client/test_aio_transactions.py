@@ -140,3 +140,112 @@ def test_block_that_ends_beside_a_call_of_another_thread_is_rolled_back_and_leav
     assert "slow" not in slow.said
     assert slow.said.index("next") < slow.said.index("commit")
     assert slow.said.count("commit") == 1
+
+
+class Late:
+    """A server that answers declares or discharges, whichever ``event`` says, when a message for ``go`` comes."""
+
+    def __init__(self, event: type[Any]) -> None:
+        self.said: list[str] = []
+        self._event, self._late, self._gone_on = event, list[Any](), False
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case Transferred() if event.link.target.address == "go":
+                self._gone_on = True
+                for late in self._late:
+                    obliging(connection, late)
+            case Transferred():
+                within = "" if event.txn_id is None else " in a transaction"
+                self.said.append(f"{decode_message(event.payload).body}{within}")
+            case DeclareReceived():
+                self.said.append("declare")
+            case Discharged():
+                self.said.append("rollback" if event.fail else "commit")
+        if isinstance(event, self._event) and not self._gone_on:
+            self._late.append(event)
+        else:
+            obliging(connection, event)
+
+
+async def until_said(late: Late, what: str, other: AsyncContext) -> None:
+    while what not in late.said:
+        await asyncio.sleep(0)
+        await other.send(Queue("asked"), "?")
+
+
+@run_async
+async def test_send_beside_the_commit_of_a_block_that_is_not_answered_yet_is_not_lost() -> None:
+    """It was sent in one more transaction of the block, which the end of the block gave up."""
+    late = Late(Discharged)
+    with server(late) as url:
+        async with connect_async(url, timeout_s=WAIT_S) as context, await context.create_context() as other:
+
+            async def block() -> None:
+                async with context.transaction():
+                    await context.send(QUICK, "quick")
+
+            committing = asyncio.create_task(block())
+            await until_said(late, "commit", other)
+            await context.send(QUICK, "late")
+            await other.send(GO, "go")
+            await committing
+    assert [each for each in late.said if each != "?"] == ["declare", "quick in a transaction", "commit", "late"]
+
+
+@run_async
+async def test_block_that_begins_beside_the_commit_of_another_one_outlives_that() -> None:
+    late = Late(Discharged)
+    with server(late) as url:
+        async with connect_async(url, timeout_s=WAIT_S) as context, await context.create_context() as other:
+
+            async def block() -> None:
+                async with context.transaction():
+                    await context.send(QUICK, "quick")
+
+            committing = asyncio.create_task(block())
+            await until_said(late, "commit", other)
+            async with context.transaction():
+                await context.send(QUICK, "first")
+                await other.send(GO, "go")
+                await committing
+                await context.send(QUICK, "second")
+    assert late.said[-3:] == ["first in a transaction", "second in a transaction", "commit"]
+
+
+@run_async
+async def test_transaction_that_is_declared_when_it_is_over_is_left_to_the_next_one() -> None:
+    """Nobody would end it at the broker."""
+    late = Late(DeclareReceived)
+    with server(late) as url:
+        async with (
+            connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=WAIT_S) as context,
+            await context.create_context(Acknowledge.AUTO) as other,
+        ):
+            sending = asyncio.create_task(context.send(QUICK, "undone"))
+            await until_said(late, "declare", other)
+            await context.rollback()
+            await other.send(GO, "go")
+            with pytest.raises(TransactionRolledBack, match="before it was sent"):
+                await sending
+            await context.send(QUICK, "next")
+            await context.commit()
+    assert [each for each in late.said if each != "?"] == ["declare", "next in a transaction", "commit"]
+
+
+@run_async
+async def test_transaction_that_two_tasks_end_is_ended_once() -> None:
+    """The second one was told that the broker had rolled back what the first one had committed."""
+    late = Late(Discharged)
+    with server(late) as url:
+        async with (
+            connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=WAIT_S) as context,
+            await context.create_context(Acknowledge.AUTO) as other,
+        ):
+            await context.send(QUICK, "quick")
+            tasks = [asyncio.create_task(context.commit()), asyncio.create_task(context.commit())]
+            await until_said(late, "commit", other)
+            await other.send(GO, "go")
+            told = await asyncio.gather(*tasks, return_exceptions=True)
+    assert late.said.count("commit") == 1
+    assert sorted(type(each) for each in told if each is not None) == [IllegalState]
