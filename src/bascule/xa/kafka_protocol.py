@@ -323,21 +323,38 @@ class KafkaBranches:
         mine = _Ending(xid, outcome, one_phase, weight, messages or ())
         if outcome is Outcome.COMMIT and messages is None and record is not None:
             await self._read_back(mine, record)
-        with self._lock:
-            self._waiting.setdefault(slot, []).append(mine)
-        async with self._calls.turn(slot):
-            while not mine.done:
-                batch = self._next_batch(slot)
-                try:
-                    await self._end(slot, batch)
-                finally:  # this thread may be interrupted; those who wait for it in others are told
-                    for each in batch:
-                        each.error = each.error or (None if each.done else ResourceFailed(f"{self.name}: interrupted"))
-                        each.done = True
+        await self._wait(slot, mine)
         if mine.error is not None:
             if isinstance(mine.error, UnknownXid | BranchRolledBack | BranchHeuristic):
                 self._gone(xid)
             raise mine.error
+
+    async def _wait(self, slot: str, mine: _Ending) -> None:
+        """Return when a branch was ended, or could not be: by this thread together with those of others, or by another thread."""
+        try:
+            with self._lock:
+                self._waiting.setdefault(slot, []).append(mine)
+            async with self._calls.turn(slot):
+                while not mine.done:
+                    batch: list[_Ending] = []
+                    try:
+                        self._next_batch(slot, batch)
+                        await self._end(slot, batch)
+                    except BaseException:  # this thread is interrupted; those who wait for it in others are told
+                        self._take_away(slot, batch)
+                        for each in batch:
+                            each.error = each.error or (None if each.done else ResourceFailed(f"{self.name}: interrupted"))
+                            each.done = True
+                        raise
+        except BaseException:  # to commit it again would copy its messages twice if it still waited
+            self._take_away(slot, [mine])
+            raise
+
+    def _take_away(self, slot: str, endings: Sequence[_Ending]) -> None:
+        """These wait no more."""
+        with self._lock:
+            if rest := [each for each in self._waiting.pop(slot, ()) if each not in endings]:
+                self._waiting[slot] = rest
 
     async def _found(self, xid: Xid, outcome: Outcome) -> PreparedBranch:
         """Return the log's record of a branch of another process: it says by which transactional id the branch is to be ended."""
@@ -361,14 +378,16 @@ class KafkaBranches:
                 f"{self.name}: of {record.count} messages of {mine.xid} only {found} are in {self._topics.side}"
             )
 
-    def _next_batch(self, slot: str) -> list[_Ending]:
-        """Return of the branches that wait, in their order, as many as one transaction is to take; one at least."""
+    def _next_batch(self, slot: str, batch: list[_Ending]) -> None:
+        """Move to ``batch``, of the branches that wait, in their order, as many as one transaction is to take; one at least."""
         with self._lock:
-            waiting = self._waiting.pop(slot)
+            waiting = self._waiting[slot]
             count = max(1, sum(total <= 1.0 for total in itertools.accumulate(each.weight for each in waiting)))
+            batch += waiting[:count]  # an interrupt loses none of them: whoever has ``batch`` tells them
             if rest := waiting[count:]:
                 self._waiting[slot] = rest
-        return waiting[:count]
+            else:
+                del self._waiting[slot]
 
     async def _end(self, slot: str, batch: Sequence[_Ending]) -> None:
         try:

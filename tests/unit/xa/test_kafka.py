@@ -22,8 +22,9 @@ from bascule.xa import kafka as module
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceError, ResourceFailed, TransactionError
 from bascule.xa.kafka import AsyncKafkaBranch, KafkaBranch, KafkaResource
-from bascule.xa.kafka_protocol import BranchLimits
+from bascule.xa.kafka_protocol import BranchLimits, _Ending
 from bascule.xa.kafka_records import STARTED
+from bascule.xa.log import Outcome
 from bascule.xa.resource import Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
@@ -364,6 +365,70 @@ def test_thread_that_is_interrupted_while_it_commits_others_one_by_one_tells_all
     for xid in xids:
         resource.commit(xid)
     assert clients.written == [[b"1"], [b"2"], [b"3"]], "each can be committed again"
+
+
+class InterruptingTurn:
+    """The thread that waits for it first is interrupted meanwhile."""
+
+    def __init__(self) -> None:
+        self._interrupted, self._lock = False, Lock()
+
+    def acquire(self) -> None:
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_branch_whose_thread_is_interrupted_while_it_waits_is_not_committed_twice(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on to wait, and was in one transaction with itself when it was to be committed again: its messages were there twice."""
+    resource, clients = here
+    xid, turn = prepared(resource, b"1"), InterruptingTurn()
+    monkeypatch.setattr(clients, "turn", lambda _slot: turn)
+    with pytest.raises(KeyboardInterrupt):
+        resource.commit(xid)
+    assert resource._branches._waiting == {}
+    resource.commit(xid)
+    assert clients.written == [[b"1"]]
+
+
+class InterruptedMutex:
+    """A signal comes when the mutex was released for the second time: the branches to end were just taken."""
+
+    def __init__(self) -> None:
+        self._released = 0
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._released += 1
+        if self._released == 2:
+            raise KeyboardInterrupt
+
+
+def test_thread_that_is_interrupted_when_it_has_taken_the_branches_of_others_tells_them(here: tuple[KafkaResource, Here]) -> None:
+    resource, clients = here
+    branches = resource._branches
+    mine, others = prepared(resource, b"1"), prepared(resource, b"2")
+    other = _Ending(others, Outcome.COMMIT, one_phase=False, weight=0.25, messages=())
+    branches._waiting[branches.slots[0]] = [other]
+    branches._lock = InterruptedMutex()
+    with pytest.raises(KeyboardInterrupt):
+        resource.commit(mine)
+    assert other.done
+    assert isinstance(other.error, ResourceFailed)
+    assert branches._waiting == {}
+    for xid in (mine, others):
+        resource.commit(xid)
+    assert clients.written == [[b"1"], [b"2"]]
 
 
 class Unplaced(Here):
