@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
-from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid
+from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid, psycopg_loop
 from bascule.xa.database import DatabaseResource, DbapiResource
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.postgres import PostgresResource
@@ -368,6 +369,51 @@ def test_transaction_that_ends_while_another_thread_is_within_a_statement_is_rol
         with manager.begin() as following:
             insert(following.enlist(resource), table, "next")
     assert items(postgres, table) == ["next"]
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
+def test_transaction_that_ends_within_a_stream_of_rows_of_its_own_thread_is_rolled_back(
+    postgres: EmbeddedPostgres, table: str, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """The stream has the lock of the connection up to its end: the rollback waited for that, without end."""
+    monkeypatch.setattr(psycopg_loop, "CANCEL_WITHIN_S", 0.5)
+    resource, other = PostgresResource("db", postgres.conninfo), ModelResource("other")
+
+    def work() -> None:
+        transaction = manager.begin()
+        handle = transaction.enlist(resource)
+        if not alone:
+            transaction.enlist(other).append("work")
+        insert(handle, table, "undone")
+        rows = handle.cursor().stream("SELECT generate_series(1, 1000000)")
+        next(rows)
+        with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+            transaction.commit()
+        with pytest.raises(psycopg.Error):
+            list(rows)
+
+    with closing(resource), TransactionManager("shop", ModelLog(), [resource, other]) as manager:
+        in_background(work, "works").result(TIMEOUT_S)
+        assert other.durable.committed == []
+        with manager.begin() as following:
+            insert(following.enlist(resource), table, "next")
+    assert items(postgres, table) == ["next"]
+
+
+def test_call_that_comes_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPostgres, table: str) -> None:
+    """It would go on in the branch, or behind its rollback on a session that is given back."""
+    with closing(PostgresResource("db", postgres.conninfo)) as resource:
+        xid = new_xid()
+        handle = resource.start(xid, timeout_s=TIMEOUT_S)
+        working = in_background(lambda: handle.execute("SELECT pg_sleep(30)"), "works")
+        wait_for(handle.lock.locked, "the statement to be at work")
+        with pytest.raises(BranchRolledBack, match="a call of the application is still within"):
+            resource.end(xid, success=True)
+        assert isinstance(working.exception(TIMEOUT_S), psycopg.errors.QueryCanceled)
+        with pytest.raises(psycopg.OperationalError, match="the connection is closed"):
+            insert(handle, table, "late")
+        resource.rollback(xid)
+    assert items(postgres, table) == []
 
 
 def _sleeping(connection: psycopg.Connection[Any]) -> bool:

@@ -173,6 +173,7 @@ class DatabaseResource(Generic[HandleT]):
         with self._lock:
             left = self._work.get(xid)
         if left is not None and left.interrupt() and success:
+            left.cut_off()  # a call that comes later would go on in the branch, or behind its rollback
             self._branches.move(xid, BranchState.FAILED)
             raise beside_a_call(xid)
         if success:
@@ -231,6 +232,8 @@ class DatabaseResource(Generic[HandleT]):
             return
         try:
             with self._working(xid) as work:
+                if work.interrupt():  # as in ``end``, and it went on: the rollback would wait for it
+                    raise ResourceFailed(f"{self.name}: a call of the application is still within branch {xid}")
                 work.rollback()
         except UnknownXid as error:
             self._missing(xid, Outcome.ROLLBACK, error)

@@ -6,19 +6,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.database import HandleT, Work, close_quietly, connection_of, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
-from bascule.xa.errors import OutOfOrder, ResourceFailed, UnknownXid
+from bascule.xa.errors import OutOfOrder, UnknownXid
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority
 from bascule.xa.xid import Xid
 
 #: How long the end of a transaction waits for a call of the application that is still within it, and that is rolled back.
 INTERRUPT_WITHIN_S: Final = 3.0
+#: After the last row.
+_END: Final = object()
 
 
 class LocalCalls:
@@ -87,12 +89,30 @@ class LocalCursor:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._raw, name, value)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._calls.call():
+            rows = iter(self._raw)  # some drivers have cursors that are no iterators
+        while True:
+            with self._calls.call():
+                row = next(rows, _END)
+            if row is _END:
+                return
+            yield row
 
     def __next__(self) -> Any:
         with self._calls.call():
             return next(self._raw)
+
+    def close(self) -> None:
+        """Close it. When the branch is over, its end has done so, or will."""
+        with suppress(OutOfOrder), self._calls.call():
+            self._raw.close()
 
 
 class LocalConnection:
@@ -137,8 +157,11 @@ class LocalConnection:
 
 
 def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:
-    """An attribute of a driver's object. A method is called as a call in the branch; the cursor that it returns is a LocalCursor."""
-    if not callable(found):
+    """An attribute of a driver's object. A method is called as a call in the branch; the cursor that it returns is a LocalCursor.
+
+    A class is what it is: a driver's connection may have its errors.
+    """
+    if not callable(found) or isinstance(found, type):
         return found
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -179,9 +202,7 @@ class LocalWork:
         self.raw.commit()
 
     def rollback(self) -> None:
-        """See Work. Raises ResourceFailed if the call of another thread does not end."""
-        if self.lent.interrupt() and not self.lent.cut_off():
-            raise ResourceFailed("a thread of the application is still within a call of the connection")
+        """See Work."""
         self.raw.rollback()
 
     def close(self, *, reusable: bool) -> None:

@@ -317,6 +317,87 @@ def test_cursor_of_a_handle_is_used_as_the_drivers(tmp_path: Path) -> None:
     assert sqlite.rows() == ["a", "b", "c"]
 
 
+class Buffered:
+    """A cursor that is iterable and no iterator, and a context manager: as that of mysqlclient."""
+
+    def __init__(self, raw: sqlite3.Cursor) -> None:
+        self._raw = raw
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def __enter__(self) -> Buffered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._raw.fetchall())
+
+    def close(self) -> None:
+        self.closed = True
+        self._raw.close()
+
+
+class OfAnotherDriver:
+    """A connection whose cursors are Buffered, and that has the errors of its driver."""
+
+    IntegrityError = sqlite3.IntegrityError
+
+    def __init__(self, path: Path) -> None:
+        self._raw = sqlite3.connect(path, check_same_thread=False)
+        self.cursors: list[Buffered] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def cursor(self) -> Buffered:
+        self.cursors.append(Buffered(self._raw.cursor()))
+        return self.cursors[-1]
+
+
+def test_handle_is_used_as_the_connection_of_a_driver_with_cursors_of_another_kind(tmp_path: Path) -> None:
+    sqlite = Sqlite(tmp_path / "shop.sqlite")
+    opened: list[OfAnotherDriver] = []
+
+    def connect() -> OfAnotherDriver:
+        opened.append(OfAnotherDriver(sqlite.path))
+        return opened[-1]
+
+    resource = LocalDatabaseResource("other-driver", connect)
+    with shop(resource) as manager, manager.begin() as transaction:
+        handle = transaction.enlist(resource)
+        with handle.cursor() as cursor:
+            cursor.execute("CREATE UNIQUE INDEX once ON payments (item)")
+            cursor.executemany("INSERT INTO payments VALUES (?)", [("a",), ("b",)])
+            cursor.execute("SELECT item FROM payments ORDER BY item")
+            assert [item for (item,) in cursor] == ["a", "b"]
+            try:
+                cursor.execute("INSERT INTO payments VALUES ('a')")
+            except handle.IntegrityError:
+                cursor.execute("INSERT INTO payments VALUES ('c')")
+        assert opened[-1].cursors[0].closed
+    assert sqlite.rows() == ["a", "b", "c"]
+
+
+def test_error_of_a_statement_is_not_hidden_by_the_close_of_its_cursor_behind_the_branch(tmp_path: Path) -> None:
+    sqlite, xid = Sqlite(tmp_path / "shop.sqlite"), branch(new_gtrid("shop", 0), "database")
+    handle = sqlite.resource.start(xid, timeout_s=WAIT_S)
+
+    def work() -> None:
+        with handle.cursor() as cursor:
+            try:
+                cursor.execute("SELECT * FROM nowhere")
+            finally:
+                sqlite.resource.end(xid, success=False)
+                sqlite.resource.rollback(xid)
+
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        work()
+
+
 def test_transaction_does_not_commit_while_a_thread_is_within_a_statement_of_django(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
