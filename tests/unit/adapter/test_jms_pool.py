@@ -6,11 +6,13 @@ import math
 import multiprocessing
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
 import pytest
 
 from bascule.adapter.outbound import JmsConnectionFactory, KafkaConnectionFactory, PoolClosed, PoolExhausted, Registry
-from bascule.client import ConnectionLost, IllegalState, Message, Queue, Refused
+from bascule.adapter.outbound.contexts import PooledContext
+from bascule.client import ConnectionLost, Context, IllegalState, Message, Queue, Refused
 from bascule.core.errors import InvalidInput
 from bascule.threads.background import in_background
 from bascule.xa import TransactionRolledBack
@@ -130,6 +132,24 @@ def test_session_whose_context_another_thread_is_within_is_not_given_to_others(s
         assert following._session is not context._session  # type: ignore[attr-defined]
         following.send(ORDERS, "one")
     assert shop.waiting(ORDERS) == ["one"]
+
+
+def test_session_of_a_context_that_two_threads_close_is_given_back_once(shop: JmsShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread gave back the session of whoever had taken it meanwhile."""
+    context = cast("PooledContext", shop.factory.connect())
+    end = context._end
+    taken: list[Context] = []
+
+    def end_late(why: str) -> bool:
+        monkeypatch.setattr(context, "_end", end)
+        in_background(context.close, "test-close").result(SOON_S)
+        taken.append(shop.factory.connect())
+        return end(why)
+
+    monkeypatch.setattr(context, "_end", end_late)
+    context.close()
+    with taken[0], shop.factory.connect() as following:
+        assert following._session is not taken[0]._session
 
 
 def test_child_of_a_fork_has_connections_of_its_own(broker: Broker) -> None:

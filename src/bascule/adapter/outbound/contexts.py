@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -50,12 +51,13 @@ class PooledContext(ManagedContext):
         self._pool = pool
         self._elsewhere = elsewhere
         self._made: list[ConsumerState] = []
+        self._closing = threading.Lock()  # never released
         self._temporary = TemporaryDestinations(self._thread)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for what was sent, close what the context has made, and give its session back. A second time it does nothing."""
-        if self._over:
-            return
+        if not self._closing.acquire(blocking=False):
+            return  # one thread gives it back, also if another one closes the context at the same time
         sound = False
         try:
             if self._end(CLOSED):  # else another thread is within a call, and the session goes with the context
