@@ -282,7 +282,7 @@ def test_a_listener_leaves_a_lost_transaction_to_the_block_of_another_task() -> 
     wait = next(consuming)
     wired.serve()
     consumer = finish(consuming, wait)
-    session.begin()
+    block = session.begin()
     sending = session.send(Queue("other"), "half", SendOptions(), 5.0)
     wait = next(sending)
     while not session.transaction.state.txn_id:
@@ -298,5 +298,5 @@ def test_a_listener_leaves_a_lost_transaction_to_the_block_of_another_task() -> 
     wait = listening.send(True)
     assert not wait.condition()
     with pytest.raises(TransactionRolledBack):
-        list(session.end(5.0, failed=False))
+        list(session.end(block, 5.0, failed=False))
     assert wait.condition()
