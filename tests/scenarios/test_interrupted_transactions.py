@@ -45,7 +45,6 @@ class HoldsADeclare(LosesADeclare):
     """Carries nothing more of what a client says from the moment when it begins a transaction, once; its answers come."""
 
     def __init__(self, port: int) -> None:
-        self.holds = threading.Event()
         self._over = threading.Event()
         super().__init__(port)
 
@@ -56,7 +55,6 @@ class HoldsADeclare(LosesADeclare):
     def _goes_on(self, data: bytes) -> bool:
         goes_on = super()._goes_on(data)
         if not goes_on:
-            self.holds.set()
             self._over.wait()
         return goes_on
 
@@ -78,6 +76,17 @@ def end(session: Session, how: str) -> None:
     else:
         with pytest.raises(JmsError, match="rolled back"):
             session.commit()
+
+
+def stopped_in_its_recovery(connection: Connection, queue: str, proxy: LosesADeclare) -> tuple[Session, Consumer]:
+    """A session whose connection breaks when it has received three messages, and whose first Declare after that the proxy has stopped."""
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    assert len(consumer.receive_many(3)) == 3
+    proxy.armed = True
+    proxy.cut()
+    wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+    return session, consumer
 
 
 def wait_restored(connection: Connection) -> None:
@@ -220,12 +229,7 @@ def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_bac
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with LosesADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")
-        session = connection.session("TRANSACTED")
-        consumer = session.consumer(queue)
-        assert len(consumer.receive_many(3)) == 3
-        proxy.armed = True
-        proxy.cut()
-        wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+        session, consumer = stopped_in_its_recovery(connection, queue, proxy)
         wait_restored(connection)
         end(session, "rollback")
         assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
@@ -239,12 +243,7 @@ def test_client_that_begins_anew_while_its_broker_goes_down_in_order_connects_ag
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with HoldsADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url))
-        session = connection.session("TRANSACTED")
-        consumer = session.consumer(queue)
-        assert len(consumer.receive_many(3)) == 3
-        proxy.armed = True
-        proxy.cut()
-        wait_for(proxy.holds.is_set, "the Declare of the recovered session")
+        session, consumer = stopped_in_its_recovery(connection, queue, proxy)
         system.broker.stop()
         system.broker.start()
         wait_restored(connection)
@@ -260,12 +259,7 @@ def test_a_rollback_that_waits_for_a_client_that_stands_still_may_fail_and_succe
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with LosesADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")
-        session = connection.session("TRANSACTED")
-        consumer = session.consumer(queue)
-        assert len(consumer.receive_many(3)) == 3
-        proxy.armed = True
-        proxy.cut()
-        wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+        session, consumer = stopped_in_its_recovery(connection, queue, proxy)
         try:
             session.rollback()
         except JmsError:

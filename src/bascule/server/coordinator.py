@@ -47,10 +47,10 @@ class CoordinatorLink:
         return self._first is not None
 
     def close(self, error: AmqpError) -> None:
-        """The broker ends the connection with this error: end the link before, where its first declare may be on its way.
+        """Detach the link with this error, before the broker closes the connection, if its first declare may be on its way.
 
-        Qpid JMS (2.10, 1.16) that begins anew goes on waiting for the answer to that declare when the connection has ended, until
-        ``jms.requestTimeout``, and does not connect again before. It stops waiting when the link ends.
+        Qpid JMS (2.10, 1.16) that recovers from a break waits for the answer to that declare also after the connection has ended, until
+        ``jms.requestTimeout``, and does not connect again before. A detach ends the wait.
         """
         if self._first == b"":
             self.link.detach(error)

@@ -168,6 +168,11 @@ class Late:
             obliging(connection, event)
 
 
+async def send_in_a_block(context: AsyncContext) -> None:
+    async with context.transaction():
+        await context.send(QUICK, "quick")
+
+
 async def until_said(late: Late, what: str, other: AsyncContext) -> None:
     while what not in late.said:
         await asyncio.sleep(0)
@@ -180,12 +185,7 @@ async def test_send_beside_the_commit_of_a_block_that_is_not_answered_yet_is_not
     late = Late(Discharged)
     with server(late) as url:
         async with connect_async(url, timeout_s=WAIT_S) as context, await context.create_context() as other:
-
-            async def block() -> None:
-                async with context.transaction():
-                    await context.send(QUICK, "quick")
-
-            committing = asyncio.create_task(block())
+            committing = asyncio.create_task(send_in_a_block(context))
             await until_said(late, "commit", other)
             await context.send(QUICK, "late")
             await other.send(GO, "go")
@@ -198,12 +198,7 @@ async def test_block_that_begins_beside_the_commit_of_another_one_outlives_that(
     late = Late(Discharged)
     with server(late) as url:
         async with connect_async(url, timeout_s=WAIT_S) as context, await context.create_context() as other:
-
-            async def block() -> None:
-                async with context.transaction():
-                    await context.send(QUICK, "quick")
-
-            committing = asyncio.create_task(block())
+            committing = asyncio.create_task(send_in_a_block(context))
             await until_said(late, "commit", other)
             async with context.transaction():
                 await context.send(QUICK, "first")
