@@ -12,6 +12,7 @@ from typing import Final
 
 from bascule.broker.message import BrokerMessage
 
+#: Messages of one block. One into which older messages come has up to twice as many.
 BLOCK_MESSAGES: Final = 512
 
 
@@ -32,7 +33,10 @@ class HeldCopy:
 
 
 class Held:
-    """Messages by mid, ascending from block to block."""
+    """Messages by mid, ascending from block to block.
+
+    Messages that arrive have ascending mids, those of a load do not: it begins with what prepared branches have received.
+    """
 
     __slots__ = ("_blocks", "_firsts", "_tail", "copy", "newest")
 
@@ -45,17 +49,28 @@ class Held:
 
     def add(self, message: BrokerMessage) -> None:
         """The queue holds a message from now on."""
-        mid, tail = message.mid, self._tail
-        if mid > self.newest:
-            self.newest = mid
-        if mid < self._firsts[-1]:
-            self._block(mid)[mid] = message
+        mid = message.mid
+        if mid <= self.newest:
+            self._insert(mid, message)
             return
+        self.newest, tail = mid, self._tail
         if len(tail) >= BLOCK_MESSAGES:
             tail = self._tail = {}
             self._blocks.append(tail)
             self._firsts.append(mid)
         tail[mid] = message
+
+    def _insert(self, mid: int, message: BrokerMessage) -> None:
+        """Add a message to the block in which its mid lies, and divide a block that is too long by that."""
+        index = bisect_right(self._firsts, mid) - 1
+        block = self._blocks[index]
+        block[mid] = message
+        if len(block) <= 2 * BLOCK_MESSAGES:
+            return
+        upper = sorted(block)[len(block) // 2 :]
+        self._blocks.insert(index + 1, {each: block.pop(each) for each in upper})
+        self._firsts.insert(index + 1, upper[0])
+        self._tail = self._blocks[-1]
 
     def _block(self, mid: int) -> dict[int, BrokerMessage]:
         return self._blocks[bisect_right(self._firsts, mid) - 1]

@@ -1,0 +1,99 @@
+"""The messages that a queue holds, in any order of their arrival: a load gives a queue first what prepared branches have received."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bascule.broker import branches
+from bascule.broker import held as held_module
+from bascule.broker.held import BLOCK_MESSAGES, Held
+from bascule.broker.message import BrokerMessage
+from bascule.journal.branches import Ending
+from tests.unit.broker.branch_work import XID
+from tests.unit.broker.conftest import Bench
+
+MANY = BLOCK_MESSAGES + 100
+NEWEST = MANY - 1
+
+
+def message(mid: int) -> BrokerMessage:
+    made = BrokerMessage(b"")
+    made.mid = mid
+    return made
+
+
+def walked(held: Held) -> list[int]:
+    """What a walk meets, from one piece to the next."""
+    mids: list[int] = []
+    while found := held.after(mids[-1] if mids else -1):
+        mids += [each.mid for each in found]
+    return mids
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_walk_and_search_find_each_message_whatever_comes_and_goes(mids: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_module, "BLOCK_MESSAGES", 2)
+        held = Held()
+        there: dict[int, BrokerMessage] = {}
+        for mid in mids:
+            if mid in there:
+                held.remove(mid)
+                del there[mid]
+            else:
+                there[mid] = message(mid)
+                held.add(there[mid])
+            assert walked(held) == sorted(there)
+            assert {each: held.get(each) for each in range(31) if held.get(each)} == there
+            assert len(held) == len(there)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_walk_in_short_pieces_below_a_message_that_came_first(step: int) -> None:
+    held, last = Held(), 10 * BLOCK_MESSAGES
+    held.add(message(last))
+    for mid in range(last)[::step]:
+        held.add(message(mid))
+    assert walked(held) == list(range(last + 1))
+    place, longest = -1, 0
+    while found := held.after(place):
+        place, longest = found[-1].mid, max(longest, len(found))
+    assert longest <= 2 * BLOCK_MESSAGES
+
+
+def received_by_a_branch(bench: Bench) -> None:
+    """A branch has received the newest message of a deep queue, and the broker has been killed since."""
+    bench.fill(*range(MANY))
+    consumer = bench.consumer(credit=MANY)
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[NEWEST])
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    bench.crash()
+
+
+def start_from_a_snapshot(bench: Bench) -> None:
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+
+
+def test_snapshot_has_all_messages_beside_those_of_a_branch_that_a_load_has_brought(bench: Bench) -> None:
+    received_by_a_branch(bench)
+    start_from_a_snapshot(bench)
+    assert bench.waiting(bench.queue()) == list(range(NEWEST))
+    branches.end(bench.engine, XID, Ending.ROLLED_BACK, lambda: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == list(range(MANY))
+
+
+def test_what_a_branch_has_received_stays_gone_once_the_branch_is_committed(bench: Bench) -> None:
+    received_by_a_branch(bench)
+    branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
+    consumer = bench.consumer(credit=MANY)
+    bench.acknowledge(consumer)
+    bench.broker.settle()
+    start_from_a_snapshot(bench)
+    assert bench.waiting(bench.queue()) == []
