@@ -219,7 +219,10 @@ class Run(Model):
                 copy.gone = self.record() if copy.durable else 0
             case "reject" if client.line.name != DEAD_LETTERS:
                 engine.reject(client.consumer, message)
-                self.dead_letter(copy, self.record())
+                if self.expired(copy):
+                    copy.holder = None  # it goes where expired ones go: see find_expired
+                else:
+                    self.dead_letter(copy, self.record())
             case _:
                 engine.give_back(client.consumer, message, failed=how == "fail")
                 self.give_back(client.line, [copy], failed=how == "fail")
