@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bascule.broker import branches
+from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import RequestFailed, UnknownBranch
@@ -55,7 +56,7 @@ class Answer(NamedTuple):
 Say = Callable[[Answer], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BranchRequest:
     """A request of a connection, whose local transactions are ``transactions``. ``name`` is the one that the request names, if any.
 
@@ -68,6 +69,7 @@ class BranchRequest:
     transactions: MutableMapping[bytes, LocalTransaction]
     name: bytes | None = None
     since: int | None = None
+    plan: CommitPlan | None = None  # of the commit of a prepared branch
 
     def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
         """Take the named transaction from its connection; None if the connection does not have it."""
@@ -76,6 +78,34 @@ class BranchRequest:
         if RequestViolation.TRANSACTION_STAYS in violations:
             return copy(self.transactions.get(self.name))
         return self.transactions.pop(self.name, None)
+
+
+def plan(engine: Engine, request: BranchRequest) -> bool:
+    """Plan what a request decides, if that takes long. Return whether ``carry_out`` can follow in this turn.
+
+    If not, the caller calls it again in the next turn, and handles nothing that came behind the request meanwhile. It must call ``drop``
+    if it does not carry the request out.
+    """
+    if request.operation not in ("prepare", "commit"):
+        return True
+    if request.name is None:
+        if request.plan is None and request.operation == "commit":
+            request.plan = branches.plan_end(engine, request.xid, Ending.COMMITTED)
+        return request.plan is None or request.plan.over
+    transaction = request.transactions.get(request.name)
+    if transaction is None:
+        return True
+    return engine.plan_prepare(transaction) if request.operation == "prepare" else engine.plan_commit(transaction)
+
+
+def drop(engine: Engine, request: BranchRequest) -> None:
+    """A request is over, or is not carried out: nothing is kept of its plan."""
+    if request.plan is not None:
+        request.plan.close()
+        request.plan = None
+    transaction = None if request.name is None else request.transactions.get(request.name)
+    if transaction is not None:
+        engine.drop_plan(transaction)
 
 
 def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
@@ -87,6 +117,9 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
     except Exception as error:
         engine.journaling.errors.contain(ErrorKind.REQUEST, error, operation=request.operation, xid=str(request.xid))
         engine.journaling.after_barrier(say, failure(RequestFailed("the broker failed to carry out the request; its log says more")))
+    finally:
+        if request.plan is not None:
+            drop(engine, request)
 
 
 def done(code: int = XA_OK, text: str | None = None) -> Answer:
@@ -111,7 +144,7 @@ def _prepare(engine: Engine, request: BranchRequest, say: Say, violations: Colle
 
 def _commit(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
     if request.name is None:
-        branches.end(engine, request.xid, Ending.COMMITTED, partial(say, done()), request.since)
+        branches.end(engine, request.xid, Ending.COMMITTED, partial(say, done()), request.since, request.plan)
         return
 
     def committed(error: BasculeError | None) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from bascule.broker.branch_entries import drafts_of
 from bascule.broker.errors import (
     BranchBusy,
     BranchExists,
@@ -22,17 +23,17 @@ from bascule.broker.errors import (
     UnknownBranch,
     UnknownTransaction,
 )
-from bascule.broker.message import BrokerMessage, stored_group
+from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.transactions import Draft, LocalTransaction
+from bascule.broker.transactions import LocalTransaction
 from bascule.core import crash
-from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry, prepared_entry
-from bascule.journal.records import Send, SendFlag, entries
+from bascule.journal.branches import Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry
+from bascule.journal.records import entries
 
 if TYPE_CHECKING:
+    from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
 #: Branches that wait for their outcome, and what they hold: managers that never come back must not fill the memory.
@@ -44,7 +45,6 @@ ENDED_MAX = 10_000
 COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
 ROLLBACKS = frozenset((Ending.ROLLED_BACK, Ending.FORCED_ROLLBACK))
 _FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
-_DIGEST_FLAGS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
 class BranchViolation(enum.StrEnum):
@@ -81,12 +81,12 @@ class Branch:
 
     __slots__ = ("acks", "ending", "entry", "received", "sent", "since_ms", "stored", "xid")
 
-    def __init__(self, entry: bytes, prepared: PreparedEntry, *, stored: bool) -> None:
+    def __init__(self, entry: bytes, xid: Xid, since_ms: int, *, sent: int, received: int, stored: bool) -> None:
         self.entry = entry
-        self.xid = prepared.xid
-        self.since_ms = prepared.since_ms
-        self.sent = len(prepared.sends)
-        self.received = sum(len(counts) for _, counts in prepared.received)
+        self.xid = xid
+        self.since_ms = since_ms
+        self.sent = sent
+        self.received = received
         self.stored = stored  # the entry is in the journal: it is prepared from then on
         self.acks: list[tuple[BrokerQueue, BrokerMessage]] = []
         self.ending: Ending | None = None  # decided, and not stored yet
@@ -94,7 +94,9 @@ class Branch:
     @classmethod
     def from_entry(cls, entry: bytes) -> Branch:
         """The branch that a PREPARED entry of the journal describes. Raises DamagedRecord."""
-        return cls(entry, _prepared(entry), stored=True)
+        prepared = _prepared(entry)
+        received = sum(len(counts) for _, counts in prepared.received)
+        return cls(entry, prepared.xid, prepared.since_ms, sent=len(prepared.sends), received=received, stored=True)
 
     def taken(self) -> tuple[Received, ...]:
         """The messages that it has received, as the journal names them."""
@@ -242,17 +244,17 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         return
     crash.point("branch.prepare.before")
     try:
-        prepared, entry = _journal_prepared(engine, transaction, xid, container)
+        branch = _journal_prepared(engine, transaction, xid, container)
     except Exception as failure:
         error = engine.local_transactions.cause_of(failure, transaction)
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
-    branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
+    branches.prepared[xid] = branch
     branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
     transaction.hand_over()
     if BranchViolation.SENDS_AT_PREPARE in branches.violations:
-        engine.carry_out(_drafts(entry), [], len(entry))
+        engine.carry_out(list(drafts_of(branch.entry)), [], len(branch.entry))
     engine.journaling.then(_stored, branch)
     engine.journaling.tell(done, True)
     if BranchViolation.VOTE_UNSTORED in branches.violations:
@@ -260,18 +262,13 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
     crash.point("branch.prepare.after")
 
 
-def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str) -> tuple[PreparedEntry, bytes]:
-    """The entry of a branch, also encoded, which is in the open record. If it raises, nothing was done."""
-    received: dict[int, list[tuple[int, int]]] = {}
-    for consumer, message in transaction.acks:
-        queue = consumer.queue
-        if queue.durable and message.mid >= 0:
-            received.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
-    prepared = PreparedEntry(xid, engine.clock(), container, tuple(map(_send_of, transaction.drafts)), tuple(received.items()))
-    entry = prepared_entry(*prepared)
+def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str) -> Branch:
+    """The branch of a transaction, whose entry is in the open record. If it raises, nothing was done."""
+    plan, since_ms = engine.local_transactions.prepare_plan(transaction), engine.clock()
+    entry = plan.entry(xid, since_ms, container)
     with engine.journaling.atomic(len(entry), 0):
         engine.journaling.add(entry)
-    return prepared, entry
+    return Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
 
 
 def commit_one_phase(
@@ -313,8 +310,25 @@ def _committed(engine: Engine, ended: Ended) -> None:
     engine.branches.over(ended, engine.journaling.sequence)
 
 
-def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], since: int | None = None) -> None:
+def plan_end(engine: Engine, xid: Xid, ending: Ending) -> CommitPlan | None:
+    """Begin to plan what the end of a branch decides; None if the branch is not there, or is not to be committed.
+
+    The caller may call ``end`` once the plan is over, and must close the plan.
+    """
+    branch = engine.branches.prepared.get(xid)
+    if branch is None or branch.ending is not None or ending not in COMMITS:
+        return None
+    plan = engine.commit_plan(drafts_of(branch.entry), branch.acks, 2 * len(branch.entry))
+    plan.entry = branch.entry
+    return plan
+
+
+def end(
+    engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], since: int | None = None, plan: CommitPlan | None = None
+) -> None:
     """A prepared branch is committed or rolled back; ``done()`` once that is stored. For ``since`` see ``Branches.may_have_forgotten``.
+
+    ``plan`` is that of ``plan_end`` for the same xid and ending, if there is one.
 
     Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable, RecordTooLarge. If it raises, the branch stays as it is.
     """
@@ -340,8 +354,12 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], sinc
     ended = Ended(xid, ending, engine.clock())
     entry = ended_entry(*ended)
     if ending in COMMITS:
-        dropped = BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations
-        engine.carry_out(_drafts(branch.entry), branch.acks[: -1 if dropped else None], len(branch.entry), entry)
+        if plan is not None and plan.entry is branch.entry:
+            plan.finish()
+            engine.carry_out_plan(plan, len(branch.entry), entry)
+        else:
+            dropped = BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations
+            engine.carry_out(list(drafts_of(branch.entry)), branch.acks[: -1 if dropped else None], len(branch.entry), entry)
         branch.acks = []
     else:
         engine.journaling.add(entry)
@@ -436,29 +454,3 @@ def _said(ending: Ending) -> str:
 def _prepared(entry: bytes) -> PreparedEntry:
     _, start, end = next(entries(entry, 0))
     return decode_prepared(entry, start, end)
-
-
-def _send_of(draft: Draft) -> Send:
-    message = draft.message
-    flags = SendFlag.DURABLE if draft.durable else 0
-    flags |= _DIGEST_FLAGS[len(draft.duplicate_ids)] | (SendFlag.GROUPED if message.group is not None else 0)
-    return Send(
-        flags, draft.routing, message.priority, 0, message.expiry_ms, draft.delivery_time_ms, draft.address, (), draft.duplicate_ids,
-        (), None, draft.body,
-    )  # fmt: skip
-
-
-def _drafts(entry: bytes) -> list[Draft]:
-    prepared = _prepared(entry)
-    drafts = []
-    for send in prepared.sends:
-        group = stored_group(send.flags, send.body)
-        message = BrokerMessage(send.body, send.priority, send.expiry_ms, group)
-        durable = bool(send.flags & SendFlag.DURABLE)
-        drafts.append(
-            Draft(
-                message, send.address, Routing(send.routing), send.body, durable, prepared.container, send.duplicate_ids,
-                send.delivery_time_ms,
-            )
-        )  # fmt: skip
-    return drafts

@@ -67,7 +67,9 @@ class Engine:
         self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
-        self.commit, self.rollback, self.carry_out = local.commit, local.rollback, local.carry_out
+        self.plan_commit, self.plan_prepare, self.drop_plan = local.plan_commit, local.plan_prepare, local.drop_plan
+        self.commit, self.rollback, self.commit_plan = local.commit, local.rollback, local.commit_plan
+        self.carry_out, self.carry_out_plan = local.carry_out, local.carry_out_plan
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
         self.intake_cost = intake.cost
         self.queue, self.create_queue, self.delete_queue = destinations.queue, destinations.create_queue, destinations.delete_queue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from bascule.broker.containment import ErrorContainment, ErrorKind
@@ -202,6 +202,20 @@ class Journaling:
         if not self._woken:
             self._wake()
         return mid
+
+    def add_sends(self, sends: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> Sequence[int]:
+        """As ``add_send`` for each of many, within ``atomic``: the record has numbers for all of them. Returns their mids."""
+        if self.together is None:
+            return [self.add_send(entry, duplicate_ids) for entry, duplicate_ids in sends]
+        batch = self.batch
+        first = mid_of(batch.sequence, batch.messages)
+        batch.messages += len(sends)
+        batch.parts += [entry for entry, _ in sends]
+        batch.size_bytes += sum([len(entry) for entry, _ in sends])
+        batch.digests += [digest for _, duplicate_ids in sends if duplicate_ids for digest in duplicate_ids]
+        if sends and not self._woken:
+            self._wake()
+        return range(first, first + len(sends))
 
     def add_ack(self, queue: BrokerQueue, mid: int) -> None:
         """A message gone from a queue."""

@@ -7,7 +7,7 @@ take it for gone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from bascule.broker.journaling import Journaling
@@ -20,6 +20,17 @@ PIECE_MESSAGES: Final = 200
 LEAVE_STEPS: Final = 4
 
 Ack = tuple[BrokerQueue, BrokerMessage]
+
+
+def collect(acks: Iterable[Ack], gone: dict[BrokerQueue, list[int]]) -> None:
+    """Add the mids of messages that are in the journal to ``gone``."""
+    for queue, message in acks:
+        if message.mid >= 0 and queue.durable:
+            mids = gone.get(queue)
+            if mids is None:
+                gone[queue] = [message.mid]
+            else:
+                mids.append(message.mid)
 
 
 class RemoveMessage(Protocol):
@@ -39,18 +50,11 @@ class LeavingMessages:
         self._remove = remove
         self._remaining: list[deque[Ack]] = []
 
-    def journal(self, acks: Sequence[Ack]) -> None:
-        """Add the acknowledgements to the open record."""
-        gone: dict[BrokerQueue, list[int]] = {}
-        for queue, message in acks:
-            if message.mid >= 0 and queue.durable and not queue.deleted:
-                mids = gone.get(queue)
-                if mids is None:
-                    gone[queue] = [message.mid]
-                else:
-                    mids.append(message.mid)
+    def journal(self, gone: Mapping[BrokerQueue, list[int]]) -> None:
+        """Add acknowledgements to the open record: mids of messages of durable queues."""
         for queue, mids in gone.items():
-            self._journaling.add_acks(queue, mids)
+            if not queue.deleted:
+                self._journaling.add_acks(queue, mids)
 
     def forget(self, acks: Sequence[Ack]) -> None:
         """Remove messages from their queues, once their acknowledgements are in the open record."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
+from bascule.broker.branch_entries import PreparePlan
+from bascule.broker.commit_plan import ACKS_PER_STEP, SEND_STEPS, CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import RequestFailed, ResourceLimit
+from bascule.broker.leaving import Ack, collect
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
-from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
@@ -21,8 +24,8 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
 #: Places in queues that messages of a commit take at once: a message on a topic takes one in each subscription.
 PIECE_PLACES: Final = 200
-#: A message of a commit, its queues, and when it is due.
-Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
+#: A commit that takes no more steps is decided at once. One that takes more is planned over several turns first.
+PLANNED_STEPS: Final = 2_000
 
 
 class EngineViolation(enum.StrEnum):
@@ -67,6 +70,8 @@ class LocalTransactions:
         """A transaction holds nothing more."""
         self.memory.transactions_bytes -= transaction.charged_bytes
         transaction.charged_bytes = 0
+        if transaction.plan is not None:
+            self.drop_plan(transaction)
 
     def end(self, transaction: LocalTransaction) -> None:
         """It is not open any more: committed, rolled back, or a branch."""
@@ -104,8 +109,9 @@ class LocalTransactions:
         drafts = transaction.drafts
         drafts.append(draft)
         address = draft.address
-        target = self._sending.addresses.route(address, draft.routing).target
-        size_bytes = draft.message.size_bytes + len(target.encoded) + SEND_OVERHEAD_BYTES
+        route = self._sending.addresses.route(address, draft.routing)
+        transaction.commit_steps += SEND_STEPS + route.steps
+        size_bytes = draft.message.size_bytes + len(route.target.encoded) + SEND_OVERHEAD_BYTES
         transaction.size_bytes += size_bytes
         self._charge(transaction, size_bytes + MESSAGE_BYTES)
         limit, memory = self.bytes_max, self.memory
@@ -151,21 +157,75 @@ class LocalTransactions:
         if self._due_ms:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
 
+    def plan_commit(self, transaction: LocalTransaction) -> bool:
+        """Plan the commit of a transaction, if that takes long. Return whether ``commit`` can follow in this turn.
+
+        If not, the caller calls it again in the next turn, and adds nothing to the transaction meanwhile.
+        """
+        if transaction.doomed is not None or self._is_short(transaction):
+            return True
+        plan = transaction.plan
+        if not isinstance(plan, CommitPlan):
+            self.drop_plan(transaction)
+            acks = ((consumer.queue, message) for consumer, message in transaction.acks)
+            plan = transaction.plan = self.commit_plan(transaction.drafts, acks, transaction.size_bytes)
+        return plan.over
+
+    def plan_prepare(self, transaction: LocalTransaction) -> bool:
+        """The same for a transaction that is to become a branch."""
+        if transaction.doomed is not None or self._is_short(transaction):
+            return True
+        plan = transaction.plan
+        if not isinstance(plan, PreparePlan):
+            self.drop_plan(transaction)
+            plan = transaction.plan = PreparePlan(transaction, self.memory)
+            plan.begin(self._deliveries.turns)
+        return plan.over
+
+    @staticmethod
+    def _is_short(transaction: LocalTransaction) -> bool:
+        return transaction.commit_steps + len(transaction.acks) // ACKS_PER_STEP <= PLANNED_STEPS
+
+    def prepare_plan(self, transaction: LocalTransaction) -> PreparePlan:
+        """Return the plan of a transaction that becomes a branch now; the transaction closes the plan as it ends."""
+        plan = transaction.plan
+        if not isinstance(plan, PreparePlan) or not plan.whole(transaction):
+            self.drop_plan(transaction)
+            plan = transaction.plan = PreparePlan(transaction, self.memory)
+        return plan
+
+    def commit_plan(self, drafts: Iterable[Draft], acks: Iterable[Ack], size_bytes: int) -> CommitPlan:
+        """Begin to plan a commit of ``size_bytes``. The caller must close the plan."""
+        plan = CommitPlan(self._sending, drafts, acks, self.memory, size_bytes, self.clock())
+        plan.begin(self._deliveries.turns)
+        return plan
+
+    def drop_plan(self, transaction: LocalTransaction) -> None:
+        """The transaction has ended, or its commit or prepare does not take place now."""
+        plan, transaction.plan = transaction.plan, None
+        if plan is not None:
+            plan.close()
+
     def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> bool:
         """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead (False).
 
         ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
         """
-        persistent = any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
-        error = transaction.doomed or (self._sending.stalled if persistent else None)
+        error = transaction.doomed
+        if error is None and self._sending.stalled is not None and self._is_persistent(transaction):
+            error = self._sending.stalled
         if error is not None:
             self.rollback(transaction)
             done(TransactionRolledBack(str(error), cause=error))
             return False
         crash.point("transaction.commit.before")
-        acks = [(consumer.queue, message) for consumer, message in transaction.acks]
         try:
-            self.carry_out(transaction.drafts, acks, transaction.size_bytes, ended)
+            plan = None if transaction.plan is None else self._finished_plan(transaction)
+            if plan is not None:
+                self.carry_out_plan(plan, transaction.size_bytes, ended)
+            else:
+                acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+                self.carry_out(transaction.drafts, acks, transaction.size_bytes, ended)
         except Exception as failure:
             cause = self.cause_of(failure, transaction)
             self.rollback(transaction)
@@ -186,7 +246,7 @@ class LocalTransactions:
     def carry_out(
         self,
         drafts: list[Draft],
-        acks: list[tuple[BrokerQueue, BrokerMessage]],
+        acks: list[Ack],
         size_bytes: int,
         ended: bytes = b"",
     ) -> None:
@@ -200,7 +260,37 @@ class LocalTransactions:
                 queues = self._sending.decide(draft, now_ms)
                 if queues is not None:
                     stored.append((draft.message, queues, draft.delivery_time_ms))
-            self._deliveries.leaving.journal(acks)
+            if acks:
+                gone: dict[BrokerQueue, list[int]] = {}
+                collect(acks, gone)
+                self._deliveries.leaving.journal(gone)
+        self._then_put_in(stored, acks)
+
+    def carry_out_plan(self, plan: CommitPlan, size_bytes: int, ended: bytes = b"") -> None:
+        """The same by a plan, which is finished."""
+        with self.journaling.atomic(size_bytes, len(plan.drafts)):
+            if ended:
+                self.journaling.add(ended)
+            stored = self._sending.decide_all(zip(plan.drafts, plan.sends, strict=True), plan.now_ms)
+            self._deliveries.leaving.journal(plan.gone)
+        self._then_put_in(stored, plan.acks)
+
+    @staticmethod
+    def _finished_plan(transaction: LocalTransaction) -> CommitPlan | None:
+        """Finish the plan of a commit. Return None if the plan is not of all that the transaction has. Raises what planning has raised."""
+        plan = transaction.plan
+        if not isinstance(plan, CommitPlan):
+            return None
+        plan.finish()
+        whole = len(plan.drafts) == len(transaction.drafts) and len(plan.acks) == len(transaction.acks)
+        return plan if whole else None
+
+    @staticmethod
+    def _is_persistent(transaction: LocalTransaction) -> bool:
+        return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
+
+    def _then_put_in(self, stored: list[Stored], acks: list[Ack]) -> None:
+        """The record of a commit is made: what it has acknowledged leaves, and once the record is stored its messages come."""
         self.counters.acknowledged += len(acks)
         self._deliveries.leaving.forget(acks)
         first, *others = _pieces(stored)
@@ -233,7 +323,7 @@ class LocalTransactions:
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
 
-    def take_back(self, acks: list[tuple[BrokerQueue, BrokerMessage]]) -> None:
+    def take_back(self, acks: list[Ack]) -> None:
         """Messages that a transaction had received wait again, after a failed delivery."""
         returned: dict[BrokerQueue, list[BrokerMessage]] = {}
         for queue, message in acks:

@@ -85,9 +85,10 @@ class MemoryAccount:
     """
 
     __slots__ = (
-        "_measured", "_measured_bytes", "_waiting", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes", "branches_max_bytes",
-        "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change",
-        "producers", "run", "selector_chars", "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "_measured", "_measured_bytes", "_waiting", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes",
+        "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
+        "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars", "selector_chars_max", "shortage",
+        "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -105,6 +106,7 @@ class MemoryAccount:
         self.entries = 0  # places of messages in queues
         self.unsettled = 0  # deliveries
         self.transactions_bytes = 0
+        self.plans_bytes = 0  # of commits and branches, whose entries for the journal are made and not yet decided
         self.ingress_bytes = 0
         self.selector_chars = 0  # of consumers and subscriptions
         self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
@@ -126,6 +128,7 @@ class MemoryAccount:
             + self.entries * QUEUE_ENTRY_BYTES
             + self.unsettled * UNSETTLED_BYTES
             + self.transactions_bytes
+            + self.plans_bytes
             + self.ingress_bytes
             + self.selector_chars * SELECTOR_CHAR_BYTES
             + self._measured_bytes
@@ -143,7 +146,7 @@ class MemoryAccount:
             MemoryPart.BODIES: self.bodies_bytes,
             MemoryPart.MESSAGES: self.messages * MESSAGE_BYTES + self.entries * QUEUE_ENTRY_BYTES,
             MemoryPart.UNSETTLED: self.unsettled * UNSETTLED_BYTES,
-            MemoryPart.TRANSACTIONS: self.transactions_bytes,
+            MemoryPart.TRANSACTIONS: self.transactions_bytes + self.plans_bytes,
             MemoryPart.INGRESS: self.ingress_bytes,
             MemoryPart.SELECTORS: self.selector_chars * SELECTOR_CHAR_BYTES,
             **self._measured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -45,6 +45,13 @@ MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+#: Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal keeps nothing),
+#: and whether the message survives a crash. A plain tuple: each message that is sent has one.
+SendPlan = tuple[Route, tuple[BrokerQueue, ...], bytes, bool]
+#: A message of a commit, its queues, and when it is due.
+Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 
 def move_steps(message: BrokerMessage) -> int:
@@ -265,51 +272,125 @@ class Sending:
         return False
 
     def decide(self, draft: Draft, now_ms: int) -> tuple[BrokerQueue, ...] | None:
-        """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
-        draft.message.durable = draft.durable
-        if not draft.duplicate_ids:
-            return self._route(draft, None, now_ms)
-        window = self.windows.window(draft.address)
-        if not window.admit(draft.duplicate_ids, now_ms):
-            self.counters.duplicates += 1
-            return None
-        try:
-            queues = self._route(draft, window, now_ms)
-        except Exception:
-            window.take_back(draft.duplicate_ids)
-            raise
-        if self.journaling.together is not None:
-            self.journaling.together.undo(window.take_back, draft.duplicate_ids)
-        return queues
+        """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record.
 
-    def _route(self, draft: Draft, window: DuplicateWindow | None, now_ms: int) -> tuple[BrokerQueue, ...]:
-        """Which queues take a message; if it raises, the message is nowhere."""
-        message, address, routing = draft.message, draft.address, draft.routing
-        if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
-            self._destinations.recreate(address)  # deleted since it was asked for
-        route = self.addresses.route(address, routing)
-        taken: tuple[str, ...] = ()
-        if route.exclusive:
-            taken = taken_by(route.exclusive, draft.body)
-        queues = () if taken else route.queues
-        if route.filtered:
-            lookup = selector_lookup(draft.body)
-            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, lookup))
-        durable = draft.durable and route.recorded
-        if durable or (route.diverted and self.stalled is None):
-            target = route.target
-            if queues is not route.queues or not durable:
-                target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
-            mid = self._journal_send(draft, target, taken, now_ms)
+        If it raises, the message is nowhere.
+        """
+        message, address, ids = draft.message, draft.address, draft.duplicate_ids
+        message.durable = draft.durable
+        window: DuplicateWindow | None = None
+        if ids:
+            window = self.windows.window(address)
+            if not window.admit(ids, now_ms):
+                self.counters.duplicates += 1
+                return None
+        try:
+            if draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
+                self._destinations.recreate(address)  # deleted since it was asked for
+            _, queues, entry, durable = self._plan(draft, now_ms)
+            mid = self.journaling.add_send(entry, ids) if entry else -1
+        except Exception:
             if window is not None:
-                window.sequence = mid >> INDEX_BITS
-            if durable:
-                message.mid = mid
+                window.take_back(ids)
+            raise
+        if entry and window is not None:
+            window.sequence = mid >> INDEX_BITS
+        if durable:
+            message.mid = mid
         for queue in queues:
             queue.expect(message)
-        if self.journaling.together is not None:
-            self.journaling.together.undo(self._undo_route, message, queues)
+        together = self.journaling.together
+        if together is not None:
+            together.undo(self._undo_route, message, queues)
+            if window is not None:
+                together.undo(window.take_back, ids)
         return queues
+
+    def _plan(self, draft: Draft, now_ms: int) -> SendPlan:
+        """Work out where a message goes, and its entry for the journal. Changes nothing."""
+        address, body = draft.address, draft.body
+        route = self.addresses.route(address, draft.routing)
+        taken: tuple[str, ...] = ()
+        if route.exclusive:
+            taken = taken_by(route.exclusive, body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            lookup = selector_lookup(body)
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, lookup))
+        durable = draft.durable and route.recorded
+        if not (durable or (route.diverted and self.stalled is None)):
+            return route, queues, b"", False
+        target = route.target
+        if queues is not route.queues or not durable:
+            target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
+        return route, queues, self._send_entry(draft, target, taken, now_ms), durable
+
+    # -- large commits: see commit_plan.py ---------------------------------------------------------------------------
+
+    def plan_ahead(self, draft: Draft, now_ms: int) -> SendPlan | None:
+        """Return the plan of a message for a later commit; None if the commit has to create the queue of the message."""
+        return None if self._lacks_queue(draft) else self._plan(draft, now_ms)
+
+    def _lacks_queue(self, draft: Draft) -> bool:
+        address = draft.address
+        return draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX)
+
+    def decide_all(self, sends: Iterable[tuple[Draft, SendPlan | None]], now_ms: int) -> list[Stored]:
+        """As ``decide`` for each message of a commit, by its plan if that still holds. Returns the messages that are no repeats.
+
+        ``now_ms`` is the time by which the plans were made. Call it within ``Journaling.atomic``, which takes all of it back if it raises.
+        """
+        taken: list[tuple[Draft, SendPlan]] = []
+        holding: Route | None = None  # the last plan is based on this route, and holds; the next plan usually has the same route
+        for draft, planned in sends:
+            plan = planned
+            if plan is None or (plan[0] is not holding and not self._holds(draft, plan)):
+                if self._lacks_queue(draft):
+                    self._destinations.recreate(draft.address)
+                plan = self._plan(draft, now_ms)
+            holding = None if plan[0].diverted else plan[0]
+            if draft.duplicate_ids:
+                window = self.windows.window(draft.address)
+                if not window.admit(draft.duplicate_ids, now_ms):
+                    self.counters.duplicates += 1
+                    continue
+                self._undo(window.take_back, draft.duplicate_ids)
+            taken.append((draft, plan))
+        return self._take_all(taken)
+
+    def _holds(self, draft: Draft, plan: SendPlan) -> bool:
+        """Return whether a message would be planned in the same way now."""
+        route = self.addresses.route(draft.address, draft.routing)
+        planned, _, entry, durable = plan
+        journaled = durable or (route.diverted and self.stalled is None)
+        return planned == route and journaled == bool(entry) and not self._lacks_queue(draft)
+
+    def _take_all(self, taken: list[tuple[Draft, SendPlan]]) -> list[Stored]:
+        mids = iter(self.journaling.add_sends([(entry, draft.duplicate_ids) for draft, (_, _, entry, _) in taken if entry]))
+        stored: list[Stored] = []
+        self._undo(self._undo_routes, stored)
+        for draft, (_, queues, entry, durable) in taken:
+            message = draft.message
+            message.durable = draft.durable
+            if entry:
+                mid = next(mids)
+                if durable:
+                    message.mid = mid
+                if draft.duplicate_ids:
+                    self.windows.window(draft.address).sequence = mid >> INDEX_BITS
+            for queue in queues:
+                queue.expect(message)
+            stored.append((message, queues, draft.delivery_time_ms))
+        return stored
+
+    def _undo(self, action: Callable[..., None], *arguments: Any) -> None:
+        """If the entries that belong together are taken back, ``action`` takes back what was done in memory."""
+        if self.journaling.together is not None:
+            self.journaling.together.undo(action, *arguments)
+
+    def _undo_routes(self, stored: list[Stored]) -> None:
+        for message, queues, _ in stored:
+            self._undo_route(message, queues)
 
     @staticmethod
     def _undo_route(message: BrokerMessage, queues: tuple[BrokerQueue, ...]) -> None:
@@ -317,7 +398,9 @@ class Sending:
         for queue in queues:
             queue.unexpect(message)
 
-    def _journal_send(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> int:
+    # -- entries of the journal, and moves ---------------------------------------------------------------------------
+
+    def _send_entry(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> bytes:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
         options = b""
         if draft.duplicate_ids:
@@ -329,10 +412,9 @@ class Sending:
         message = draft.message
         if message.group is not None:
             flags |= SendFlag.GROUPED
-        entry = routed_send_entry(
+        return routed_send_entry(
             flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, target, options, draft.body
         )
-        return self.journaling.add_send(entry, draft.duplicate_ids)
 
     def move(self, queue: BrokerQueue, message: BrokerMessage, address: str, reason: str) -> bool:
         """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
@@ -374,7 +456,8 @@ class Sending:
         copy.durable = draft.durable
         with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):
             if draft.durable and target.durable:
-                copy.mid = self._journal_send(draft, EncodedRoute.of(draft.address, (target.id,)), (), self.clock())
+                entry = self._send_entry(draft, EncodedRoute.of(draft.address, (target.id,)), (), self.clock())
+                copy.mid = self.journaling.add_send(entry, draft.duplicate_ids)
             self._deliveries.journal_gone(queue, message)
         target.expect(copy)
         self._put(draft, (target,))

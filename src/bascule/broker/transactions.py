@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+
+if TYPE_CHECKING:
+    from bascule.broker.plans import Plan
 
 
 class Draft(NamedTuple):
@@ -29,13 +32,18 @@ class LocalTransaction:
     ``handed_over`` tells that it became a branch: prepared, read-only or committed in one phase.
     """
 
-    __slots__ = ("acks", "charged_bytes", "charged_deliveries", "doomed", "drafts", "handed_over", "id", "since_ms", "size_bytes")
+    __slots__ = (
+        "acks", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan", "since_ms",
+        "size_bytes",
+    )  # fmt: skip
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.size_bytes = 0
+        self.commit_steps = 0  # of deciding about the messages that it sends
+        self.plan: Plan | None = None  # of its commit, or of the branch that it is to become, if that takes long
         self.charged_bytes = 0  # in the account of memory
         self.charged_deliveries = 0  # the same: deliveries that it has acknowledged, which stay unsettled until it ends
         self.since_ms = 0  # since when it holds something

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bascule.core.xid import Xid
@@ -60,15 +60,41 @@ class Ended(NamedTuple):
 
 def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send], received: Iterable[Received]) -> bytes:
     """A PREPARED entry. The sends have neither queues nor diverts."""
-    name = container.encode()
-    parts = [_encoded(xid), _PREPARED.pack(since_ms, len(name)), name]
-    parts += [send_entry(send) for send in sends]
+    parts = [send_entry(send) for send in sends]
     parts += [count_entry(queue, counts) for queue, counts in received]
-    return entry(Op.PREPARED, b"".join(parts))
+    return branch_entry(xid, since_ms, container, parts)
+
+
+def branch_entry(xid: Xid, since_ms: int, container: str, parts: Iterable[bytes]) -> bytes:
+    """As :func:`prepared_entry`, of the entries of its messages."""
+    name = container.encode()
+    return entry(Op.PREPARED, b"".join((_encoded(xid), _PREPARED.pack(since_ms, len(name)), name, *parts)))
 
 
 def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
     """The PREPARED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    xid, since_ms, container, position = _prepared_head(value, start, end)
+    sends: list[Send] = []
+    received: list[Received] = []
+    for op, inner, inner_end in entries(value, position, end):
+        if op == Op.SEND:
+            sends.append(decode_send(value, inner, inner_end))
+        elif op == Op.COUNT:
+            received.append(decode_count(value, inner, inner_end))
+        else:
+            raise DamagedRecord(f"prepared branch at byte {start}: operation {op} has no place in one")
+    return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received))
+
+
+def prepared_sends(value: bytes, start: int, end: int) -> tuple[str, Iterator[Send]]:
+    """The container of the PREPARED entry whose payload is ``value[start:end]``, and its messages one by one. Raises DamagedRecord."""
+    _, _, container, position = _prepared_head(value, start, end)
+    found = (decode_send(value, inner, inner_end) for op, inner, inner_end in entries(value, position, end) if op == Op.SEND)
+    return container, found
+
+
+def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, int]:
+    """Its xid, time and container, and where its entries begin."""
     try:
         xid, position = _xid(value, start)
         since_ms, size = _PREPARED.unpack_from(value, position)
@@ -78,16 +104,7 @@ def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
         raise DamagedRecord(f"prepared branch at byte {start}: {error}") from error
     if position + size > end:
         raise DamagedRecord(f"prepared branch at byte {start} runs past its end")
-    sends: list[Send] = []
-    received: list[Received] = []
-    for op, inner, inner_end in entries(value, position + size, end):
-        if op == Op.SEND:
-            sends.append(decode_send(value, inner, inner_end))
-        elif op == Op.COUNT:
-            received.append(decode_count(value, inner, inner_end))
-        else:
-            raise DamagedRecord(f"prepared branch at byte {start}: operation {op} has no place in one")
-    return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received))
+    return xid, since_ms, container, position + size
 
 
 def ended_entry(xid: Xid, ending: Ending, at_ms: int) -> bytes:

@@ -18,7 +18,7 @@ import enum
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope
@@ -340,7 +340,17 @@ def decode_ack(value: bytes, start: int, end: int) -> tuple[int, tuple[int, ...]
 
 def count_entry(queue: int, counts: list[tuple[int, int]]) -> bytes:
     """Delivery counts: (mid, deliveries that have failed so far) of messages of a queue."""
-    return entry(Op.COUNT, _U32.pack(queue) + b"".join(_MID_COUNT.pack(mid, min(count, 0xFFFF)) for mid, count in counts))
+    return packed_count_entry(queue, packed_counts(counts))
+
+
+def packed_counts(counts: Iterable[tuple[int, int]]) -> bytes:
+    """A part of such an entry: some of its messages."""
+    return b"".join([_MID_COUNT.pack(mid, min(count, 0xFFFF)) for mid, count in counts])
+
+
+def packed_count_entry(queue: int, packed: bytes | bytearray) -> bytes:
+    """As :func:`count_entry`, of its parts one behind the other."""
+    return entry(Op.COUNT, _U32.pack(queue) + packed)
 
 
 def decode_count(value: bytes, start: int, end: int) -> tuple[int, list[tuple[int, int]]]:

@@ -164,8 +164,18 @@ async def _close(node: Node, id: str) -> Answer:  # its name in the request
 
 async def _force(node: Node, xid: str, ending: Ending) -> Answer:
     """Ends a prepared branch without its manager, which is told so until it is forgotten."""
-    branches.end(node.engine, Xid.parse(xid), ending, _nothing)
-    await _stored(node, node.engine)
+    engine, parsed = node.engine, Xid.parse(xid)
+    plan = branches.plan_end(engine, parsed, ending)
+    try:
+        while plan is not None and not plan.over:
+            await asyncio.sleep(0)
+            if node.loaded_engine is not engine or not node.serving:
+                raise Unavailable(f"interrupted, nothing was done: {node.trouble or 'the journal was loaded anew'}")
+        branches.end(engine, parsed, ending, _nothing, plan=plan)
+    finally:
+        if plan is not None:
+            plan.close()
+    await _stored(node, engine)
     return {"forced": xid}
 
 

@@ -34,6 +34,7 @@ from bascule.server.usage import Holdings, UserUsage
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
     from bascule.server.connection_reset import ConnectionReset
+    from bascule.server.management import Request
     from bascule.server.node import Node
 
 _log = get_log(__name__)
@@ -129,6 +130,7 @@ class Client:
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
         self.dispositions = Dispositions(self)
+        self.management_request: Request | None = None  # that is being planned
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
         """The client has opened its connection, as ``user`` and ``container`` say, with these properties.
@@ -243,6 +245,12 @@ class Client:
 
     # -- sessions and transactions -----------------------------------------------------------------------------------
 
+    def drop_request(self) -> None:
+        """The request that is being planned, if there is one, is not carried out."""
+        request, self.management_request = self.management_request, None
+        if request is not None:
+            request.drop()
+
     def begin_session(self, session: Session) -> None:
         """A session begins; where the user may have no more, it ends with the first link that it asks for, or soon.
 
@@ -321,6 +329,7 @@ class Client:
         for link in list(self.links):
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
         self.dispositions.end_range()
+        self.drop_request()
         self.links.clear()
         self.sessions.clear()
         self._refused_sessions.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import bascule
@@ -59,7 +60,8 @@ class ClientConnection(asyncio.Protocol):
         self._transfers = Transfers(self.client, server.errors)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
-        self._waiting: Retry | None = None  # takes a message for which a queue makes room, or nothing if the turn has no time left
+        #: Takes a message for which a queue makes room, or a commit that is planned, or nothing if the turn has no time left.
+        self._waiting: Retry | None = None
         self._behind_waiting: Iterator[events.Event] = iter(())  # what came behind that
         self._turn_end_s = 0.0
         self._handling = False
@@ -147,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
         self._handling = False
 
     def _retry(self) -> Iterator[events.Event]:
-        """Try once more to take the message that waits. Return what came behind it, if it waits no longer."""
+        """Try once more to take the message or the commit that waits. Return what came behind it, if it waits no longer."""
         if self._waiting is not None and not self.client.ended:
             self._waiting = self._waiting()
             if self._waiting is not None:
@@ -414,9 +416,13 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.declare(event.delivery_id)
 
-    def _discharged(self, event: events.Discharged) -> None:
-        if isinstance(event.link.context, CoordinatorLink):
-            event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+    def _discharged(self, event: events.Discharged) -> Retry | None:
+        coordinator = event.link.context
+        if isinstance(coordinator, CoordinatorLink):
+            if not event.fail and not coordinator.plan_commit(event.txn_id):
+                return partial(self._discharged, event)
+            coordinator.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+        return None
 
 
 def _next_turn() -> None:

@@ -75,6 +75,11 @@ class CoordinatorLink:
         self.link.settle(delivery_id, Declared(transaction.id))
         self.link.flow(PRODUCER_CREDIT)
 
+    def plan_commit(self, txn_id: bytes) -> bool:
+        """Plan the commit of a transaction of this link, if that takes long. Return whether ``discharge`` can follow in this turn."""
+        transaction = self.client.transactions.get(txn_id) if txn_id in self._declared and self.client.reset is None else None
+        return transaction is None or self.client.engine.plan_commit(transaction)
+
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit, or roll back. The answer to a commit comes when it is stored.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.types import Int
-from bascule.broker.branch_requests import NO_XID, OPERATIONS, WITHOUT_XID, Answer, BranchRequest, carry_out, failure
+from bascule.broker.branch_requests import NO_XID, OPERATIONS, WITHOUT_XID, Answer, BranchRequest, carry_out, drop, failure, plan
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput, TooLarge
 from bascule.core.log import get_log
@@ -36,7 +36,7 @@ class Request:
         self.client = client
         self.engine = client.engine
         self.message = message
-
+        self._decided: BranchRequest | None = None
         self._reply_to, self._reply_routing = _reply_place(message)
 
     def check_permissions(self) -> None:
@@ -45,14 +45,26 @@ class Request:
         if self._reply_to is not None:
             self.client.authorize_sending(self._reply_to, self._reply_routing)
 
-    def carry_out(self) -> None:
-        """Do what is asked for, and answer when it is stored."""
-        try:
-            request = self._request()
-        except InvalidInput as error:
-            self._answer(failure(error))
-        else:
-            carry_out(self.engine, request, self._answer)
+    def carry_out(self) -> bool:
+        """Do what is asked for, and answer when it is stored. Return False if it is to be called again in the next turn.
+
+        ``drop`` must be called if it is not called again.
+        """
+        if self._decided is None:
+            try:
+                self._decided = self._request()
+            except InvalidInput as error:
+                self._answer(failure(error))
+                return True
+        if not plan(self.engine, self._decided):
+            return False
+        carry_out(self.engine, self._decided, self._answer)
+        return True
+
+    def drop(self) -> None:
+        """The request is not carried out: its client, or its link, is gone."""
+        if self._decided is not None:
+            drop(self.engine, self._decided)
 
     def _request(self) -> BranchRequest:
         properties = self.message.properties
@@ -128,10 +140,13 @@ class _Unheard:
         """There is nowhere to send it."""
 
 
-def request(client: Client, body: bytes) -> None:
-    """A message has come to the management node. Raises TooLarge, MalformedMessage, Unauthorized."""
+def request(client: Client, body: bytes) -> Request:
+    """A message has come to the management node: return what carries it out.
+
+    Raises TooLarge, MalformedMessage, Unauthorized.
+    """
     if len(body) > REQUEST_SIZE_BYTES_MAX:
         raise TooLarge(f"a request of {len(body)} bytes, at most {REQUEST_SIZE_BYTES_MAX} are taken")
     asked = Request(client, decode_message(body))
     asked.check_permissions()
-    asked.carry_out()
+    return asked

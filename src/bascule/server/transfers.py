@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bascule.amqp.errors import NOT_ALLOWED, AmqpError
 from bascule.amqp.events import TransferDiscarded, Transferred
@@ -52,15 +52,14 @@ class Transfers:
         except BasculeError as error:
             self._refuse(event, producer, error)
         else:
-            token = _token_of(event)
             if address == MANAGEMENT_ADDRESS:
-                self._requested(producer, event.payload, token)
-            else:
-                waiting = client.engine.send(
-                    address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
-                )  # fmt: skip
-                if waiting is not None:
-                    return partial(self._take_later, event, producer, address, routing, waiting)
+                return self._requested(event, producer)
+            token = _token_of(event)
+            waiting = client.engine.send(
+                address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
+            )  # fmt: skip
+            if waiting is not None:
+                return partial(self._take_later, event, producer, address, routing, waiting)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return None
@@ -93,19 +92,44 @@ class Transfers:
         transaction = None if event.txn_id is None else client.transactions.get(event.txn_id)
         client.engine.refuse(producer, _token_of(event), error, transaction)
 
-    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
-        """A request to the management node: taken at once, and answered when it is done."""
+    def _requested(self, event: Transferred, producer: ProducerLink) -> Retry | None:
+        """A request to the management node: accepted when it is decided, and answered when that is stored."""
         client = self._client
         try:
-            management.request(client, body)
-        except BasculeError as error:
-            check_answerable(error)
-            producer.refused(token, error)
+            client.management_request = management.request(client, event.payload)
         except Exception as error:
-            self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
-            producer.refused(token, RequestFailed("the broker failed to carry out the request; its log says more"))
+            self._request_failed(event, producer, error)
+            return None
+        return self._carry_out_request(event, producer)
+
+    def _carry_out_request(self, event: Transferred, producer: ProducerLink) -> Retry | None:
+        """Carry out a request whose plan is made, or wait. A request whose link the broker has ended meanwhile is dropped."""
+        client = self._client
+        request = client.management_request
+        if request is None or producer.link.context is not producer:
+            client.drop_request()
+            return None
+        try:
+            if not request.carry_out():
+                return partial(self._carry_out_request, event, producer)
+        except Exception as error:
+            client.drop_request()
+            self._request_failed(event, producer, error)
+            return None
+        client.management_request = None
+        producer.accepted(_token_of(event))
+        producer.top_up()
+        return None
+
+    def _request_failed(self, event: Transferred, producer: ProducerLink, error: Exception) -> None:
+        client = self._client
+        if isinstance(error, BasculeError):
+            check_answerable(error)
+            producer.refused(_token_of(event), error)
         else:
-            producer.accepted(token)
+            self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
+            producer.refused(_token_of(event), RequestFailed("the broker failed to carry out the request; its log says more"))
+        producer.top_up()
 
 
 def _token_of(event: Transferred) -> tuple[int, bytes | None] | None:

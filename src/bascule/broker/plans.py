@@ -1,0 +1,50 @@
+"""Plans: decisions that are worked out in turns, beside other work, before they are carried out in one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from bascule.broker.memory import MemoryAccount
+from bascule.broker.turns import Turns, Work
+
+
+class Plan:
+    """Work in turns for whose end its owner waits. The owner must call :meth:`close` in the end, also if it waits no longer.
+
+    ``over``: nothing more is to be worked out, or the work has failed.
+    """
+
+    __slots__ = ("_account", "_charged_bytes", "_failure", "_pieces", "over")
+
+    def __init__(self, pieces: Generator[int, None, None], account: MemoryAccount, size_bytes: int) -> None:
+        """``pieces`` yields the steps of each piece. The plan takes ``size_bytes`` of memory."""
+        self._pieces = pieces
+        self._account = account
+        self._charged_bytes = size_bytes
+        self._failure: Exception | None = None
+        self.over = False
+        account.plans_bytes += size_bytes
+
+    def begin(self, turns: Turns) -> None:
+        """Work out a first slice at once, and the rest in the next turns."""
+        turns.begin(self._in_turns())
+
+    def _in_turns(self) -> Work:
+        try:
+            yield from self._pieces
+        except Exception as error:
+            self._failure = error
+        self.over = True
+
+    def finish(self) -> None:
+        """Work out the rest at once. Raises the error that has ended the work, if one has."""
+        for _ in self._in_turns():
+            pass
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Nobody needs the plan any more: its work ends, and its memory is free."""
+        self._pieces.close()
+        self._account.plans_bytes -= self._charged_bytes
+        self._charged_bytes = 0

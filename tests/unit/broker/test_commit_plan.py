@@ -1,0 +1,309 @@
+"""A commit is planned in pieces, and decides by the bindings that there are when it is carried out."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from bascule.broker import branches, local_transactions
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.commit_plan import CommitPlan
+from bascule.broker.containment import ErrorContainment
+from bascule.broker.errors import JournalUnavailable
+from bascule.broker.transactions import LocalTransaction
+from bascule.broker.turns import TURN_STEPS
+from bascule.core.errors import TransactionRolledBack
+from bascule.core.xid import Xid
+from bascule.jms.sections import scan
+from bascule.journal.branches import Ending
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX
+from tests.support.costs import quiet
+from tests.support.speed import SLOWNESS
+from tests.unit.broker.conftest import Bench
+
+#: Processor time of one turn, for the largest transaction that there may be. Usual ones hold a hundredth of it.
+TURN_S_MAX = 0.1 * SLOWNESS
+XID = Xid(7, b"g", b"b")
+
+
+def transaction_of(bench: Bench, *contents: Any, to: str = "q", **options: Any) -> LocalTransaction:
+    transaction = bench.engine.begin(b"1")
+    for content in contents:
+        bench.put(content, to=to, transaction=transaction, **options)
+    bench.broker.settle()
+    return transaction
+
+
+@pytest.fixture(autouse=True)
+def _every_commit_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_transactions, "PLANNED_STEPS", -1)
+
+
+def planned(bench: Bench, transaction: LocalTransaction) -> LocalTransaction:
+    while not bench.engine.plan_commit(transaction):
+        bench.engine.go_on()
+    return transaction
+
+
+def half_planned(bench: Bench, transaction: LocalTransaction) -> LocalTransaction:
+    """Plan a part of a commit."""
+    bench.engine.turns.steps = 300
+    bench.engine.turns.begin_turn()
+    assert not bench.engine.plan_commit(transaction)
+    assert isinstance(transaction.plan, CommitPlan)
+    assert 0 < len(transaction.plan.sends) < len(transaction.drafts)
+    return transaction
+
+
+def commit(bench: Bench, transaction: LocalTransaction) -> list[Any]:
+    answers: list[Any] = []
+    bench.engine.commit(transaction, answers.append)
+    bench.broker.settle()
+    return answers
+
+
+def test_plan_asks_selectors_and_commit_does_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    wants = bench.engine.deliveries.wants
+    monkeypatch.setattr(bench.engine.deliveries, "wants", lambda queue, *rest: asked.append(queue.name) or wants(queue, *rest))
+    red = bench.subscription("red", selector="colour = 'red'")
+    transaction = planned(bench, transaction_of(bench, 1, 2, to="t", properties={"colour": "red"}))
+    assert asked == ["red", "red"]
+    assert commit(bench, transaction) == [None]
+    assert asked == ["red", "red"]
+    assert bench.waiting(red) == [1, 2]
+
+
+def test_subscription_that_comes_between_plan_and_commit_has_the_messages(bench: Bench) -> None:
+    first = bench.subscription("first")
+    transaction = planned(bench, transaction_of(bench, 1, 2, to="t"))
+    second = bench.subscription("second")
+    commit(bench, transaction)
+    assert (bench.waiting(first), bench.waiting(second)) == ([1, 2], [1, 2])
+    bench.crash()
+    assert [bench.waiting(queue) for queue in bench.engine.addresses.subscriptions.values()] == [[1, 2], [1, 2]]
+
+
+def test_queue_that_is_deleted_between_plan_and_commit_is_created_again(bench: Bench) -> None:
+    transaction = planned(bench, transaction_of(bench, 1, 2))
+    bench.engine.delete_queue(bench.queue())
+    bench.broker.settle()
+    commit(bench, transaction)
+    assert bench.waiting(bench.queue()) == [1, 2]
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_queue_that_is_deleted_before_the_plan_is_created_by_the_commit(bench: Bench) -> None:
+    transaction = transaction_of(bench, 1, 2)
+    bench.engine.delete_queue(bench.queue())
+    bench.broker.settle()
+    planned(bench, transaction)
+    assert "q" not in bench.engine.addresses.anycast
+    commit(bench, transaction)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_divert_that_comes_between_plan_and_commit_takes_the_messages(bench: Bench) -> None:
+    transaction = planned(bench, transaction_of(bench, 1, 2))
+    bench.use(Diverts(exclusive=(ExclusiveDivert("away", "q", lambda _: True),), patterns=("q",)))
+    commit(bench, transaction)
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_non_persistent_message_waits_for_no_journal_that_stalls_after_the_plan(bench: Bench) -> None:
+    bench.use(Diverts(patterns=("q",)))
+    transaction = planned(bench, transaction_of(bench, 1, durable=False))
+    bench.engine.stalled = JournalUnavailable("Kafka is away")
+    bench.engine.commit(transaction, lambda _: None)
+    assert bench.waiting(bench.queue()) == [1]
+    assert bench.engine.journaling.batch.empty
+
+
+def test_message_that_is_sent_between_plan_and_commit_makes_its_repeat_none(bench: Bench) -> None:
+    options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
+    transaction = planned(bench, transaction_of(bench, "in the transaction", **options))
+    bench.fill("before its commit", **options)
+    assert commit(bench, transaction) == [None]
+    assert bench.waiting(bench.queue()) == ["before its commit"]
+    assert bench.engine.counters.duplicates == 1
+
+
+def test_commit_that_fails_after_its_plan_leaves_nothing(bench: Bench) -> None:
+    options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
+    transaction = planned(bench, transaction_of(bench, "x" * 1_000, **options))
+    limit, bench.engine.journaling.record_bytes_max = bench.engine.journaling.record_bytes_max, 1_100
+    (error,) = commit(bench, transaction)
+    assert error is not None
+    bench.engine.journaling.record_bytes_max = limit
+    queue = bench.queue()
+    assert (queue.incoming, queue.incoming_bytes, queue.held_messages) == (0, 0, 0)
+    assert bench.engine.memory.plans_bytes == 0
+    bench.fill("again", **options)
+    assert bench.waiting(queue) == ["again"]
+
+
+def test_plan_is_in_the_account_of_memory_until_the_commit(bench: Bench) -> None:
+    transaction = transaction_of(bench, "x" * 1_000)
+    before = bench.engine.memory.used_bytes
+    planned(bench, transaction)
+    assert bench.engine.memory.used_bytes > before + 1_000
+    bench.engine.rollback(transaction)
+    assert bench.engine.memory.plans_bytes == 0
+
+
+def test_branch_that_is_planned_and_rolled_back_sends_nothing(bench: Bench) -> None:
+    transaction = transaction_of(bench, 1, 2)
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    plan = branches.plan_end(bench.engine, XID, Ending.COMMITTED)
+    assert plan is not None
+    bench.broker.settle()
+    assert plan.over
+    branches.end(bench.engine, XID, Ending.ROLLED_BACK, lambda: None, plan=plan)
+    plan.close()
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == []
+    assert (bench.engine.branches.prepared_bytes, bench.engine.memory.plans_bytes) == (0, 0)
+
+
+def test_plan_of_a_branch_does_not_commit_another_branch_with_its_name(bench: Bench) -> None:
+    def prepare(*contents: Any) -> None:
+        branches.prepare(bench.engine, transaction_of(bench, *contents), XID, "client", lambda _: None)
+        bench.broker.settle()
+
+    prepare("first")
+    plan = branches.plan_end(bench.engine, XID, Ending.COMMITTED)
+    branches.end(bench.engine, XID, Ending.FORCED_ROLLBACK, lambda: None)
+    bench.broker.settle()
+    branches.forget(bench.engine, XID, lambda: None)
+    bench.broker.settle()
+    prepare("second")
+    branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None, plan=plan)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["second"]
+
+
+MANY = 60
+
+
+def test_queue_that_is_deleted_while_a_commit_is_planned_is_created_again(bench: Bench) -> None:
+    transaction = half_planned(bench, transaction_of(bench, *range(MANY)))
+    bench.engine.delete_queue(bench.queue())
+    assert commit(bench, planned(bench, transaction)) == [None]
+    assert bench.waiting(bench.queue()) == list(range(MANY))
+    bench.crash()
+    assert bench.waiting(bench.queue()) == list(range(MANY))
+
+
+def test_two_commits_that_are_planned_at_once_come_whole_and_in_order(bench: Bench) -> None:
+    first, second = bench.engine.begin(b"1"), bench.engine.begin(b"2")
+    for number in range(MANY):
+        bench.put(number, transaction=first)
+        bench.put(MANY + number, transaction=second)
+    half_planned(bench, first)
+    half_planned(bench, second)
+    bench.put("between")
+    for transaction in (second, first):
+        commit(bench, planned(bench, transaction))
+    assert bench.waiting(bench.queue()) == ["between", *range(MANY, 2 * MANY), *range(MANY)]
+    assert (bench.queue().incoming, bench.engine.memory.plans_bytes) == (0, 0)
+
+
+def test_message_that_comes_behind_the_plan_is_part_of_the_commit(bench: Bench) -> None:
+    transaction = planned(bench, transaction_of(bench, 1))
+    bench.put(2, transaction=transaction)
+    commit(bench, transaction)
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_error_while_a_message_is_planned_rolls_the_transaction_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    contained: list[Exception] = []
+    monkeypatch.setattr(bench.engine.journaling, "errors", ErrorContainment(lambda _, error, __: contained.append(error)))
+    bench.fill("received")
+    consumer = bench.consumer(credit=1)
+    transaction = transaction_of(bench, *range(MANY))
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    half_planned(bench, transaction)
+    failure = ValueError("a fault of the broker")
+    with monkeypatch.context() as faulty:
+        faulty.setattr(bench.engine.sending, "plan_ahead", Mock(side_effect=failure))
+        planned(bench, transaction)
+    (error,) = commit(bench, transaction)
+    assert isinstance(error, TransactionRolledBack)
+    assert contained == [failure]
+    queue = bench.queue()
+    assert (queue.incoming, queue.held_messages, bench.engine.memory.plans_bytes) == (0, 1, 0)
+    assert bench.engine.transactions == {}
+
+
+def test_transaction_that_is_open_too_long_while_its_commit_is_planned_is_rolled_back(bench: Bench) -> None:
+    transaction = half_planned(bench, transaction_of(bench, *range(MANY)))
+    bench.now_ms += bench.engine.local_transactions.ms_max + 1
+    bench.engine.tick()
+    assert bench.engine.memory.plans_bytes == 0
+    (error,) = commit(bench, planned(bench, transaction))
+    assert isinstance(error, TransactionRolledBack)
+    assert bench.waiting(bench.queue()) == []
+
+
+def largest(bench: Bench) -> LocalTransaction:
+    transaction = bench.engine.begin(b"1")
+    body = bench.encode("x")
+    facts = scan(body)
+    for number in range(MESSAGES_PER_RECORD_MAX):
+        bench.broker.send("q", body, bench.sender, number, transaction=transaction, facts=facts)
+    bench.broker.settle()
+    return transaction
+
+
+def planning(bench: Bench, over: bool) -> bool:
+    """Go on for a turn if a plan is not over."""
+    if not over:
+        bench.engine.go_on()
+    return over
+
+
+def longest_s(work: Any) -> float:
+    """Processor time of the longest call, until one returns what is true."""
+    longest, done = 0.0, False
+    with quiet():
+        while not done:
+            begun_s = time.thread_time()
+            done = work()
+            longest = max(longest, time.thread_time() - begun_s)
+    return longest
+
+
+def test_no_turn_of_the_largest_commit_is_long(bench: Bench) -> None:
+    transaction, answers = largest(bench), []
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    assert longest_s(lambda: planning(bench, bench.engine.plan_commit(transaction))) < TURN_S_MAX
+    assert longest_s(lambda: bench.engine.commit(transaction, answers.append)) < TURN_S_MAX
+    bench.broker.settle()
+    assert answers == [None]
+    assert bench.queue().held_messages == MESSAGES_PER_RECORD_MAX
+
+
+def test_no_turn_of_the_largest_branch_is_long(bench: Bench) -> None:
+    transaction, answers = largest(bench), []
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    assert longest_s(lambda: planning(bench, bench.engine.plan_prepare(transaction))) < TURN_S_MAX
+    assert longest_s(lambda: branches.prepare(bench.engine, transaction, XID, "client", answers.append) or True) < TURN_S_MAX
+    bench.broker.settle()
+    bench.engine.turns.begin_turn()
+    plan = branches.plan_end(bench.engine, XID, Ending.COMMITTED)
+    assert plan is not None
+    assert longest_s(lambda: planning(bench, plan.over)) < TURN_S_MAX
+    ended = partial(answers.append, "ended")
+    assert longest_s(lambda: branches.end(bench.engine, XID, Ending.COMMITTED, ended, plan=plan) or True) < TURN_S_MAX
+    bench.broker.settle()
+    assert answers == [True, "ended"]
+    assert bench.queue().held_messages == MESSAGES_PER_RECORD_MAX
