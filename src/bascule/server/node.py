@@ -52,8 +52,9 @@ log = get_log(__name__)
 
 #: The loop and the Kafka client's thread hand the interpreter to each other for every record: the default of 5 ms would be felt.
 SWITCH_INTERVAL_S = 0.0002
-#: Messages that wait are many objects without cycles: looking through them every 700 allocations would cost a tenth of the time.
-GC_THRESHOLDS = (50_000, 20, 50)
+#: Messages that wait are many objects without cycles: looking through them every 700 allocations would cost a tenth of the time. A
+#: collection of what is young looks at 250,000 of them at most, one of all objects comes after 50 million.
+GC_THRESHOLDS = (50_000, 3, 250)
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
