@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -244,6 +244,10 @@ class Deliveries:
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
         self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
+
+    def put_back_all(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]]) -> None:
+        """Many messages of several queues wait again, after a failed delivery."""
+        self.returns.of_several(queues, messages, partial(self._put_back, failed=True))
 
     def _put_back_seen(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
         """The same of messages that a consumer may have seen and did not fail at."""

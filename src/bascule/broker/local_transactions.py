@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final
 
 from bascule.broker.branch_entries import PreparePlan
@@ -16,6 +17,7 @@ from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.broker.returns import PIECE_MESSAGES, by_queue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
@@ -130,6 +132,7 @@ class LocalTransactions:
         if self._deliveries.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
+            transaction.queues[consumer.queue] = None
             transaction.charged_deliveries += 1
             self.memory.unsettled += 1
             transaction.size_bytes += 16
@@ -317,19 +320,24 @@ class LocalTransactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: LocalTransaction) -> None:
-        self.take_back([(consumer.queue, message) for consumer, message in transaction.acks])
-        transaction.acks.clear()
+        acks, transaction.acks = transaction.acks, []
+        queues, transaction.queues = transaction.queues, {}
+        self._take_back(queues, len(acks), ((consumer.queue, message) for consumer, message in acks))
         transaction.drafts.clear()
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
 
     def take_back(self, acks: list[Ack]) -> None:
         """Messages that a transaction had received wait again, after a failed delivery."""
-        returned: dict[BrokerQueue, list[BrokerMessage]] = {}
-        for queue, message in acks:
-            returned.setdefault(queue, []).append(message)
-        for queue, messages in returned.items():
-            self._deliveries.put_back(queue, messages, failed=True)
+        self._take_back(dict.fromkeys(map(itemgetter(0), acks)), len(acks), iter(acks))
+
+    def _take_back(self, queues: Iterable[BrokerQueue], count: int, acks: Iterator[Ack]) -> None:
+        """The same of ``count`` messages; ``queues`` are those of the messages."""
+        if count <= PIECE_MESSAGES:
+            for queue, messages in by_queue(acks).items():
+                self._deliveries.put_back(queue, messages, failed=True)
+        else:
+            self._deliveries.put_back_all(queues, acks)
 
 
 def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:

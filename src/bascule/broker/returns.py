@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from bascule.broker.message import BrokerMessage
@@ -14,6 +15,18 @@ PIECE_MESSAGES: Final = 200
 PUT_BACK_STEPS: Final = 6
 
 
+#: Puts messages back into their queue.
+PutBack = Callable[[BrokerQueue, list[BrokerMessage]], None]
+
+
+def by_queue(messages: Iterable[tuple[BrokerQueue, BrokerMessage]]) -> dict[BrokerQueue, list[BrokerMessage]]:
+    """Return the messages of each queue, in their order."""
+    found: dict[BrokerQueue, list[BrokerMessage]] = {}
+    for queue, message in messages:
+        found.setdefault(queue, []).append(message)
+    return found
+
+
 class Returns:
     """Works that put messages back. Until they have ended the queue gives out nothing: a message would overtake others."""
 
@@ -22,7 +35,7 @@ class Returns:
         self._turns = turns
         self._dirty = dirty
 
-    def in_pieces(self, queue: BrokerQueue, messages: list[BrokerMessage], act: Callable[[BrokerQueue, list[BrokerMessage]], None]) -> None:
+    def in_pieces(self, queue: BrokerQueue, messages: list[BrokerMessage], act: PutBack) -> None:
         """Call ``act`` with the messages, which go back into the queue, or with one piece of them after another.
 
         If the turn has no steps left, all pieces wait: a client may give back a few messages of each of many queues.
@@ -34,8 +47,25 @@ class Returns:
         elif messages:
             self.begin(queue, self._pieces(queue, messages, act))
 
+    def of_several(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]], act: PutBack) -> None:
+        """Call ``act`` with the messages of each queue in one piece of ``messages`` after another."""
+        returning = list(queues)
+        for queue in returning:
+            self.hold(queue)
+        self._turns.begin(self._of_several(returning, messages, act))
+
+    def _of_several(self, queues: list[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]], act: PutBack) -> Work:
+        try:
+            while piece := list(islice(messages, PIECE_MESSAGES)):
+                for queue, found in by_queue(piece).items():
+                    act(queue, found)
+                    yield _steps(queue, found)
+        finally:
+            for queue in queues:
+                self.let_go(queue)
+
     @staticmethod
-    def _pieces(queue: BrokerQueue, messages: list[BrokerMessage], act: Callable[[BrokerQueue, list[BrokerMessage]], None]) -> Work:
+    def _pieces(queue: BrokerQueue, messages: list[BrokerMessage], act: PutBack) -> Work:
         for first in range(0, len(messages), PIECE_MESSAGES):
             piece = messages[first : first + PIECE_MESSAGES]
             act(queue, piece)

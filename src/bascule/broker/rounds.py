@@ -102,7 +102,9 @@ class Rounds:
         crash.point("snapshot.delete.after")
         await self._forget(taken)
         if steps.going_on():
-            held = {message.mid: str(xid) for xid, branch in self._engine.branches.prepared.items() for _, message in branch.acks}
+            held: dict[int, str] = {}
+            for xid, branch in self._engine.branches.prepared.items():
+                held |= dict.fromkeys([message.mid for _, message in branch.acks], str(xid))
             await steps.trim(taken, held)
 
     async def _forget(self, taken: Snapshot) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.message import BrokerMessage
-from bascule.broker.queue import QueueConsumer
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 
@@ -33,14 +33,15 @@ class LocalTransaction:
     """
 
     __slots__ = (
-        "acks", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan", "since_ms",
-        "size_bytes",
+        "acks", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan", "queues",
+        "since_ms", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
+        self.queues: dict[BrokerQueue, None] = {}  # from which it has received
         self.size_bytes = 0
         self.commit_steps = 0  # of deciding about the messages that it sends
         self.plan: Plan | None = None  # of its commit, or of the branch that it is to become, if that takes long
@@ -53,4 +54,4 @@ class LocalTransaction:
     def hand_over(self) -> None:
         """It became a branch, which has all that it has gathered. A connection remembers it for a while, and keeps no message with it."""
         self.handed_over = True
-        self.drafts, self.acks = [], []
+        self.drafts, self.acks, self.queues = [], [], {}

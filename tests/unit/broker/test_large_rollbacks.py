@@ -1,0 +1,77 @@
+"""A transaction that has received very many messages goes back in short turns."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.transactions import LocalTransaction
+from bascule.broker.turns import TURN_STEPS
+from bascule.testing.broker import Receiver
+from tests.support.costs import quiet
+from tests.support.speed import SLOWNESS
+from tests.unit.broker.conftest import Bench
+
+#: As many acknowledgements as a record has room for.
+MANY = 1_000_000
+TURN_S_MAX = 0.02 * SLOWNESS
+SOME = 1_000
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(Policy(AddressPolicy(auto_delete=False)))
+
+
+def received(bench: Bench, count: int) -> tuple[Receiver, LocalTransaction]:
+    bench.fill(*range(count))
+    consumer = bench.consumer(credit=count)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.broker.settle()
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    return consumer, transaction
+
+
+def test_rollback_of_very_many_acknowledgements_takes_a_short_turn(bench: Bench) -> None:
+    _, transaction = received(bench, 1)
+    transaction.acks *= MANY  # the first turn comes to a few of them
+    with quiet():
+        begun_s = time.thread_time()
+        bench.engine.rollback(transaction)
+        used_s = time.thread_time() - begun_s
+    assert used_s < TURN_S_MAX
+    assert bench.engine.pending
+
+
+def test_messages_of_several_queues_go_back_in_order_and_none_overtakes_them(bench: Bench) -> None:
+    bench.fill(*range(SOME), to="q")
+    bench.fill(*range(SOME), to="p")
+    consumers = [bench.consumer(bench.queue(name), credit=SOME - 1) for name in "qp"]
+    transaction = bench.engine.begin(b"1")
+    for pair in zip(*(consumer.messages for consumer in consumers), strict=True):
+        for consumer, message in zip(consumers, pair, strict=True):
+            bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.broker.settle()
+    bench.engine.turns.steps = 500
+    bench.engine.turns.begin_turn()
+    bench.engine.rollback(transaction)
+    for consumer in consumers:
+        consumer.received.clear()
+        bench.broker.give(consumer, SOME)
+    bench.broker.settle()
+    assert [bench.got(consumer) for consumer in consumers] == [list(range(SOME))] * 2
+    assert bench.engine.memory.unsettled == 2 * SOME
+
+
+def test_queue_that_is_deleted_while_messages_go_back_lets_go_of_them(bench: Bench) -> None:
+    _, transaction = received(bench, SOME)
+    bench.engine.rollback(transaction)
+    assert bench.engine.pending
+    bench.engine.delete_queue(bench.queue())
+    bench.broker.settle()
+    assert bench.engine.memory.entries == 0
