@@ -293,7 +293,9 @@ class Run(Model):
         if not chosen or (not self.transactions[chosen[-1]] and self.random.random() < 0.9):
             return
         transaction = chosen[-1]
-        actions = self.transactions.pop(transaction)
+        self.prepare_one(transaction, self.transactions.pop(transaction))
+
+    def prepare_one(self, transaction: LocalTransaction, actions: list[tuple[str, Any]]) -> None:
         xid = Xid(1, transaction.id, b"")
         self.history.append(f"prepare {transaction.id!r}")
         if transaction in self.refused:
@@ -318,19 +320,19 @@ class Run(Model):
 
     def tell(self, xid: Xid, ending: Ending) -> None:
         self.history.append(f"{ending.name} {xid}")
-        engine, held = self.broker.engine, self.held.get(xid)
+        held = self.held.get(xid)
         if held is None:
             with pytest.raises(UnknownBranch) as caught:
-                branches.end(engine, xid, ending, lambda: None)
+                self.end_of_branch(xid, ending, lambda: None)
             assert caught.value.ending is self.ended[xid]
             return
         if held.ending not in (None, ending):
             with pytest.raises(BranchBusy):
-                branches.end(engine, xid, ending, lambda: None)
+                self.end_of_branch(xid, ending, lambda: None)
             return
         token = self.token()
         if held.ending is ending:
-            branches.end(engine, xid, ending, lambda: self.sender.answers.append((token, None)))
+            self.end_of_branch(xid, ending, lambda: self.sender.answers.append((token, None)))
             self.answers_due[token] = held.over
             return
 
@@ -342,7 +344,7 @@ class Run(Model):
                 self.roll_back(held.actions)
 
         def end() -> None:
-            branches.end(engine, xid, ending, done)
+            self.end_of_branch(xid, ending, done)
 
         held.ending = ending
         if ending is Ending.COMMITTED:
@@ -352,15 +354,20 @@ class Run(Model):
             held.over = self.record()
         self.answers_due[token] = held.over
 
+    def end_of_branch(self, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
+        branches.end(self.broker.engine, xid, ending, done)
+
     COMMANDS = (
         (send, 14), (repeat, 2), (attach, 4), (detach, 3), (delete_queue, 1), (credit, 4), (settle_one, 14), (begin, 2), (end, 3),
         (prepare, 1), (end_branch, 1), (Model.turn, 10), (Model.confirm, 8), (Model.pass_time, 3), (Model.snapshot, 2), (Model.crash, 2),
         (Model.settle, 2),
     )  # fmt: skip
 
+    LONGEST = COMMANDS_MAX
+
     def commands(self) -> None:
         commands, weights = zip(*self.COMMANDS, strict=True)
-        for command in self.random.choices(commands, weights, k=self.random.randint(5, COMMANDS_MAX)):
+        for command in self.random.choices(commands, weights, k=self.random.randint(5, self.LONGEST)):
             command(self)
             self.answered()
 
@@ -434,16 +441,16 @@ class BranchRun(Run):
     )  # fmt: skip
 
 
-class RefusedRun(Run):
-    """A run in which many messages of transactions are refused, because nobody takes any from the full queue that they are sent to."""
-
-    COMMANDS = ((Run.send, 30), (Run.begin, 4), (Run.end, 4), (Run.prepare, 2), (Model.turn, 4), (Model.confirm, 4), (Model.crash, 1))
-
-
 class SlowRun(Run):
     """A run in which searches, sweeps and returns take many turns, and other commands come between."""
 
     TURN_STEPS = (15, 40, 100)
+
+
+class RefusedRun(Run):
+    """A run in which many messages of transactions are refused, because nobody takes any from the full queue that they are sent to."""
+
+    COMMANDS = ((Run.send, 30), (Run.begin, 4), (Run.end, 4), (Run.prepare, 2), (Model.turn, 4), (Model.confirm, 4), (Model.crash, 1))
 
 
 class SnapshotRun(SlowRun):

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from bascule.broker import branch_entries as branch_entries_module
 from bascule.broker import branches
 from bascule.broker import collecting as collecting_module
+from bascule.broker import commit_plan as commit_plan_module
 from bascule.broker import delivery as delivery_module
 from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
+from bascule.broker import local_transactions as local_transactions_module
 from bascule.broker import order as order_module
 from bascule.broker import queue as queue_module
 from bascule.broker import returns as returns_module
@@ -27,6 +30,7 @@ from bascule.broker.held import Held
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.local_transactions import LocalTransactions
+from bascule.broker.plans import Plan
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready, SelectorView
@@ -35,6 +39,7 @@ from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, SnapshotRun, run_all
 from tests.property.broker_model import ALONE, POLICY, RULES
+from tests.property.planned_commits import PlannedRun
 
 #: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
 RUNS = int(os.environ.get("BASCULE_MODEL_RUNS", "5000"))
@@ -70,6 +75,30 @@ def test_promises_hold_when_work_takes_many_turns_between_other_commands(monkeyp
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_snapshot_of_many_turns_is_the_state_at_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS), SnapshotRun)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_promises_hold_when_commits_are_planned_between_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_all_in_pieces(monkeypatch)
+    run_all(range(FIRST_SEED, FIRST_SEED + RUNS // 10), PlannedRun)
+
+
+def test_the_model_notices_a_commit_that_decides_by_bindings_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_all_in_pieces(monkeypatch)
+    monkeypatch.setattr(Sending, "_holds", lambda *_: True)
+    with pytest.raises(AssertionError, match="seed"):
+        run_all(range(1, PLANTED_RUNS), PlannedRun)
+
+
+def plan_all_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Plan.begin
+    monkeypatch.setattr(Plan, "begin", lambda plan, _: begin(plan, PlannedRun.plan_turns))
+    monkeypatch.setattr(local_transactions_module, "PLANNED_STEPS", -1)
+    monkeypatch.setattr(local_transactions_module, "PIECE_MESSAGES", 0)
+    monkeypatch.setattr(commit_plan_module, "PIECE_STEPS", 1)
+    monkeypatch.setattr(commit_plan_module, "ACKS_PER_STEP", 1)
+    monkeypatch.setattr(branch_entries_module, "PIECE_SENDS", 1)
+    monkeypatch.setattr(branch_entries_module, "PIECE_RECEIVED", 1)
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int], kind: type[Run] = SlowRun) -> None:

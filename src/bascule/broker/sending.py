@@ -340,22 +340,23 @@ class Sending:
 
         ``now_ms`` is the time by which the plans were made. Call it within ``Journaling.atomic``, which takes all of it back if it raises.
         """
-        taken: list[tuple[Draft, SendPlan]] = []
+        taken: list[tuple[Draft, SendPlan, DuplicateWindow | None]] = []
         holding: Route | None = None  # the last plan is based on this route, and holds; the next plan usually has the same route
         for draft, planned in sends:
-            plan = planned
-            if plan is None or (plan[0] is not holding and not self._holds(draft, plan)):
-                if self._lacks_queue(draft):
-                    self._destinations.recreate(draft.address)
-                plan = self._plan(draft, now_ms)
-            holding = None if plan[0].diverted else plan[0]
+            window: DuplicateWindow | None = None
             if draft.duplicate_ids:
                 window = self.windows.window(draft.address)
                 if not window.admit(draft.duplicate_ids, now_ms):
                     self.counters.duplicates += 1
                     continue
                 self._undo(window.take_back, draft.duplicate_ids)
-            taken.append((draft, plan))
+            plan = planned
+            if plan is None or (plan[0] is not holding and not self._holds(draft, plan)):
+                if self._lacks_queue(draft):
+                    self._destinations.recreate(draft.address)
+                plan = self._plan(draft, now_ms)
+            holding = None if plan[0].diverted else plan[0]
+            taken.append((draft, plan, window))
         return self._take_all(taken)
 
     def _holds(self, draft: Draft, plan: SendPlan) -> bool:
@@ -365,19 +366,19 @@ class Sending:
         journaled = durable or (route.diverted and self.stalled is None)
         return planned == route and journaled == bool(entry) and not self._lacks_queue(draft)
 
-    def _take_all(self, taken: list[tuple[Draft, SendPlan]]) -> list[Stored]:
-        mids = iter(self.journaling.add_sends([(entry, draft.duplicate_ids) for draft, (_, _, entry, _) in taken if entry]))
+    def _take_all(self, taken: list[tuple[Draft, SendPlan, DuplicateWindow | None]]) -> list[Stored]:
+        mids = iter(self.journaling.add_sends([(entry, draft.duplicate_ids) for draft, (_, _, entry, _), _ in taken if entry]))
         stored: list[Stored] = []
         self._undo(self._undo_routes, stored)
-        for draft, (_, queues, entry, durable) in taken:
+        for draft, (_, queues, entry, durable), window in taken:
             message = draft.message
             message.durable = draft.durable
             if entry:
                 mid = next(mids)
                 if durable:
                     message.mid = mid
-                if draft.duplicate_ids:
-                    self.windows.window(draft.address).sequence = mid >> INDEX_BITS
+                if window is not None:
+                    window.sequence = mid >> INDEX_BITS
             for queue in queues:
                 queue.expect(message)
             stored.append((message, queues, draft.delivery_time_ms))

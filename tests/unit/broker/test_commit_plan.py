@@ -134,6 +134,15 @@ def test_message_that_is_sent_between_plan_and_commit_makes_its_repeat_none(benc
     assert bench.engine.counters.duplicates == 1
 
 
+def test_repeat_creates_no_queue_that_is_deleted_between_plan_and_commit(bench: Bench) -> None:
+    options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
+    transaction = planned(bench, transaction_of(bench, "in the transaction", **options))
+    bench.fill("before its commit", **options)
+    bench.engine.delete_queue(bench.queue())
+    assert commit(bench, transaction) == [None]
+    assert "q" not in bench.engine.addresses.anycast
+
+
 def test_commit_that_fails_after_its_plan_leaves_nothing(bench: Bench) -> None:
     options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
     transaction = planned(bench, transaction_of(bench, "x" * 1_000, **options))
