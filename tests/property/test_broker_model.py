@@ -30,7 +30,7 @@ from bascule.broker.held import Held
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.local_transactions import LocalTransactions
-from bascule.broker.plans import Plan
+from bascule.broker.plans import PlanInTurns
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready, SelectorView
@@ -91,8 +91,8 @@ def test_the_model_notices_a_commit_that_decides_by_bindings_that_are_gone(monke
 
 
 def plan_all_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Plan.begin
-    monkeypatch.setattr(Plan, "begin", lambda plan, _: begin(plan, PlannedRun.plan_turns))
+    begin = PlanInTurns.begin
+    monkeypatch.setattr(PlanInTurns, "begin", lambda plan, _: begin(plan, PlannedRun.plan_turns))
     monkeypatch.setattr(local_transactions_module, "PLANNED_STEPS", -1)
     monkeypatch.setattr(local_transactions_module, "PIECE_MESSAGES", 0)
     monkeypatch.setattr(commit_plan_module, "PIECE_STEPS", 1)

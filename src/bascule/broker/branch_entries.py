@@ -7,7 +7,7 @@ from typing import Final
 
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.message import BrokerMessage, stored_group
-from bascule.broker.plans import Plan
+from bascule.broker.plans import PlanInTurns
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core.destination import Routing
@@ -24,7 +24,7 @@ PIECE_RECEIVED: Final = 200
 _DIGEST_FLAGS: Final = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
-class PreparePlan(Plan):
+class PreparePlan(PlanInTurns):
     """The parts of the entry of the branch that a transaction is to become."""
 
     __slots__ = ("_acks", "_parts", "_received", "received", "sent")

@@ -13,7 +13,7 @@ from typing import Final
 from bascule.broker.leaving import Ack, collect
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.memory import MemoryAccount
-from bascule.broker.plans import Plan
+from bascule.broker.plans import PlanInTurns
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending, SendPlan
 from bascule.broker.transactions import Draft
@@ -25,7 +25,7 @@ ACKS_PER_STEP: Final = 2
 PIECE_STEPS: Final = 200
 
 
-class CommitPlan(Plan):
+class CommitPlan(PlanInTurns):
     """The plan of the messages and acknowledgements of one commit."""
 
     __slots__ = ("acks", "drafts", "entry", "gone", "now_ms", "sends")

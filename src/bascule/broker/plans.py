@@ -8,7 +8,7 @@ from bascule.broker.memory import MemoryAccount
 from bascule.broker.turns import Turns, Work
 
 
-class Plan:
+class PlanInTurns:
     """Work in turns for whose end its owner waits. The owner must call :meth:`close` in the end, also if it waits no longer.
 
     ``over``: nothing more is to be worked out, or the work has failed.

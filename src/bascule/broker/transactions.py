@@ -10,7 +10,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 
 if TYPE_CHECKING:
-    from bascule.broker.plans import Plan
+    from bascule.broker.plans import PlanInTurns
 
 
 class Draft(NamedTuple):
@@ -44,7 +44,7 @@ class LocalTransaction:
         self.queues: dict[BrokerQueue, None] = {}  # from which it has received
         self.size_bytes = 0
         self.commit_steps = 0  # of deciding about the messages that it sends
-        self.plan: Plan | None = None  # of its commit, or of the branch that it is to become, if that takes long
+        self.plan: PlanInTurns | None = None  # of its commit, or of the branch that it is to become, if that takes long
         self.charged_bytes = 0  # in the account of memory
         self.charged_deliveries = 0  # the same: deliveries that it has acknowledged, which stay unsettled until it ends
         self.since_ms = 0  # since when it holds something
