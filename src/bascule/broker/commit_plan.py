@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from itertools import islice
 from typing import Final
 
-from bascule.broker.leaving import Ack, collect
+from bascule.broker.leaving import Ack, collect, count
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.plans import PlanInTurns
@@ -28,7 +28,7 @@ PIECE_STEPS: Final = 200
 class CommitPlan(PlanInTurns):
     """The plan of the messages and acknowledgements of one commit."""
 
-    __slots__ = ("acks", "drafts", "entry", "gone", "now_ms", "sends")
+    __slots__ = ("acks", "drafts", "entry", "gone", "held", "now_ms", "sends")
 
     def __init__(
         self, sending: Sending, drafts: Iterable[Draft], acks: Iterable[Ack], account: MemoryAccount, size_bytes: int, now_ms: int
@@ -38,6 +38,7 @@ class CommitPlan(PlanInTurns):
         self.sends: list[SendPlan | None] = []  # of the drafts; None if the commit has to create the queue first
         self.acks: list[Ack] = []
         self.gone: dict[BrokerQueue, list[int]] = {}  # mids of journaled messages that are acknowledged
+        self.held: dict[BrokerQueue, list[int]] = {}  # how many messages are acknowledged, and of how many bytes
         self.now_ms = now_ms
         self.entry = b""  # of the branch that is committed
         super().__init__(self._work_out(sending, drafts, acks), account, size_bytes)
@@ -60,4 +61,5 @@ class CommitPlan(PlanInTurns):
         while piece := list(islice(remaining, PIECE_STEPS * ACKS_PER_STEP)):
             self.acks += piece
             collect(piece, self.gone)
+            count(piece, self.held)
             yield PIECE_STEPS

@@ -33,6 +33,17 @@ def collect(acks: Iterable[Ack], gone: dict[BrokerQueue, list[int]]) -> None:
                 mids.append(message.mid)
 
 
+def count(acks: Iterable[Ack], held: dict[BrokerQueue, list[int]]) -> None:
+    """Add to ``held`` how many messages they are, and of how many bytes, for each queue."""
+    for queue, message in acks:
+        sums = held.get(queue)
+        if sums is None:
+            held[queue] = [1, message.size_bytes]
+        else:
+            sums[0] += 1
+            sums[1] += message.size_bytes
+
+
 class RemoveMessage(Protocol):
     """Removes an acknowledged message from memory. ``counted``: its queue still counts it."""
 
@@ -56,14 +67,18 @@ class LeavingMessages:
             if not queue.deleted:
                 self._journaling.add_acks(queue, mids)
 
-    def forget(self, acks: Sequence[Ack]) -> None:
-        """Remove messages from their queues, once their acknowledgements are in the open record."""
+    def forget(self, acks: Sequence[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
+        """Remove messages from their queues, once their acknowledgements are in the open record. ``held``: as ``count`` has it of them."""
         if len(acks) <= PIECE_MESSAGES:
             for queue, message in acks:
                 self._remove(queue, message)
             return
-        for queue, message in acks:
-            queue.uncount(message)
+        if held is None:
+            sums: dict[BrokerQueue, list[int]] = {}
+            count(acks, sums)
+            held = sums
+        for queue, (messages, size_bytes) in held.items():
+            queue.uncount(messages, size_bytes)
         remaining = deque(acks)
         self._remaining.append(remaining)
         self._turns.begin(self._leave(remaining))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
@@ -276,7 +276,7 @@ class LocalTransactions:
                 self.journaling.add(ended)
             stored = self._sending.decide_all(zip(plan.drafts, plan.sends, strict=True), plan.now_ms)
             self._deliveries.leaving.journal(plan.gone)
-        self._then_put_in(stored, plan.acks)
+        self._then_put_in(stored, plan.acks, plan.held)
 
     @staticmethod
     def _finished_plan(transaction: LocalTransaction) -> CommitPlan | None:
@@ -292,10 +292,10 @@ class LocalTransactions:
     def _is_persistent(transaction: LocalTransaction) -> bool:
         return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
 
-    def _then_put_in(self, stored: list[Stored], acks: list[Ack]) -> None:
+    def _then_put_in(self, stored: list[Stored], acks: list[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
         """The record of a commit is made: what it has acknowledged leaves, and once the record is stored its messages come."""
         self.counters.acknowledged += len(acks)
-        self._deliveries.leaving.forget(acks)
+        self._deliveries.leaving.forget(acks, held)
         first, *others = _pieces(stored)
         self.journaling.then(self._carried_out, first)
         for piece in others:

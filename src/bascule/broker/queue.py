@@ -203,10 +203,10 @@ class BrokerQueue:
         if message.group is not None and self.groups is None:
             self.groups = Groups(self.ready, self.takers)
 
-    def uncount(self, message: BrokerMessage) -> None:
-        """The message is acknowledged and leaves soon: it counts for no limit any more."""
-        self.held_messages -= 1
-        self.held_bytes -= message.size_bytes
+    def uncount(self, messages: int, size_bytes: int) -> None:
+        """So many messages are acknowledged and leave soon: they count for no limit any more."""
+        self.held_messages -= messages
+        self.held_bytes -= size_bytes
 
     def drop(self, message: BrokerMessage, *, counted: bool = True) -> None:
         """The message is the queue's no longer. ``counted``: ``uncount`` has not been told of it."""
