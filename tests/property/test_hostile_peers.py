@@ -191,6 +191,7 @@ def test_hostile_peers_that_are_gone_leave_nothing_behind() -> None:
             peer = Peer(served, seed, cost_s_max=math.inf)  # memory is traced, which takes time
             peer.talk()
             peer.connection.connection_lost(None)
+            await asyncio.sleep(0)  # the turns that the loop still owes the connection
             broker.settle()
         for queue in list(broker.engine.addresses.queues.values()):
             administration.delete(broker.engine, queue, force=True)
