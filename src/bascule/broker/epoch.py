@@ -316,9 +316,10 @@ class EpochProtocol:
     def _tick(self) -> None:
         if self.awake():
             self._timer = None
-            self.engine.tick()
-            self.engine.dispatch()
-            self._set_timer()
+            with self._or_end("what was due could not be done"):
+                self.engine.tick()
+                self.engine.dispatch()
+                self._set_timer()
             self._effects.ticked()
 
     def _plan_turn(self) -> None:

@@ -188,6 +188,14 @@ def test_error_in_a_timer_is_contained_and_the_other_timers_go_on(around: Surrou
     assert not epoch.ended
 
 
+def test_error_beside_what_a_timer_does_ends_the_epoch(around: Surroundings) -> None:
+    epoch = around.serving()
+    epoch.engine.deliveries._dirty[None] = None  # type: ignore[index]
+    epoch.engine.schedule.at(int(around.world.now_ms) + 100, lambda: None)
+    around.run(1)
+    assert around.why.startswith("BrokerFault: what was due could not be done: ")
+
+
 def test_record_that_cannot_be_made_ends_the_epoch_as_a_failed_append_does(around: Surroundings) -> None:
     epoch = around.serving()
     epoch.engine.journaling.batch.parts.append("no bytes")  # type: ignore[arg-type]
