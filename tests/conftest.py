@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,19 @@ NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never 
 #: A descriptor for the standard error of the run, which tests do not capture.
 _STDERR = pytest.StashKey[int]()
 _WATCHDOG = pytest.StashKey[Watchdog]()
-#: All others come before these: a long test that only computes goes well beside such that wait, and with the short ones at the end no
-#: process of a run is left alone with a long one.
-TURNS = {"scenarios": 1, "tidy": 2, "unit": 2}
+#: Seconds that a file of a directory takes, about. Tests that compute and tests that wait for services take turns, so that each kind has
+#: its share of a run from the beginning to the end: those that wait leave the processors to the others. Within a kind the long files come
+#: first: no process of a run is left alone with a long one at the end.
+COMPUTING_S = {"simulation": 130.0, "property": 35.0, "tidy": 5.0, "unit": 3.0}
+WAITING_S = {"chaos": 350.0, "scenarios": 60.0, "examples": 50.0, "interop": 30.0}
 #: In the environment of every process of a run, and so in that of every descendant.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 #: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
 LEAVE_TIMEOUT_S = 60.0
-#: Test processes at once, each with services of its own, on a machine that is not so many times slower than usual: with four of them
-#: on two processors, Kafka was left without a turn for 30 s.
-WORKERS = 3
+#: Test processes at once, each with services of its own, on a machine that is not so many times slower than usual. About one of them
+#: computes at a time: four that compute on two processors leave Kafka without a turn for 30 s.
+WORKERS = 4
 SLOW = 2.0
 #: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
@@ -83,13 +85,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Of those that take turns together large files come first: they take longer, and do not all need Spark at the same time.
-    items.sort(key=lambda item: (TURNS.get(_directory(item), 0), -_size_bytes(item.path), item.path))
+    shares = _shares(items)
+    items.sort(key=lambda item: (shares[item.path], item.path))
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
         if item.config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
+
+
+def _shares(items: list[pytest.Item]) -> dict[Path, float]:
+    """For each file, the share of the work of its kind that comes before the middle of the file."""
+    directories = {item.path: _directory(item) for item in items}
+    shares: dict[Path, float] = {}
+    for usual_s in (COMPUTING_S, WAITING_S):
+        # Of a directory large files come first: they take longer, and do not all need Spark at the same time.
+        files = sorted((path for path, name in directories.items() if name in usual_s), key=lambda path: (
+            -usual_s[directories[path]], -path.stat().st_size, path,
+        ))  # fmt: skip
+        ends_s = list(itertools.accumulate(usual_s[directories[path]] for path in files))
+        shares |= {path: (end_s - usual_s[directories[path]] / 2) / ends_s[-1] for path, end_s in zip(files, ends_s, strict=True)}
+    return shares
 
 
 def _timeout_s(item: pytest.Item) -> float:
@@ -106,11 +122,6 @@ def _timeout_s(item: pytest.Item) -> float:
 def pytest_xdist_auto_num_workers() -> int:
     """More than processors, as many tests wait for a time to pass; on a slow machine they have to wait for the processor."""
     return WORKERS if SLOWNESS < SLOW else WORKERS - 1
-
-
-@cache
-def _size_bytes(file: Path) -> int:
-    return file.stat().st_size
 
 
 def _directory(item: pytest.Item) -> str:
