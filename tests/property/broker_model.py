@@ -183,7 +183,7 @@ class Model:
         self.orders = 0
         self.delayed: list[tuple[Line, Copy]] = []  # stored, and not yet due
         self.crashes = 0
-        self.lost_expired: list[Copy] = []  # expired in a queue that a crash removed; perhaps moved before
+        self.lost_expired: list[Copy] = []  # expired in a queue of which a crash leaves nothing; perhaps moved before
         special = self.random.sample([name for name, _ in RULES], 2)
         self.queues = (PLAIN, *special)
         self.broker = ComparingBroker(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
@@ -405,7 +405,7 @@ class Model:
         self.lost_expired += [
             copy
             for line in self.lines
-            if not line.durable
+            if not line.durable or line.deleted <= last
             for copy in line.copies
             if copy.there and copy.holder is None and copy.facts.persistent and self.expired(copy)
         ]
