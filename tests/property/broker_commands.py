@@ -83,6 +83,8 @@ class Run(Model):
         if address not in LIMITED:
             return False
         line = self.line(address)
+        while self.broker.engine.addresses.anycast[address].returning:  # what is on its way to the dead letters still takes room
+            self.turn()
         if address == WAITING:
             room = self.broker.engine.share_of_room(address, Routing.ANYCAST, 10)
             assert room == max(0, DEPTH_MAX - line.depth), f"room for {room} beside {line.depth}"
