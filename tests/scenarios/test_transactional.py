@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -15,7 +14,6 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import PipelinesSpec
@@ -112,10 +110,8 @@ def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_li
     place: Place, writer: TransactionalWriter, bad: int
 ) -> None:
     outputs = place.outputs(*("x" * (2 * RECORD_BYTES_MAX if each == bad else 1) for each in range(5000)))
-    begun_s = time.monotonic()
-    with pytest.raises(Unwritable) as refused:
+    with pytest.raises(Unwritable) as refused:  # a time limit would raise another error
         writer.write(outputs, BEGIN, MIDDLE)
-    assert time.monotonic() - begun_s < COORDINATOR_TIMEOUT_S
     assert {at: fault.code() for at, fault in refused.value.faults.items()} == {bad: KafkaError.MSG_SIZE_TOO_LARGE}
 
 
