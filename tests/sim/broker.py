@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from bascule.broker.addresses import Diverts
@@ -32,6 +34,8 @@ LIMITS: Final = EpochLimits(append_timeout_s=0.25, still_max_s=0.15, in_flight_m
 POLL_MS: Final = 20.0
 #: Before the next try of a broker that could not serve.
 PAUSE_MS: Final = 30.0
+_KEY: Final = attrgetter("key")
+_EPOCH_KEY: Final = KEY_OF_KIND[Kind.EPOCH]
 
 
 class Broker:
@@ -131,7 +135,7 @@ class Broker:
     @property
     def superseded(self) -> bool:
         """Whether a newer epoch has begun, known to this broker or not."""
-        return any(record.key == KEY_OF_KIND[Kind.EPOCH] for record in self.journal.records[self.epoch + 1 :])
+        return _EPOCH_KEY in map(_KEY, islice(self.journal.records, self.epoch + 1, None))
 
     def fresh_engine(self, journaling: Journaling | None = None) -> Engine:
         """One without any state."""

@@ -95,14 +95,7 @@ class Client:
         id = f"{self.name}-{self._numbers}"
         self._numbers += 1
         self.stage.facts[id] = facts
-        body = encode_message(
-            JmsMessage(
-                message_id=f"ID:{id}", destination=to.removeprefix(TOPIC), destination_kind="topic" if to.startswith(TOPIC) else "queue",
-                delivery_mode="PERSISTENT" if facts.persistent else "NON_PERSISTENT", priority=facts.priority,
-                properties={name: Int(value) for name, value in facts.properties.items()}, body_kind="text", body=id,
-            )
-        )  # fmt: skip
-        return id, body, scan(body)
+        return id, *encoded(f"ID:{id}", to, id, facts.persistent, facts.priority, tuple(facts.properties.items()))
 
     def some_facts(self) -> Facts:
         """What a new message is like."""
@@ -353,17 +346,26 @@ class ReceivingClient(Transacted):
         for message, id in zip(messages, ids, strict=True):
             connection.up(self._acknowledge_in, connection, name, port, message)
             if self._to is not None:
-                body = moved(self._to, id, self.stage.facts)
-                connection.up(self._send_in, connection, name, self._to, body, scan(body))
+                connection.up(self._send_in, connection, name, self._to, *moved(self._to, id, self.stage.facts))
         return await self.end(connection, name, commit=not (self.world.chance(0.1) and not self.stage.ending))
 
 
-def moved(to: str, id: str, facts: Mapping[str, Facts]) -> bytes:
+def moved(to: str, id: str, facts: Mapping[str, Facts]) -> tuple[bytes, Scan]:
     """A message that is sent on, in the persistence of the first one."""
-    persistent = facts[id].persistent if id in facts else True
-    return encode_message(
+    first = facts.get(id, Facts())
+    return encoded(f"ID:{to}:{id}", to, id, first.persistent, first.priority)
+
+
+@lru_cache(maxsize=10_000)
+def encoded(
+    message_id: str, to: str, text: str, persistent: bool, priority: int, properties: Sequence[tuple[str, int]] = ()
+) -> tuple[bytes, Scan]:
+    """A message's bytes, and what a scan of them says. Many runs send the same messages."""
+    body = encode_message(
         JmsMessage(
-            message_id=f"ID:{to}:{id}", destination=to, destination_kind="queue", body_kind="text", body=id,
-            delivery_mode="PERSISTENT" if persistent else "NON_PERSISTENT", priority=facts[id].priority if id in facts else 4,
+            message_id=message_id, destination=to.removeprefix(TOPIC), destination_kind="topic" if to.startswith(TOPIC) else "queue",
+            delivery_mode="PERSISTENT" if persistent else "NON_PERSISTENT", priority=priority,
+            properties={name: Int(value) for name, value in properties}, body_kind="text", body=text,
         )
     )  # fmt: skip
+    return body, scan(body)

@@ -48,7 +48,7 @@ class Connection:
         if self.world.chance(self.slowness):
             self.world.note("hold up manager", self.name)
             self._up_ms += self.world.random.random() * HOLD_UP_MS
-        self.world.after(self._up_ms - self.world.now_ms, self._process.do, self._at_broker, action, arguments)
+        self._process.after(self._up_ms - self.world.now_ms, self._at_broker, action, arguments)
 
     def _at_broker(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if not self.closed_by_broker and self.broker.engine is self._engine and self.broker.serving and self.broker.awake():
@@ -86,7 +86,7 @@ class Connection:
         if not self.lost.done:
             self._forget()
             gone_ms = max(self._up_ms, self.world.now_ms + self.world.random.random() * 20)
-            self.world.after(gone_ms - self.world.now_ms, self._process.do, self._gone)
+            self._process.after(gone_ms - self.world.now_ms, self._gone)
 
     def _forget(self) -> None:
         self.lost.keep(None)

@@ -118,7 +118,8 @@ class Coordinator:
         try:
             self.partition.store(ToWrite(transactional_id.encode(), f"{known.producer} {known.epoch} {known.state}".encode()))
         except Later as later:
-            stored, answer = later.answer, Promise[T]()
+            stored = later.answer
+            answer: Promise[T] = Promise()
             self._changing[transactional_id] = None
             self._log.append((transactional_id, known))
 

@@ -122,10 +122,11 @@ class Kafka:
             world.after(self._way_ms(), self._arrive, process, what, carry_out, promise, again, at)
 
     def _way_ms(self) -> float:
-        way_ms = self.world.random.random() * self.cluster.weather.delay_ms
-        if not self.world.chance(self.cluster.weather.slow):
+        weather, world = self.cluster.weather, self.world
+        way_ms = world.random.random() * weather.delay_ms
+        if not weather.slow or not world.chance(weather.slow):
             return way_ms
-        self.world.note("slow down")
+        world.note("slow down")
         return way_ms * 10
 
     def _arrive(

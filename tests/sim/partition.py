@@ -8,8 +8,10 @@ the last stable offset and the start of the moment when it was cut off.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bascule.journal.offsets import UNKNOWN_OFFSET
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 Headers = Sequence[tuple[str, str | bytes | None]]
 #: Of a fetch: what was to be read has been deleted.
 TRIMMED: Final = "trimmed"
+_OFFSET: Final = attrgetter("offset")
 
 
 class KafkaFault(Exception):
@@ -221,7 +224,7 @@ class Partition:
         """A new leader has no records from an offset on, which is not before the high watermark; returns how many go."""
         gone = self.log_end - end
         if gone:
-            del self.records[bisect_left(self.records, (end,), key=lambda record: (record.offset,)) :]
+            del self.records[bisect_left(self.records, end, key=_OFFSET) :]
             self.log_end = end
             self.open = {transaction: first for transaction, first in self.open.items() if first < end}
             for known in self.producers.values():
@@ -257,18 +260,11 @@ class Partition:
 
     def read(self, start: int, *, committed: bool, count: int = 1 << 30) -> tuple[list[Record], int]:
         """Records from an offset on, and where to read on. Raises KafkaFault."""
-        view = self.view
-        if start < (self.start if view is None else view.start):
+        if start < self.earliest:
             raise KafkaFault(TRIMMED)
-        if view is not None:
-            limit = view.stable if committed else view.end
-        else:
-            limit = self.stable if committed else self.end
-            if self.known_end is not None:
-                limit = min(limit, self.known_end)
+        limit = self._readable(committed=committed)
         found: list[Record] = []
-        for place in range(bisect_left(self.records, (start,), key=lambda record: (record.offset,)), len(self.records)):
-            record = self.records[place]
+        for record in islice(self.records, bisect_left(self.records, start, key=_OFFSET), None):
             if record.offset >= limit:
                 break
             if len(found) == count:
@@ -277,9 +273,32 @@ class Partition:
                 found.append(record)
         return found, max(start, limit)
 
+    def _readable(self, *, committed: bool) -> int:
+        """The offset at which a reader stops."""
+        if self.view is not None:
+            return self.view.stable if committed else self.view.end
+        limit = self.stable if committed else self.end
+        return limit if self.known_end is None else min(limit, self.known_end)
+
+    def committed_end(self) -> int:
+        """The offset behind the last record that a reader of committed records is given; 0 when there is none."""
+        limit = self._readable(committed=True)
+        return next((record.offset + 1 for record in self._backwards(limit) if record.offset >= self.earliest), 0)
+
+    def newest(self, key: bytes) -> Record | None:
+        """Of what a reader of committed records has ever been able to read the last record with a key."""
+        return next((record for record in self._backwards(self.stable) if record.key == key), None)
+
+    def _backwards(self, end: int) -> Iterator[Record]:
+        """Committed records before an offset, deleted or not, the last one first."""
+        for place in range(bisect_left(self.records, end, key=_OFFSET) - 1, -1, -1):
+            if self._counts(self.records[place]):
+                yield self.records[place]
+
     def all_committed(self) -> list[Record]:
         """Return what a reader of committed records has ever been able to read, deleted or not."""
-        return [record for record in self.records if record.offset < self.stable and self._counts(record)]
+        stable = self.stable
+        return [record for record in self.records if record.offset < stable and self._counts(record)]
 
     def trim(self, end: int) -> None:
         """DeleteRecords: none before an offset is there any more."""

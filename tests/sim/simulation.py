@@ -256,8 +256,7 @@ class Simulation:
 
     def _ends(self) -> Iterator[tuple[str, int]]:
         for ingress, partition in self.pipelines.sources():
-            records, _ = partition.read(partition.start, committed=True)
-            yield self.pipelines.key(ingress, partition), records[-1].offset + 1 if records else 0
+            yield self.pipelines.key(ingress, partition), partition.committed_end()
 
     def _judge(self) -> Tally:
         def found(topic: str) -> list[str]:

@@ -7,10 +7,11 @@ decides all delays and faults, so a seed repeats its run exactly.
 from __future__ import annotations
 
 import enum
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from functools import partial
+from heapq import heappop, heappush
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -130,30 +131,35 @@ class Promise(Generic[T]):
         self.done = False
         self.value: T
         self.error: Exception | None = None
-        self._then: list[Callable[[], None]] = []
+        self._then: list[Callable[[], None]] | None = None
 
     def keep(self, value: T) -> None:
         """The value is there."""
         if not self.done:
             self.value = value
-            self._end()
+            self.done = True
+            if self._then is not None:
+                self._call()
 
     def fail(self, error: Exception) -> None:
         """It never will be."""
         if not self.done:
             self.error = error
-            self._end()
+            self.done = True
+            if self._then is not None:
+                self._call()
 
-    def _end(self) -> None:
-        self.done = True
-        then, self._then = self._then, []
-        for action in then:
+    def _call(self) -> None:
+        then, self._then = self._then, None
+        for action in then or ():
             action()
 
     def then(self, action: Callable[[], None]) -> None:
         """Call this when the promise is done, at once if it is."""
         if self.done:
             action()
+        elif self._then is None:
+            self._then = [action]
         else:
             self._then.append(action)
 
@@ -183,21 +189,28 @@ class World:
         self.offsets_ms: dict[str, float] = {}  # of a machine's wall clock: a clock that has jumped
         self.trace: list[str] | None = None
         self.seen: Counter[str] = Counter()  # trouble by its name
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
 
     def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do this later."""
+        self.later(delay_ms, None, action, arguments)
+
+    def later(self, delay_ms: float, process: Process | None, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Do this later, if it happens to a process as ``Process.do`` says."""
         self._number += 1
-        heapq.heappush(self._events, (self.now_ms + delay_ms, self._number, action, arguments))
+        heappush(self._events, (self.now_ms + delay_ms, self._number, process, action, arguments))
 
     def run(self, until_ms: float) -> None:
         """Let time pass, up to a moment or until somebody stops it."""
-        events, pop = self._events, heapq.heappop
+        events, pop = self._events, heappop
         self.stopped = False
         while events and events[0][0] <= until_ms and not self.stopped:
-            self.now_ms, _, action, arguments = pop(events)
-            action(*arguments)
+            self.now_ms, _, process, action, arguments = pop(events)
+            if process is None or (process.alive and not process.stopped):
+                action(*arguments)
+            else:
+                process.do(action, *arguments)
         if not self.stopped:
             self.now_ms = until_ms
 
@@ -255,7 +268,7 @@ class Process:
         """Run a coroutine in this process."""
         result: Promise[T] = Promise()
         self._running[coroutine] = None
-        self.world.after(0, self.do, self._step, coroutine, result)
+        self.world.later(0, self, self._step, (coroutine, result))
         return result
 
     def _step(self, coroutine: Coroutine[Any, Any, T], result: Promise[T]) -> None:
@@ -270,7 +283,7 @@ class Process:
             self._running.pop(coroutine, None)
             result.fail(error)
         else:
-            waits_for.then(lambda: self.after(0, self._step, coroutine, result))
+            waits_for.then(partial(self.world.later, 0, self, self._step, (coroutine, result)))
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
         """Something happens to this process: now, when it goes on, or never."""
@@ -281,12 +294,12 @@ class Process:
 
     def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         """As of the world, but for a live process."""
-        self.world.after(delay_ms, self.do, action, *arguments)
+        self.world.later(delay_ms, self, action, arguments)
 
     def sleep(self, delay_ms: float) -> Promise[None]:
         """Done after so long."""
         slept: Promise[None] = Promise()
-        self.world.after(delay_ms, self._wake, slept, self.monotonic_ms + delay_ms)
+        self.world.later(delay_ms, None, self._wake, (slept, self.monotonic_ms + delay_ms))
         return slept
 
     def _wake(self, slept: Promise[None], due_ms: float) -> None:
@@ -301,7 +314,7 @@ class Process:
         """What the promise gives. Raises TimeOut when that takes too long."""
         either: Promise[T] = Promise()
         promise.then(lambda: either.fail(promise.error) if promise.error is not None else either.keep(promise.value))
-        self.sleep(limit_ms).then(lambda: either.fail(TimeOut(f"{limit_ms:.0f} ms")))
+        self.sleep(limit_ms).then(lambda: None if either.done else either.fail(TimeOut(f"{limit_ms:.0f} ms")))
         return await either
 
     def kill(self) -> None:

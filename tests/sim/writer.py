@@ -46,9 +46,8 @@ def decoded(value: bytes) -> Position:
 
 def committed_offset(kafka: Kafka, key: str) -> int:
     """Where a position is now, for who sees everything, whatever a new leader knows of it yet: 0 before there is one."""
-    records = position_partition(kafka, key).all_committed()
-    found = [decoded(record.value or b"").offset for record in records if record.key == key.encode()]
-    return found[-1] if found else 0
+    newest = position_partition(kafka, key).newest(key.encode())
+    return decoded(newest.value or b"").offset if newest is not None else 0
 
 
 class PositionReader:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from bascule.core.errors import BasculeError, Scope
 
@@ -73,22 +73,28 @@ class Position:
 
     def encode(self) -> bytes:
         """The record's value."""
-        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        return _JSON.encode({"version": VERSION, **{name: getattr(self, name) for name in _FIELDS}}).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Position:
         """The position that a record's value holds. Raises PositionLost for damage and for a format of a newer version."""
         try:
-            fields: dict[str, Any] = json.loads(value)
-            version = fields.pop("version", 1)
+            said: dict[str, Any] = json.loads(value)
+            version = said.pop("version", 1)
             if version not in VERSIONS_READ or isinstance(version, bool):
                 raise PositionLost(
                     f"position format {version!r}; this Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade, or restore the positions"
                 )
-            position = cls(**fields)
+            position = cls(**{**said, **{name: tuple(said[name]) for name in _LISTS if name in said}})
         except (ValueError, TypeError, AttributeError) as error:
             raise PositionLost(f"unreadable position {value[:200]!r}: {error}") from error
-        return replace(position, exclusive=tuple(position.exclusive), members=tuple(position.members))
+        return position
+
+
+_FIELDS: Final = tuple(each.name for each in fields(Position))
+#: Fields that are lists in JSON.
+_LISTS: Final = ("exclusive", "members")
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def position_key(pipeline: str, topic: str, partition: int) -> str:

@@ -40,6 +40,12 @@ def test_damaged_position_is_refused(value: bytes) -> None:
         Position.decode(value)
 
 
+@pytest.mark.parametrize("name", ["exclusive", "members"])
+def test_damaged_position_whose_list_is_a_number_is_refused(name: str) -> None:
+    with pytest.raises(PositionLost, match="unreadable position"):
+        Position.decode(json.dumps({**json.loads(POSITION.encode()), name: 5}).encode())
+
+
 def test_position_without_members_and_owner_is_vacant() -> None:
     assert Position("topic", "id", 0, 1).vacant
     assert not Position("topic", "id", 0, 1, owner="me").vacant
