@@ -215,14 +215,12 @@ class Topics:
                 raise Unavailable(f"Kafka does not show topics that it has created: {sorted(wanted - self.partitions().keys())}")
             time.sleep(VISIBLE_PAUSE_S)
 
-    def config(self, topic: str) -> dict[str, str]:
-        """A topic's settings."""
-        resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(ADMIN_TIMEOUT_S)
+    def config(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
+        """A topic's settings. Raises Unavailable."""
+        deadline_s = time.monotonic() + timeout_s
+        resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(timeout_s)
         try:
-            described = ask_until(
-                time.monotonic() + ADMIN_TIMEOUT_S,
-                lambda: admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result(),
-            )
+            described = ask_until(deadline_s, lambda: admin.describe_configs([resource], request_timeout=timeout_s)[resource].result())
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         return {name: str(entry.value) for name, entry in described.items()}

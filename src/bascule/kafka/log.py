@@ -109,8 +109,8 @@ def takes_appends(kafka: Mapping[str, Any], topic: str, partition: int, timeout_
     """Whether a client made now finds the partition's leader, which answers, and as many replicas in sync as an append needs. Blocks."""
     try:
         topics = Topics(kafka)
-        in_sync, needed = topics.in_sync(topic, partition, timeout_s), int(topics.config(topic)["min.insync.replicas"])
-        if in_sync < needed:
+        in_sync = topics.in_sync(topic, partition, timeout_s)
+        if not in_sync or in_sync < int(topics.config(topic, timeout_s)["min.insync.replicas"]):
             return False
         TopicHistory(kafka, topic, partition, timeout_s).latest()  # the leader answers
     except Unavailable:

@@ -266,7 +266,7 @@ def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> 
         WorkerPool(0)
 
 
-def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails_and_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = WorkerPool(2)
     one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
 
@@ -280,6 +280,8 @@ def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails(monkeypatch: pyte
         monkeypatch.undo()
         two.add(10)
         two.delivered(10)
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < LONG_S, "nobody waits for the record of the thread that has failed"
 
 
 def test_endpoint_without_a_pool_has_one_of_its_own() -> None:

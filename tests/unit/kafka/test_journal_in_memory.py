@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 
 import pytest
@@ -12,6 +13,7 @@ from bascule.core.errors import Unavailable
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.journal.records import Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
 from bascule.kafka import history, log
+from bascule.kafka.admin import ADMIN_TIMEOUT_S
 from bascule.kafka.history import LagMirror, TopicHistory, committed_note
 from bascule.kafka.log import PartitionReader, takes_appends
 from bascule.writer import epochs
@@ -179,7 +181,16 @@ def test_whether_kafka_takes_appends(kafka: KafkaInMemory) -> None:
     kafka.fail("list_offsets", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     assert not takes_appends(SETTINGS, "t", 0, 0.1)
     assert not takes_appends(SETTINGS, "t", 1, 0.1)
+
+
+@pytest.mark.parametrize("failing", ["describe_configs", "list_offsets"])
+def test_kafka_that_does_not_answer_in_time_takes_no_appends(kafka: KafkaInMemory, failing: str) -> None:
+    kafka.create("t", min_insync_replicas="1")
+    kafka.fail(failing, KafkaError.UNKNOWN_TOPIC_OR_PART, times=1_000)
+    begun_s = time.monotonic()
+    assert not takes_appends(SETTINGS, "t", 0, 0.1)
     assert not takes_appends(SETTINGS, "missing", 0, 0.1)
+    assert time.monotonic() - begun_s < ADMIN_TIMEOUT_S / 2
 
 
 def start(kafka: KafkaInMemory, *exclusive: str) -> int:

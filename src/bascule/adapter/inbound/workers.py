@@ -114,7 +114,8 @@ class Workers:
         with self.changed:
             self._stopping = True
             pool.leave(self)
-            pool.released.wait_for(lambda: not self.scheduler.running(), drain_s)
+            # Not the scheduler: of a thread that has failed it may still have the record as running.
+            pool.released.wait_for(lambda: all(each.leaves for each in pool.at_work(self)), drain_s)
             at_work = pool.at_work(self)
             for each in at_work:
                 if not each.leaves:
