@@ -96,7 +96,12 @@ def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     assert pair.server.queued_bytes == len(LARGE)
-    {"detach": sender.detach, "end": sender.session.end, "close": pair.server.close}[end]()
+    if end == "detach":
+        sender.detach()
+    elif end == "end":
+        sender.session.end()
+    else:
+        pair.server.close()
     frames = [type(performative) for _, performative, _ in frames_of(pair.server.data_to_send())]
     assert frames[-1] is last
     assert frames.count(Transfer) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
