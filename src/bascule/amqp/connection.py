@@ -23,10 +23,11 @@ from bascule.amqp.errors import (
     IllegalUse,
     LimitExceeded,
 )  # fmt: skip
-from bascule.amqp.events import ConnectionClosed, Event, Opened
+from bascule.amqp.events import ConnectionClosed, Event, Flowed, Opened
 from bascule.amqp.hot_frames import HOT_FRAMES
 from bascule.amqp.limits import (
     CONTAINER_ID_LENGTH_MAX,
+    DELIVERY_FRAME_SIZE_BYTES_MAX,
     FRAME_SIZE_BYTES_DEFAULT,
     FRAME_SIZE_BYTES_MIN,
     PERFORMATIVE_SIZE_BYTES_MAX,
@@ -68,6 +69,7 @@ class Connection:
         self.state = ConnectionState.START
         self.remote_open = Open()
         self.remote_max_frame_size = FRAME_SIZE_BYTES_MIN
+        self.delivery_frame_bytes = FRAME_SIZE_BYTES_MIN
         self.user: str | None = None
         self.error: AmqpError | None = None
         self.context: Any = None
@@ -77,7 +79,10 @@ class Connection:
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
         self.partials = PartialBudget()  # or one that connections share
-        self.queued_bytes = 0  # of messages begun, which wait for the peer's window
+        self.queued_bytes = 0  # of messages of which not all frames are written: they are kept whole
+        self.unwritten_bytes = 0  # the rest of these messages
+        self.frames_left_bytes = self.limits.frames_per_piece_bytes  # of messages in many frames, before the next write
+        self.sending: dict[Session, None] = {}  # sessions that may write more of such messages: see send_more
         self.unflushed: list[Session] = []  # sessions with dispositions to write
         self.withholding: dict[Session, None] = {}  # sessions that may give back credit, once all that came is taken
         self.sessions: dict[int, Session] = {}  # by the peer's channel
@@ -152,8 +157,10 @@ class Connection:
         self.error = error
         self._send_close(error)
 
-    def data_to_send(self) -> bytes:
-        """All bytes due, b"" for none."""
+    def data_to_send(self, *, take_more: bool = True) -> bytes:
+        """All bytes due, b"" for none. ``take_more``: the transport has room for another piece of messages in many frames."""
+        if take_more:
+            self.frames_left_bytes = self.limits.frames_per_piece_bytes
         self._flush_settled()
         if not self.out:
             return b""
@@ -161,6 +168,20 @@ class Connection:
         data = b"".join(self.out)
         self.out.clear()
         return data
+
+    def send_more(self) -> list[Flowed]:
+        """Make the next piece of the messages in many frames, of ConnectionLimits.frames_per_piece_bytes since ``data_to_send``.
+
+        Call it while ``sending`` is not empty and the transport has room. Returns the links that have credit again.
+        """
+        before = len(self._events)
+        for session in list(self.sending):
+            if self.frames_left_bytes <= 0:
+                break
+            self.sending[session] = self.sending.pop(session)  # behind the others
+            session.send_more()
+        flowed, self._events[before:] = self._events[before:], []
+        return [event for event in flowed if isinstance(event, Flowed)]
 
     def tick(self, now_s: float, *, unread: bool = False) -> float:
         """Heartbeats and timeouts; may end the connection. Returns when to call again. ``unread``: what the peer sends is not read now."""
@@ -352,6 +373,7 @@ class Connection:
             raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
         self.remote_open = opened
         self.remote_max_frame_size = opened.max_frame_size
+        self.delivery_frame_bytes = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
         if self.state is not ConnectionState.CLOSE_SENT:
             self.emit(Opened(opened))
 
@@ -454,6 +476,8 @@ class Connection:
         if not self._open_sent:
             self.open()  # a close comes after an open, whatever happens
         self._flush_settled()
+        for session in self._own_channels.values():
+            session.drop_outgoing()
         self.send(0, Close(Error.of(error)))
         self._move(ConnectionInput.SEND_CLOSE)
 

@@ -49,6 +49,8 @@ HEARTBEAT_INTERVAL_S_MIN: Final = 0.1
 
 #: Frame size offered: 128 KiB carries nearly every message in one frame, and one connection's partial frame costs no more than that.
 FRAME_SIZE_BYTES_DEFAULT: Final = 128 * 1024
+#: Frames in which a message is sent are no larger, whatever the peer takes: a frame is made and written at once.
+DELIVERY_FRAME_SIZE_BYTES_MAX: Final = 128 * 1024
 #: Sessions of one connection: a JMS client opens one per JMS session and two of its own.
 CHANNEL_MAX_DEFAULT: Final = 1023
 #: Links of one session: JMS clients have one per producer and consumer.
@@ -82,6 +84,7 @@ class ConnectionLimits:
     incoming_window_frames: int = INCOMING_WINDOW_FRAMES
     unsettled_per_session_max: int = UNSETTLED_PER_SESSION_MAX
     deliveries_per_piece: int = UNLIMITED  # of one disposition, before the application goes on: see Connection.unfinished
+    frames_per_piece_bytes: int = UNLIMITED  # of messages in many frames, before the application writes: see Connection.send_more
     message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT
     partial_bytes_max: int = PARTIAL_BYTES_MAX
     pre_open_bytes_max: int = PRE_OPEN_BYTES_MAX

@@ -165,7 +165,6 @@ class Link:
     def _send_detach(self, detach: Detach) -> None:
         self.credit = 0
         self.session.flush_settled()
-        self.session.drop_queued(self)
         self.session.send(detach)
         if self._move(LinkInput.SEND_DETACH) is LinkState.DETACHED:
             self.session.forget(self)
@@ -233,11 +232,38 @@ class SenderLink(Link):
     def __init__(self, session: Session, name: str, handle: int) -> None:
         """Made by the session."""
         super().__init__(session, name, handle)
-        self.withheld = 0  # credit that the session keeps back: its window is closed, or too much unsettled
+        self.withheld = 0  # credit that the session keeps back: its window is closed, too much unsettled, or a message under way
+        self.sending = False  # a message is under way, of which not all frames are written
+        self._flow_due = False
 
     def _send_detach(self, detach: Detach) -> None:
         self.withheld = 0
+        self.session.drop_outgoing(self)
         super()._send_detach(detach)
+
+    def hold(self) -> None:
+        """A message is under way: no credit shows, and the peer hears nothing of the link's state, until its last frame is written."""
+        self.sending = True
+        self.withheld += self.credit
+        self.credit = 0
+
+    def let_go(self) -> None:
+        """All frames of a message are written."""
+        self.sending = False
+        if not self.session.withholding:
+            self.credit, self.withheld = self.credit + self.withheld, 0
+        if self._flow_due:
+            self.send_flow()
+        if self.drain and not self.credit and not self.withheld:
+            self.drained()
+        if self.credit:
+            self.session.emit(Flowed(self))
+
+    def send_flow(self, echo: bool = False) -> None:
+        """Tell the peer this link's state; between two frames of a message it would count the message as received."""
+        self._flow_due = self.sending
+        if not self.sending:
+            super().send_flow(echo)
 
     def send(
         self,
@@ -257,7 +283,7 @@ class SenderLink(Link):
 
     def drained(self) -> None:
         """Nothing more to send for this credit: use it up, as the peer asked for by ``drain``."""
-        if self.drain and self.state is LinkState.ATTACHED:
+        if self.drain and self.state is LinkState.ATTACHED and not self.sending:
             self.delivery_count = (self.delivery_count + self.credit + self.withheld) & UINT_MAX
             self.credit = self.withheld = 0
             self.send_flow()
@@ -269,7 +295,7 @@ class SenderLink(Link):
             unseen = (self.delivery_count - (flow.delivery_count or 0)) & UINT_MAX
             self.credit = max(flow.link_credit - unseen, 0) if unseen < SERIAL_HALF else 0
             self.withheld = 0
-            if self.session.withholding:
+            if self.session.withholding or self.sending:
                 self.withheld, self.credit = self.credit, 0
         self.drain = flow.drain
         if self.drain and not self.credit and not self.withheld:

@@ -28,7 +28,7 @@ from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Flowed, Ses
 from bascule.amqp.frames import frame_head, shortened_state
 from bascule.amqp.limits import LINK_NAME_LENGTH_MAX
 from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
-from bascule.amqp.outgoing import OutgoingFrames
+from bascule.amqp.outgoing import OutgoingDeliveries, OutgoingDelivery
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: What we say of our own outgoing window: the engine sends as far as the peer's window allows, never less.
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
+#: Of one delivery, before others of its session have their turns.
+DELIVERY_TURN_BYTES: Final = 64 * 1024
 #: An enum member of the hot path: a class attribute costs as much as a call.
 _MAPPED: Final = SessionState.MAPPED
 
@@ -80,7 +82,7 @@ class Session:
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
-        self._queue = OutgoingFrames(connection)  # the rest of a delivery that the window holds back
+        self._outgoing = OutgoingDeliveries(connection)  # of which not all frames are written
         self._settled_ids: list[int] = []
         self._settled_state: Composite | None = None
         self._out = connection.out
@@ -150,9 +152,10 @@ class Session:
     def send_delivery(
         self, link: SenderLink, parts: tuple[bytes, ...], context: Any, settled: bool, state: Composite | None, message_format: int
     ) -> int:
-        """Frame a message and send it; the rest of a large one waits for the peer's window. Without window there is no credit to come here.
+        """Frame a message and send it; the rest of a large one waits for the peer's window, and for Connection.send_more.
 
-        So a delivery id, once taken, is always sent: a gap would end the connection of a peer that counts them (Qpid JMS).
+        Without window there is no credit to come here, and the first frame is written at once. So a delivery id, once taken, is always
+        sent: a gap would end the connection of a peer that counts them (Qpid JMS).
         """
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
@@ -161,7 +164,7 @@ class Session:
             if len(self.sent) >= self.limits.unsettled_per_session_max:
                 self._withhold()
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.remote_max_frame_size:
+        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.delivery_frame_bytes:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, b"".join(parts), transfer)
             return delivery_id
@@ -175,33 +178,52 @@ class Session:
 
     def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
         """The rare shapes: a message in many frames, a transfer with a state."""
-        room, position, total = self.connection.remote_max_frame_size, 0, len(message)
-        final = len(frame_head(self.channel, transfer, 0))
-        if final + total > room:
-            transfer.more = True
-            size = room - len(frame_head(self.channel, transfer, 0))
-            self._queue.append(link, frame_head(self.channel, transfer, size), message[:size])
-            position = size
-            transfer = Transfer(link.handle, settled=transfer.settled)
-            final = len(frame_head(self.channel, transfer, 0))
-            # Those in the middle have the same head: with small frames there are many.
-            middle = dataclasses.replace(transfer, more=True)
-            size = room - len(frame_head(self.channel, middle, 0))
-            head = frame_head(self.channel, middle, size)
-            while final + total - position > room:
-                self._queue.append(link, head, message[position : position + size])
-                position += size
-        self._queue.append(link, frame_head(self.channel, transfer, total - position), message[position:])
-        self._send_queued()
+        room, total = self.connection.delivery_frame_bytes, len(message)
+        if len(frame_head(self.channel, transfer, 0)) + total <= room:
+            self._write_frame(frame_head(self.channel, transfer, total), message)
+            return
+        transfer.more = True
+        size = room - len(frame_head(self.channel, transfer, 0))
+        self._write_frame(frame_head(self.channel, transfer, size), message[:size])
+        delivery = OutgoingDelivery(link, message, size, settled=transfer.settled, frame_bytes=room)
+        if not self._outgoing:
+            self._write_frames(delivery, self.connection.frames_left_bytes)
+        if delivery.rest_bytes:
+            self._outgoing.append(delivery)
+            self._send_more_later()
 
-    def _send_queued(self) -> None:
-        queue, out = self._queue, self._out
-        while queue and self._outgoing_window > 0:
-            self._outgoing_window -= 1
-            self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
-            out.extend(queue.pop())
+    def _write_frame(self, head: bytes, payload: bytes) -> None:
+        self._out.append(head)
+        self._out.append(payload)
+        self.connection.frames_left_bytes -= len(head) + len(payload)
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
+        self._outgoing_window -= 1
         if self._outgoing_window <= 0:
             self._withhold()
+
+    def _write_frames(self, delivery: OutgoingDelivery, size_bytes: int) -> None:
+        """Write frames of a delivery, of ``size_bytes`` and up to a frame more, as far as the peer's window goes."""
+        enough_bytes = self.connection.frames_left_bytes - size_bytes
+        while self._outgoing_window > 0 and self.connection.frames_left_bytes > enough_bytes and delivery.rest_bytes:
+            self._write_frame(*delivery.next_frame())
+
+    def send_more(self) -> None:
+        """Write the next frames of deliveries, as far as the peer's window and the connection's piece go; see Connection.send_more."""
+        outgoing, connection = self._outgoing, self.connection
+        while outgoing and self._outgoing_window > 0 and connection.frames_left_bytes > 0:
+            delivery = outgoing.take()
+            self._write_frames(delivery, min(DELIVERY_TURN_BYTES, connection.frames_left_bytes))
+            if delivery.rest_bytes:
+                outgoing.append(delivery)
+            else:
+                delivery.link.let_go()
+        self._send_more_later()
+
+    def _send_more_later(self) -> None:
+        if self._outgoing and self._outgoing_window > 0:
+            self.connection.sending[self] = None
+        else:
+            self.connection.sending.pop(self, None)
 
     def _windows(self) -> tuple[int, int, int, int]:
         return self._next_incoming_id, self._incoming_window, self._next_outgoing_id, OUTGOING_WINDOW
@@ -296,7 +318,7 @@ class Session:
             return
         self.withholding = False
         for link in self.links.values():
-            if isinstance(link, SenderLink) and link.withheld:
+            if isinstance(link, SenderLink) and link.withheld and not link.sending:
                 link.credit, link.withheld = link.credit + link.withheld, 0
                 self.emit(Flowed(link))
 
@@ -340,6 +362,7 @@ class Session:
 
     def _send_end(self, error: AmqpError | None) -> None:
         self.flush_settled()
+        self.drop_outgoing()
         self.send(End(Error.of(error)))
         self._move(SessionInput.SEND_END)
 
@@ -355,7 +378,7 @@ class Session:
                 link.drop_partial()
         self.links.clear()
         self._by_remote_handle.clear()
-        self._queue.drop()
+        self.drop_outgoing()
         self.incoming_unsettled.clear()
         return self.sent.clear()
 
@@ -431,7 +454,10 @@ class Session:
             return
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
         self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
-        self._send_queued()
+        if self._outgoing_window <= 0:
+            self._withhold()
+        elif self._outgoing:
+            self.send_more()
         self.give_back_later()
         if flow.handle is not None:
             self._by_handle(flow.handle).on_flow(flow)
@@ -469,10 +495,12 @@ class Session:
         link.held.clear()
         return deliveries
 
-    def drop_queued(self, link: Link) -> None:
-        """A link that is about to say detach sends nothing after it."""
-        if self._queue:
-            self._queue.drop(link)
+    def drop_outgoing(self, link: SenderLink | None = None) -> None:
+        """A link that is about to say detach, or a session that is about to say end, sends nothing after it."""
+        if self._outgoing:
+            self._outgoing.drop(link)
+            if not self._outgoing:
+                self.connection.sending.pop(self, None)
 
     def forget(self, link: Link) -> None:
         """Both ends detached: the handles are free."""

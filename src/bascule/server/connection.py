@@ -41,6 +41,8 @@ CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DEL
 PIECE_BYTES = 4 << 10
 #: The same of one disposition: a message that is rejected takes up to 0.1 ms, and with 4,096 values in its annotations a millisecond.
 DELIVERIES_PER_PIECE = 20
+#: Of messages in many frames that a client is sent, before others have their turns: in frames of 512 bytes this takes some 2 ms.
+FRAMES_PER_PIECE_BYTES = 256 << 10
 #: For one client in one turn of the event loop, beside the last piece: others wait no longer for one that sends 256 KiB of attaches.
 TURN_S = 0.01
 #: How often heartbeats and idle time are looked at, at least.
@@ -67,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self._handling = False
         self.behind = False  # goes on in the next turn
         self._stuck = False  # the client does not read
+        self._sending = False  # more of what it is sent goes in another turn
         self._transport: asyncio.Transport | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._usage: UserUsage | None = None  # of its user, once the connection counts
@@ -90,10 +93,17 @@ class ClientConnection(asyncio.Protocol):
         self._ticking()
 
     def data_received(self, data: bytes) -> None:
-        """Take frames in."""
+        """Take frames in: at once, or in the next turn if clients have had their time in this one."""
         self._unhandled = self._unhandled + data if self._unhandled else data
-        if not self.behind:
-            self.handle_some()
+        if self.behind:
+            return
+        turns = self.server.client_turns
+        if turns.over and self._transport is not None and not self.client.lost:
+            self._go_on_later(self._transport)
+            return
+        began_s = time.thread_time()
+        self.handle_some()
+        turns.spend(time.thread_time() - began_s)
 
     def handle_some(self) -> None:
         """Handle what has arrived, as far as the time of one turn goes; the rest in the next turns. Nothing is read meanwhile."""
@@ -127,10 +137,14 @@ class ClientConnection(asyncio.Protocol):
             transport.pause_reading()
             self.server.held_back[self] = None
         if self.behind:
-            transport.pause_reading()
-            self.later(self.handle_some)
+            self._go_on_later(transport)
         elif was_behind:
             self.read_on()
+
+    def _go_on_later(self, transport: asyncio.Transport) -> None:
+        self.behind = True
+        transport.pause_reading()
+        self.later(self.handle_some)
 
     def _handle(self, take: Callable[..., Iterable[events.Event]], *arguments: Any) -> None:
         """Give something to the AMQP engine, and carry out what it makes of that."""
@@ -216,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
             self._broken(error)
 
     def _send_output(self) -> None:
-        data = self.amqp.data_to_send()
+        data = self.amqp.data_to_send(take_more=not self._stuck)
         given_bytes, self.client.given_bytes = self.client.given_bytes, 0
         if self._transport is not None and not self.client.lost:
             if data:
@@ -226,7 +240,8 @@ class ClientConnection(asyncio.Protocol):
                     if self._unread_answers_bytes > UNREAD_ANSWERS_BYTES:
                         self._transport.pause_reading()
             if self.amqp.queued_bytes > WRITE_BUFFER_BYTES:
-                self.client.full = True  # its window is closed in the middle of large messages
+                self.client.full = True  # not all frames of large messages are written
+            self._send_more_later()
             if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
             unheard = self._handling or (self._waiting is not None and not self.client.ended)
@@ -234,6 +249,25 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.close()
                 # One that does not read would keep the socket, and with it what is yet to be written, for ever.
                 self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
+
+    def _send_more_later(self) -> None:
+        if self.amqp.sending and not self._stuck and not self._sending:
+            self._sending = True
+            self.later(self._send_more)
+
+    def _send_more(self) -> None:
+        """Write the next piece of messages in many frames."""
+        self._sending = False
+        if self.client.lost or self._stuck or not self.server.awake():
+            return
+        try:
+            for flowed in self.amqp.send_more():
+                self._flowed(flowed)
+        except Exception as error:
+            self._broken(error)
+            return
+        self.touch()
+        self.server.dispatch()
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -244,6 +278,7 @@ class ClientConnection(asyncio.Protocol):
         self._stuck = False
         self._unread_answers_bytes = 0
         self.read_on()
+        self._send_more_later()
         self._give_more()
 
     def _give_more(self) -> None:
@@ -273,8 +308,17 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What is written for the client and has not left: its socket takes no more, or its window is closed."""
-        return self.amqp.queued_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        """What is kept for the client until it reads: its socket takes no more, or its window is closed."""
+        return self.amqp.queued_bytes + self._buffered_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of that has not left; it shrinks while the client reads."""
+        return self.amqp.unwritten_bytes + self._buffered_bytes
+
+    @property
+    def _buffered_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def drop(self, error: AmqpError) -> None:
         """End the connection of a client that does not read: nothing is kept for it."""
@@ -301,8 +345,8 @@ class ClientConnection(asyncio.Protocol):
         self.send_output()
 
     def later(self, action: Callable[[], None]) -> None:
-        """Call ``action`` in the next turn of the event loop."""
-        asyncio.get_running_loop().call_soon(action)
+        """Call ``action`` in another turn of the event loop."""
+        self.server.client_turns.later(action)
 
     def _ticking(self) -> None:
         try:

@@ -110,10 +110,11 @@ class MemoryWatch:
             held_bytes += _held_bytes(connection)
             if unread_bytes := connection.unread_bytes:
                 buffers_bytes += unread_bytes
+                unsent_bytes = connection.unsent_bytes
                 last_bytes, since_s = before.get(connection, (0, now_s))
-                if unread_bytes < last_bytes:
+                if unsent_bytes < last_bytes:
                     since_s = now_s
-                self._unread[connection] = unread_bytes, since_s
+                self._unread[connection] = unsent_bytes, since_s
                 stuck.append((since_s, unread_bytes, connection))
         account = self._account
         account.shortage = self._spill.look()

@@ -30,7 +30,8 @@ from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
-from bascule.server.connection import DELIVERIES_PER_PIECE, GOING_DOWN, ClientConnection
+from bascule.server.client_turns import ClientTurns
+from bascule.server.connection import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, GOING_DOWN, ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.handshakes import HandshakeLimits, Handshakes
@@ -74,6 +75,7 @@ class Node:
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.touched: dict[ClientConnection, None] = {}
+        self.client_turns = ClientTurns()
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()
         self.uncaught = UncaughtErrorHandler()
@@ -88,7 +90,9 @@ class Node:
         self.logins = LoginChecks()
         self.usage = Usage(usage_limits(settings.broker))
         self.amqp_limits = ConnectionLimits(
-            handshake_timeout_s=settings.broker.handshake_timeout_s, deliveries_per_piece=DELIVERIES_PER_PIECE
+            handshake_timeout_s=settings.broker.handshake_timeout_s,
+            deliveries_per_piece=DELIVERIES_PER_PIECE,
+            frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES,
         )
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
         self._life: BrokerLife | None = None

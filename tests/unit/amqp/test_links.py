@@ -216,11 +216,11 @@ def test_a_closed_window_of_the_session_withholds_credit_and_the_rest_of_a_large
     for number in range(9):
         sender.send(b"%d" % number, settled=True)
     sender.send(b"x" * 5000)
-    assert session._queue
+    assert session._outgoing
     assert sender.credit == 0
     payloads = [event.payload for event in of(Transferred, pair.run().at_server)]
     assert payloads == [*(b"%d" % number for number in range(9)), b"x" * 5000]
-    assert not session._queue
+    assert not session._outgoing
     assert of(Flowed, pair.at_client)
     assert sender.credit == receiver.credit == 100 - 10
 

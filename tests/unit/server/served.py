@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -21,7 +22,8 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
-from bascule.server.connection import DELIVERIES_PER_PIECE, ClientConnection
+from bascule.server.client_turns import ClientTurns
+from bascule.server.connection import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
@@ -61,7 +63,8 @@ class Served:
         self.contained: list[tuple[ErrorKind, Exception]] = []
         self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
-        self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE)
+        self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE, frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES)
+        self.client_turns = ClientTurns(turn_s=math.inf)  # the work of a test may all be done in one turn of the loop
         self.logins = LoginChecks()
         self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())

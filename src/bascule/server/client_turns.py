@@ -1,0 +1,58 @@
+"""Clients take turns: all of them together have a bounded time in one turn of the event loop, however many have something to be done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+#: Processor time for the input of all clients, and the next pieces of what they are sent, in one turn of the event loop, beside the last
+#: piece. With what the engine may do in one turn, it is below 50 ms.
+CLIENTS_TURN_S: Final = 0.02
+
+
+class ClientTurns:
+    """What clients have to do in later turns, in order. Each action is short, and comes back for what is left of it."""
+
+    def __init__(self, turn_s: float = CLIENTS_TURN_S) -> None:
+        self._turn_s = turn_s
+        self._spent_s = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._planned = False
+
+    @property
+    def over(self) -> bool:
+        """Whether clients have had their time in this turn of the event loop."""
+        return self._spent_s >= self._turn_s
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Call ``action`` in another turn of the event loop, behind what waits already."""
+        self._waiting.append(action)
+        self._plan()
+
+    def spend(self, time_s: float) -> None:
+        """The input of a client has taken so much of this turn."""
+        self._spent_s += time_s
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Another turn of the event loop: those that wait come first."""
+        self._planned = False
+        self._spent_s = 0.0
+        try:
+            for _ in range(len(self._waiting)):
+                began_s = time.thread_time()
+                self._waiting.popleft()()
+                self._spent_s += time.thread_time() - began_s
+                if self.over:
+                    break
+        finally:
+            if self._waiting:
+                self._plan()

@@ -1,0 +1,146 @@
+"""Messages in many frames are written piece by piece, beside whatever else a connection has to say."""
+
+import pytest
+
+from bascule.amqp.errors import IllegalUse
+from bascule.amqp.events import Transferred
+from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MIN, ConnectionLimits
+from bascule.amqp.performatives import Close, Detach, End, Source, Target, Transfer
+from tests.unit.amqp.pair import Pair, frames_of, of
+
+PIECE_BYTES = 8 * FRAME_SIZE_BYTES_MIN
+LARGE = bytes(100 * FRAME_SIZE_BYTES_MIN)
+
+
+def in_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
+    return Pair(limits=ConnectionLimits(frames_per_piece_bytes=PIECE_BYTES), frame_size=frame_size)
+
+
+def test_frames_are_made_piece_by_piece() -> None:
+    pair = in_pieces()
+    _, sender = pair.consumer(credit=2)
+    sender.send(LARGE)
+    sizes = []
+    while pair.server.out:
+        data = pair.server.data_to_send()
+        sizes.append(len(frames_of(data)))
+        pair.at_client += pair.client.receive(data, 0.0)
+        pair.server.send_more()
+    assert len(sizes) > 10
+    assert max(sizes) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
+    assert [transfer.payload for transfer in of(Transferred, pair.at_client)] == [LARGE]
+
+
+def test_nothing_is_made_beyond_a_piece_while_the_transport_takes_no_more() -> None:
+    pair = in_pieces()
+    _, sender = pair.consumer(credit=1)
+    sender.send(LARGE)
+    pair.server.data_to_send(take_more=False)
+    assert pair.server.send_more() == []
+    assert pair.server.data_to_send(take_more=True) == b""
+    pair.server.send_more()
+    assert len(pair.server.data_to_send()) >= PIECE_BYTES
+
+
+def test_other_links_and_sessions_go_on_while_a_large_message_is_under_way() -> None:
+    pair = in_pieces()
+    session = pair.session()
+    receiver, sender = pair.consumer(session, credit=2)
+    beside = session.attach_receiver("beside", Source("queue"), Target())
+    elsewhere = pair.session().attach_receiver("elsewhere", Source("queue"), Target())
+    pair.run()
+    beside.flow(1)
+    elsewhere.flow(1)
+    pair.run()
+    links = {link.name: link for each in pair.server.sessions.values() for link in each.links.values()}
+    sender.send(LARGE)
+    assert sender.credit == 0
+    with pytest.raises(IllegalUse, match="no credit"):
+        sender.send(b"second")
+    links["beside"].send(b"small")  # type: ignore[attr-defined]
+    links["elsewhere"].send(b"small")  # type: ignore[attr-defined]
+    heard = of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+    assert [transfer.link for transfer in heard] == [beside, elsewhere]
+    while pair.server.sending:
+        credited = pair.server.send_more()
+        heard += of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+    assert [event.link for event in credited] == [sender]
+    assert sender.credit == 1
+    assert heard[-1].link is receiver
+
+
+def test_two_large_messages_take_turns() -> None:
+    pair = in_pieces()
+    session = pair.session()
+    first, one = pair.consumer(session, credit=1)
+    second = session.attach_receiver("second", Source("queue"), Target())
+    pair.run()
+    second.flow(1)
+    pair.run()
+    [other] = [link for link in pair.server.sessions[0].links.values() if link is not one]
+    one.send(LARGE)
+    other.send(LARGE)  # type: ignore[attr-defined]
+    handles = []
+    while data := pair.server.data_to_send():
+        handles += [frame.handle for _, frame, _ in frames_of(data) if isinstance(frame, Transfer)]
+        pair.client.receive(data, 0.0)
+        pair.server.send_more()
+    middle = handles[len(handles) // 4 : len(handles) // 2]
+    assert set(middle) == {one.handle, other.handle}
+    assert (first.credit, second.credit) == (0, 0)
+
+
+@pytest.mark.parametrize(("end", "last"), [("detach", Detach), ("end", End), ("close", Close)])
+def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type) -> None:
+    pair = in_pieces()
+    _, sender = pair.consumer(credit=1)
+    sender.send(LARGE)
+    assert pair.server.queued_bytes == len(LARGE)
+    if end == "detach":
+        sender.detach()
+    elif end == "end":
+        sender.session.end()
+    else:
+        pair.server.close()
+    frames = [type(performative) for _, performative, _ in frames_of(pair.server.data_to_send())]
+    assert frames[-1] is last
+    assert frames.count(Transfer) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
+    assert pair.server.send_more() == []
+    assert pair.server.data_to_send() == b""
+    assert (pair.server.queued_bytes, pair.server.unwritten_bytes) == (0, 0)
+
+
+def test_drain_is_answered_behind_the_message_that_is_under_way() -> None:
+    pair = in_pieces()
+    receiver, sender = pair.consumer(credit=1)
+    sender.send(LARGE)
+    receiver.flow(1, drain=True, echo=True)
+    pair.server.receive(pair.client.data_to_send(), 0.0)
+    sender.drained()
+    received = 0
+    while data := pair.server.data_to_send():
+        received += len(of(Transferred, pair.client.receive(data, 0.0)))
+        assert receiver.drain == (not received)
+        pair.server.send_more()
+    assert received == 1
+    assert not receiver.drain
+
+
+def test_message_is_kept_and_counted_until_its_last_frame_is_written() -> None:
+    pair = in_pieces()
+    _, sender = pair.consumer(credit=1)
+    sender.send(LARGE)
+    before = pair.server.unwritten_bytes
+    pair.server.data_to_send()
+    pair.server.send_more()
+    assert pair.server.unwritten_bytes < before
+    assert pair.server.queued_bytes == len(LARGE)
+
+
+def test_frames_of_a_message_are_small_where_the_peer_takes_any() -> None:
+    pair = Pair(frame_size=1 << 30)
+    _, sender = pair.consumer(credit=1)
+    sender.send(bytes(3 * DELIVERY_FRAME_SIZE_BYTES_MAX))
+    data = pair.server.data_to_send()
+    assert len(frames_of(data)) == 4
+    assert [len(transfer.payload) for transfer in of(Transferred, pair.client.receive(data, 0.0))] == [3 * DELIVERY_FRAME_SIZE_BYTES_MAX]

@@ -1,0 +1,123 @@
+"""A large message goes to its client in many turns of the event loop, between which others are served."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.events import Transferred
+from bascule.amqp.limits import FRAME_SIZE_BYTES_MIN
+from bascule.amqp.performatives import Source, Target
+from bascule.server import connection
+from bascule.server.client_turns import ClientTurns
+from bascule.testing.broker import Sender, message_bytes
+from tests.unit.server.served import QUEUE, Client, Served, run_async
+
+PIECE_BYTES = connection.FRAMES_PER_PIECE_BYTES
+BODY = "x" * (8 * PIECE_BYTES)
+
+
+async def with_large_message(served: Served, count: int = 1) -> Client:
+    """Return a client with small frames and a consumer that is being sent the first of ``count`` large messages."""
+    client = Client(served)
+    client.connection.amqp.remote_max_frame_size = client.connection.amqp.delivery_frame_bytes = FRAME_SIZE_BYTES_MIN
+    served.fill("q", count, BODY)
+    link = client.session.attach_receiver("large", Source("q", capabilities=QUEUE), Target())
+    client.say()
+    served.broker.settle()
+    served.send_output()
+    client.listen()
+    link.flow(10)
+    client.connection.data_received(client.amqp.data_to_send())
+    return client
+
+
+async def turns(client: Client, count: int = 1) -> list[int]:
+    """Return what is written in each of so many turns."""
+    written = []
+    for _ in range(count):
+        client.listen()
+        await asyncio.sleep(0)
+        written.append(sum(map(len, client.wire.written)))
+    return written
+
+
+@run_async
+async def test_no_turn_writes_more_than_a_piece_and_others_are_served_meanwhile() -> None:
+    served = Served()
+    other = Client(served, "other")
+    inbox = other.consumer("inbox", credit=10)
+    client = await with_large_message(served, count=2)
+    assert sum(map(len, client.wire.written)) < 2 * PIECE_BYTES
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.broker.settle()
+    served.dispatch()
+    other.listen()
+    assert other.received(inbox) == 1
+    assert client.told(Transferred) == []
+    pieces = await turns(client, 40)
+    assert max(pieces) < 2 * PIECE_BYTES
+    assert sum(piece > 0 for piece in pieces) > 12
+    client.listen()
+    assert [len(event.payload) > len(BODY) for event in client.told(Transferred)] == [True, True]
+    assert served.contained == []
+
+
+@run_async
+async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
+    served = Served()
+    client = await with_large_message(served)
+    client.connection.pause_writing()
+    client.connection.touch()
+    served.send_output()
+    await turns(client)
+    assert await turns(client, 5) == [0] * 5
+    assert client.connection.amqp.sending
+    client.connection.resume_writing()
+    assert sum(await turns(client, 20)) > 4 * PIECE_BYTES
+    client.listen()
+    assert len(client.told(Transferred)) == 1
+
+
+@pytest.mark.parametrize("how", ["lost", "closed"])
+@run_async
+async def test_rest_of_a_message_is_forgotten_with_its_connection(how: str) -> None:
+    served = Served()
+    client = await with_large_message(served)
+    if how == "lost":
+        client.connection.connection_lost(None)
+    else:
+        client.connection.end(AmqpError(CONNECTION_FORCED, "enough"))
+    client.wire.written.clear()
+    assert await turns(client, 5) == [0] * 5
+    assert client.connection.amqp.queued_bytes == 0
+    assert served.engine.queue("q").held_messages == 1
+    assert served.contained == []
+
+
+@run_async
+async def test_clients_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    clients = [Client(served, f"client-{number}") for number in range(5)]
+    producers = [client.producer(f"q{number}") for number, client in enumerate(clients)]
+    served.client_turns = ClientTurns(turn_s=0.0)
+    await asyncio.sleep(0)
+    for client, producer in zip(clients, producers, strict=True):
+        producer.send(message_bytes("x", durable=False))
+        client.connection.data_received(client.amqp.data_to_send())
+    assert served.client_turns.over
+
+    def held() -> int:
+        return sum(served.engine.queue(f"q{number}").held_messages for number in range(5))
+
+    taken = [held()]
+    for _ in range(5):
+        await asyncio.sleep(0)
+        taken.append(held())
+    assert taken[0] < 5
+    assert taken[-1] == 5
+    assert all(later - before <= 1 for before, later in pairwise(taken))
+    assert all(client.wire.reading for client in clients)
