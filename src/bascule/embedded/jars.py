@@ -8,6 +8,10 @@ Settings: ``BASCULE_MAVEN_REPOSITORY`` is the address of a repository in Maven's
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("cli")
+
 import argparse
 import fcntl
 import functools

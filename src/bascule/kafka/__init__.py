@@ -1,1 +1,5 @@
 """The only place that knows the Kafka client: log, positions, transactional writer."""
+
+from bascule.core.extras import require
+
+require("kafka")

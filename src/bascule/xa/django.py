@@ -11,6 +11,10 @@ def pay(order: int) -> None:
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("django")
+
 import asyncio
 import copy
 from collections.abc import Callable, Iterator

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("metrics")
+
 from collections import Counter
 from collections.abc import Iterator
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("postgres")
+
 import asyncio
 import copy
 from collections.abc import Sequence

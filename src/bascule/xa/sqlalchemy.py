@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("sqlalchemy")
+
 import copy
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator

