@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bascule.adapter.inbound.dead_letters import DeadLetter
     from bascule.config import Settings
 
-commands = typer.Typer(help="Groups of the Kafka resource adapter: what is in flight, what is dead.", no_args_is_help=True)
-dead_letters = typer.Typer(help="Records that failed too often.", no_args_is_help=True)
+commands = typer.Typer(help="Show groups of the Kafka resource adapter, and return their dead letters.", no_args_is_help=True)
+dead_letters = typer.Typer(help="List and return records that failed too often.", no_args_is_help=True)
 commands.add_typer(dead_letters, name="dead-letters")
 
-GroupOption = Annotated[str, typer.Option("--group", help="The consumer group of the endpoint")]
+GroupOption = Annotated[str, typer.Option("--group", help="Consumer group of the endpoint")]
 KafkaOption = Annotated[
-    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Kafka [default: kafka.bootstrap_servers]", show_default=False)
+    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Address of Kafka [default: kafka.bootstrap_servers]", show_default=False)
 ]
-TopicOption = Annotated[str, typer.Option("--topic", help="The dead-letter topic [default: GROUP.dead-letter]", show_default=False)]
+TopicOption = Annotated[str, typer.Option("--topic", help="Dead-letter topic [default: GROUP.dead-letter]", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,14 +37,14 @@ def register(app: typer.Typer) -> None:
 def status(
     group: GroupOption,
     kafka: KafkaOption = None,
-    log: Annotated[str, typer.Option("--log", help="The inbound log's topic [default: GROUP.inbound]", show_default=False)] = "",
+    log: Annotated[str, typer.Option("--log", help="Topic of the inbound log [default: GROUP.inbound]", show_default=False)] = "",
     topic: TopicOption = "",
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what is in flight of each source partition, which transactions have claimed records, and how many dead letters wait."""
+    """Show records in flight by source partition, transactions with claimed records, and the number of dead letters."""
     from bascule.adapter.inbound.dead_letters import DeadLetters
     from bascule.adapter.inbound.log import InboundLog
     from bascule.kafka.admin import Topics
@@ -80,7 +80,7 @@ def list_letters(
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the dead letters that wait: where each was, how often it failed and why."""
+    """Show waiting dead letters with their origin, number of failures and reason."""
     from bascule.adapter.inbound.dead_letters import DeadLetters
 
     letters = DeadLetters(_kafka(kafka, settings_with_log(config, log_format, log_level)), group, topic).waiting()
@@ -95,14 +95,16 @@ def list_letters(
 @dead_letters.command("return", epilog="Example:  bascule adapter dead-letters return --group shop.payments --count 10")
 def send_back(
     group: GroupOption,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="So many, the oldest; all when not given", show_default=False)] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Return at most N of the oldest dead letters [default: all]", show_default=False)
+    ] = None,
     kafka: KafkaOption = None,
     topic: TopicOption = "",
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Send dead letters back to their group, each once, to be tried as if they had never failed."""
+    """Return dead letters to their group, each once, with their failures reset."""
     from bascule.adapter.inbound.dead_letters import DeadLetters
 
     note(f"returned: {DeadLetters(_kafka(kafka, settings_with_log(config, log_format, log_level)), group, topic).send_back(count)}")

@@ -12,22 +12,22 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 
-queues = typer.Typer(help="Look at queues, and act on them.", no_args_is_help=True)
-dead_letters = typer.Typer(help="Messages that could not be delivered.", no_args_is_help=True)
-subscriptions = typer.Typer(help="Subscriptions of topics.", no_args_is_help=True)
-connections = typer.Typer(help="Connections of clients.", no_args_is_help=True)
-branches = typer.Typer(help="Branches of transactions over several resources, where their manager is gone.", no_args_is_help=True)
-ingresses = typer.Typer(help="What ingresses bring to the broker.", no_args_is_help=True)
+queues = typer.Typer(help="Show queues, and act on them.", no_args_is_help=True)
+dead_letters = typer.Typer(help="List and return messages that could not be delivered.", no_args_is_help=True)
+subscriptions = typer.Typer(help="List and delete subscriptions of topics.", no_args_is_help=True)
+connections = typer.Typer(help="List and close connections of clients.", no_args_is_help=True)
+branches = typer.Typer(help="List and end branches of distributed transactions whose manager is gone.", no_args_is_help=True)
+ingresses = typer.Typer(help="Control how the broker reads messages from ingresses.", no_args_is_help=True)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of what a subscription holds")]
-BranchXid = Annotated[str, typer.Argument(metavar="XID", help="As `branch list` shows it")]
-SelectorOption = Annotated[str, typer.Option("--selector", help="Only messages that this JMS selector matches")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Though it has messages or consumers")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of the queue of a subscription")]
+BranchXid = Annotated[str, typer.Argument(metavar="XID", help="Xid of the branch, as `branch list` shows it")]
+SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Delete the queue even if it has messages or consumers")]
 DeadLettersOption = Annotated[
-    str, typer.Option("--queue", metavar="QUEUE", help="Where they are [default: the dead-letter address]", show_default=False)
+    str, typer.Option("--queue", metavar="QUEUE", help="Queue that contains them [default: the dead-letter address]", show_default=False)
 ]
 
 
@@ -64,13 +64,13 @@ def _done(answer: dict[str, Any], output: Format) -> None:
 
 @queues.command("list", epilog="Example:  bascule queue list --format json")
 def list_queues(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show the queues, and what subscriptions hold."""
+    """Show queues, and the queues of subscriptions."""
     show_rows(AdminApiClient(admin, config).look("queues"), QUEUE_COLUMNS, output)
 
 
 @queues.command("show", epilog="Example:  bascule queue show orders")
 def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show one queue: its state, its consumers, the settings that hold for it (times in ms)."""
+    """Show the state, the consumers and the effective settings of a queue (times in ms)."""
     queue = AdminApiClient(admin, config).look("queues", name=name)
     if output is Format.JSON:
         line(as_json(queue, indent=2))
@@ -84,7 +84,7 @@ def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption 
 
 @queues.command("create", epilog="Example:  bascule queue create orders")
 def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Make a queue that stays though nobody uses it."""
+    """Create a queue that is kept when it is unused."""
     _done(AdminApiClient(admin, config).act("queues/create", name=name), output)
 
 
@@ -96,20 +96,20 @@ def purge_queue(
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Throw away the messages of a queue that no consumer holds."""
+    """Delete the messages of a queue that no consumer holds."""
     _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector), output)
 
 
 @queues.command("move", epilog='Example:  bascule queue move orders orders.later --selector "priority < 3"')
 def move_queue(
     name: QueueName,
-    to: Annotated[str, typer.Argument(metavar="TO", help="Name of the queue they go to")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="Name of the target queue")],
     selector: SelectorOption = "",
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Move the messages that no consumer holds to another queue. Exit code 1 when some had to be left."""
+    """Move the messages that no consumer holds to another queue. Exit with 1 if some could not be moved."""
     _done(AdminApiClient(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
 
 
@@ -117,7 +117,7 @@ def move_queue(
 def delete_queue(
     name: QueueName, force: ForceOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Delete a queue and what it holds."""
+    """Delete a queue and its messages."""
     _done(AdminApiClient(admin, config).act("queues/delete", name=name, force=force), output)
 
 
@@ -127,12 +127,12 @@ def delete_queue(
 @dead_letters.command("list", epilog="Example:  bascule dead-letters list --queue ExpiryQueue --count 20")
 def list_dead_letters(
     queue: DeadLettersOption = "",
-    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="So many at most")] = 100,
+    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="Show at most N messages")] = 100,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show dead letters: where each came from, why, after how many deliveries."""
+    """Show dead letters with their origin, reason and number of deliveries."""
     rows = AdminApiClient(admin, config).look("dead-letters", queue=queue, count=count)
     for row in rows:
         row["moved_at"] = _moment(row["moved_at_ms"])
@@ -147,7 +147,7 @@ def return_dead_letters(
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send dead letters back to the queues and subscriptions they came from. Exit code 1 when some had to be left."""
+    """Return dead letters to their original queues and subscriptions. Exit with 1 if some could not be returned."""
     _done(AdminApiClient(admin, config).act("dead-letters/return", queue=queue, selector=selector), output)
 
 
@@ -169,13 +169,13 @@ def list_subscriptions(config: ConfigOption = None, admin: AdminOption = None, o
 
 @subscriptions.command("delete", epilog="Example:  bascule subscription delete billing.prices --force")
 def delete_subscription(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `subscription list` shows it")],
-    force: Annotated[bool, typer.Option("--force", help="Though it has consumers")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription, as `subscription list` shows it")],
+    force: Annotated[bool, typer.Option("--force", help="Delete the subscription even if it has consumers")] = False,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete a subscription and what it holds, as its client would unsubscribe."""
+    """Delete a subscription and its messages, as if its client had unsubscribed."""
     _done(AdminApiClient(admin, config).act("subscriptions/delete", name=name, force=force), output)
 
 
@@ -188,12 +188,12 @@ def list_connections(config: ConfigOption = None, admin: AdminOption = None, out
 
 @connections.command("close", epilog="Example:  bascule connection close 127.0.0.1:50312")
 def close_connection(
-    id: Annotated[str, typer.Argument(metavar="ID", help="As `connection list` shows it, or a client id")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Address of the connection, as `connection list` shows it, or a client id")],
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Close a connection; what it had not settled is delivered again. A client with `failover:` comes back."""
+    """Close a connection. Its unsettled messages are redelivered. A client with `failover:` reconnects."""
     _done(AdminApiClient(admin, config).act("connections/close", id=id), output)
 
 
@@ -202,26 +202,26 @@ def close_connection(
 
 @branches.command("list", epilog="Example:  bascule branch list")
 def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show the branches that are prepared, or were ended here and are not forgotten."""
+    """Show branches that are prepared, or that an administrator has ended and nobody has forgotten."""
     found = [{**each, "since": _moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
     show_rows(found, ("xid", "state", "since", "sent", "received", "bytes"), output)
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")
 def commit_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Commit a prepared branch without its manager, which is told so. `bascule xa commit` is the ordinary way."""
+    """Commit a prepared branch without its manager, which receives a heuristic outcome. Prefer `bascule xa commit`."""
     _done(AdminApiClient(admin, config).act("branches/commit", xid=xid), output)
 
 
 @branches.command("rollback", epilog="Example:  bascule branch rollback 1111577411:shop/0199...:broker")
 def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Roll a prepared branch back without its manager, which is told so. `bascule xa rollback` is the ordinary way."""
+    """Roll a prepared branch back without its manager, which receives a heuristic outcome. Prefer `bascule xa rollback`."""
     _done(AdminApiClient(admin, config).act("branches/rollback", xid=xid), output)
 
 
 @branches.command("forget", epilog="Example:  bascule branch forget 1111577411:shop/0199...:broker")
 def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Drop what is remembered of a branch that was ended here; `bascule xa forget` does so, too."""
+    """Forget a branch that an administrator has ended. `bascule xa forget` does so, too."""
     _done(AdminApiClient(admin, config).act("branches/forget", xid=xid), output)
 
 
@@ -230,5 +230,5 @@ def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOptio
 
 @ingresses.command("begin-anew", epilog="Example:  bascule ingress begin-anew")
 def begin_ingress_anew(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Go on with all that `bascule.ingress` has, after it was deleted and created again: what was not taken of the old one is lost."""
+    """Read a recreated `bascule.ingress` from its beginning. Messages that the broker had not read from the old topic are lost."""
     _done(AdminApiClient(admin, config).act("ingress/begin-anew"), output)

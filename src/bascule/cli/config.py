@@ -11,7 +11,7 @@ from bascule.cli.output import Format, FormatOption, as_json, line, table
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="The file of settings [default: $BASCULE_CONFIG, else ./bascule.toml if there]", show_default=False),
+    typer.Option("--config", help="Configuration file [default: $BASCULE_CONFIG, or ./bascule.toml if it exists]", show_default=False),
 ]
 
 commands = typer.Typer(help="Check and show the settings.", no_args_is_help=True)
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @commands.command(epilog="Example:  bascule config check --config bascule.toml")
 def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Say whether the settings can be used; if not, everything that is wrong, and exit with 2."""
+    """Check the settings. Report all errors, and exit with 2 if there are any."""
     from bascule.config import load
     from bascule.server.tls import amqp_tls, server_context
 
@@ -40,7 +40,7 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
 
 @commands.command(epilog="Example:  bascule config show --format json")
 def show(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show every setting with its value and the source it comes from; secrets are masked."""
+    """Show every setting with its value and source; secrets are masked."""
     from bascule.config import load
 
     values = load(config).explain()

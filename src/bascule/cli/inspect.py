@@ -34,11 +34,11 @@ def status(
     config: ConfigOption = None,
     admin: AdminOption = None,
     watch: Annotated[
-        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Ask again so often, until Ctrl-C", show_default=False)
+        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Repeat every N seconds until Ctrl-C", show_default=False)
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how a broker stands: its state, its queues, its counters."""
+    """Show the state of a broker, its queues and its counters."""
     broker = AdminApiClient(admin, config)
     while True:
         answer = broker.look("status")
@@ -53,19 +53,23 @@ def status(
 
 def verify(
     config: ConfigOption = None,
-    divert: Annotated[list[str] | None, typer.Option("--divert", help="Names of diverts; all when not given", show_default=False)] = None,
+    divert: Annotated[
+        list[str] | None, typer.Option("--divert", help="Name of a divert; may be repeated [default: all]", show_default=False)
+    ] = None,
     since: Annotated[
-        int | None, typer.Option("--from-offset", min=0, help="First journal offset [default: the oldest there]", show_default=False)
+        int | None, typer.Option("--from-offset", min=0, help="First journal offset [default: the oldest offset]", show_default=False)
     ] = None,
     until: Annotated[
         int | None,
-        typer.Option("--to-offset", min=0, help="Journal offset to stop before [default: the pipelines' position]", show_default=False),
+        typer.Option(
+            "--to-offset", min=0, help="Stop before this journal offset [default: the position of the pipelines]", show_default=False
+        ),
     ] = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare the journal with the target topics: counts, digests, the first difference. Exit code 1 when they differ."""
+    """Compare the journal with the target topics: counts, digests, first difference. Exit with 1 if they differ."""
     settings = settings_with_log(config, log_format, log_level)
     if settings.kafka.bootstrap_servers is None:
         raise InvalidInput("kafka.bootstrap_servers is not set: BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT names the Kafka of `bascule up`")

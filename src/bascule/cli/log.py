@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 LogFormatOption = Annotated[
     LogFormat | None,
-    typer.Option("--log-format", help="How log lines on standard error are written (log.format)", show_default=False),
+    typer.Option("--log-format", help="Format of log lines on standard error (log.format)", show_default=False),
 ]
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", help="The least severity that is logged (log.level)", show_default=False),
+    typer.Option("--log-level", help="Least severity that is logged (log.level)", show_default=False),
 ]
 #: Where no level is set: what such a command has done is its output, or its message.
 LEVEL: Final = "warning"

@@ -31,12 +31,14 @@ Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of
 BrokerOption = Annotated[
     str | None,
     typer.Option(
-        "--broker", metavar="URL", help="amqp[s]://[USER:PASSWORD@]HOST[:PORT] [default: that of the settings]", show_default=False
+        "--broker", metavar="URL", help="amqp[s]://[USER:PASSWORD@]HOST[:PORT] [default: the broker in the settings]", show_default=False
     ),
 ]
-UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME:PASSWORD", help="As whom to connect", show_default=False)]
+UserOption = Annotated[
+    str | None, typer.Option("--user", metavar="NAME:PASSWORD", help="User and password for the connection", show_default=False)
+]
 TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
-SelectorOption = Annotated[str, typer.Option("--selector", help="Only messages that this JMS selector matches")]
+SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,20 +50,22 @@ def register(app: typer.Typer) -> None:
 
 def send(
     destination: Destination,
-    text: Annotated[str | None, typer.Option("--text", help="Text of the message", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="File whose bytes are the message", show_default=False)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a text message")] = False,
+    text: Annotated[str | None, typer.Option("--text", help="Send a text message with this text", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Send the content of this file as a bytes message", show_default=False)
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Send a text message for each line of standard input")] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option(
             "--property", metavar="NAME[:TYPE]=VALUE", help=f"JMS property; TYPE is {', '.join(PROPERTY_TYPES)}", show_default=False
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Send each message so often")] = 1,
+    count: Annotated[int, typer.Option("--count", min=1, help="Send each message N times")] = 1,
     topic: TopicOption = False,
-    non_persistent: Annotated[bool, typer.Option("--non-persistent", help="The message need not survive a crash")] = False,
+    non_persistent: Annotated[bool, typer.Option("--non-persistent", help="Send non-persistent messages, which a crash may lose")] = False,
     priority: Annotated[int, typer.Option("--priority", min=0, max=9)] = 4,
-    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Life of the message; 0 = for ever")] = 0,
+    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Time to live in milliseconds; 0 = for ever")] = 0,
     correlation_id: Annotated[str | None, typer.Option("--correlation-id", show_default=False)] = None,
     group_id: Annotated[str | None, typer.Option("--group-id", show_default=False)] = None,
     broker: BrokerOption = None,
@@ -69,7 +73,7 @@ def send(
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send messages to a queue or topic; returns when the broker has stored all of them."""
+    """Send messages to a queue or topic. Return when the broker has stored all of them."""
     if sum((text is not None, file is not None, lines)) != 1:
         raise InvalidInput("give one of --text, --file and --lines")
     fields: dict[str, Any] = {
@@ -89,9 +93,9 @@ def send(
 
 def receive(
     destination: Destination,
-    count: Annotated[int, typer.Option("--count", min=1, help="So many messages")] = 1,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="How long to wait for each")] = 5.0,
-    follow: Annotated[bool, typer.Option("--follow", help="Until Ctrl-C, one line of JSON for each message")] = False,
+    count: Annotated[int, typer.Option("--count", min=1, help="Receive N messages")] = 1,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="Wait at most N seconds for each message")] = 5.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Receive until Ctrl-C, and print one line of JSON for each message")] = False,
     topic: TopicOption = False,
     selector: SelectorOption = "",
     broker: BrokerOption = None,
@@ -99,7 +103,7 @@ def receive(
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Receive messages; each is acknowledged once it is printed. Exit code 1 when fewer came than asked for."""
+    """Receive messages, and acknowledge each after printing it. Exit with 1 if fewer than `--count` arrived."""
     from bascule.client import Acknowledge
 
     streaming = follow or output is Format.JSON
@@ -127,14 +131,14 @@ def receive(
 
 def browse(
     destination: Destination,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="So many at most; all when not given", show_default=False)] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Show at most N messages [default: all]", show_default=False)] = None,
     selector: SelectorOption = "",
     broker: BrokerOption = None,
     user: UserOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the messages of a queue without taking them."""
+    """Show the messages of a queue without removing them."""
     from bascule.client import Queue
 
     with _factory(broker, user, config).connect() as context:

@@ -18,7 +18,7 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print: a table to read, or JSON to process.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Print a table or JSON.")]
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -25,19 +25,22 @@ if TYPE_CHECKING:
     from bascule.config import Configuration, Settings
     from bascule.server.supervisor import Part
 
-DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Where everything is kept (embedded.data_dir)", show_default=False)]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Directory for all local data (embedded.data_dir)", show_default=False)
+]
 AmqpPortOption = Annotated[
-    int | None, typer.Option("--amqp-port", help="Port for JMS clients; 0 = any free one (broker.port)", show_default=False)
+    int | None, typer.Option("--amqp-port", help="Port for JMS clients; 0 = any free port (broker.port)", show_default=False)
 ]
 KafkaPortOption = Annotated[
-    int | None, typer.Option("--kafka-port", help="Port of the embedded Kafka; 0 = any free one (embedded.port)", show_default=False)
+    int | None, typer.Option("--kafka-port", help="Port of the embedded Kafka; 0 = any free port (embedded.port)", show_default=False)
 ]
 AdminPortOption = Annotated[
-    int | None, typer.Option("--admin-port", help="Port for health, status and metrics; 0 = any free one (admin.port)", show_default=False)
+    int | None,
+    typer.Option("--admin-port", help="Port for health checks, status and metrics; 0 = any free port (admin.port)", show_default=False),
 ]
 UserOption = Annotated[
     list[str] | None,
-    typer.Option("--user", metavar="NAME:PASSWORD", help="A user who may connect; may be repeated (broker.users)", show_default=False),
+    typer.Option("--user", metavar="NAME:PASSWORD", help="Add a user who can connect; may be repeated (broker.users)", show_default=False),
 ]
 
 
@@ -55,7 +58,7 @@ def up(
     amqp_port: AmqpPortOption = None,
     kafka_port: KafkaPortOption = None,
     admin_port: AdminPortOption = None,
-    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run the broker and Kafka alone (pipelines.enabled)")] = False,
+    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run only the broker and Kafka (pipelines.enabled)")] = False,
     user: UserOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
@@ -105,7 +108,7 @@ def broker(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Run the broker alone, against a Kafka that is there (`kafka.bootstrap_servers`).
+    """Run the broker alone, with an existing Kafka (`kafka.bootstrap_servers`).
 
     Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. Of several brokers on one Kafka one serves; another prints
     `standby ...`, follows what the first one does, and prints `ready ...` when it takes over.
@@ -126,7 +129,7 @@ def broker(
 
 
 def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, log_level: LogLevelOption = None) -> None:
-    """Run the Spark driver with all diverts and ingresses, against a Kafka that is there (`kafka.bootstrap_servers`).
+    """Run the Spark driver with all diverts and ingresses, with an existing Kafka (`kafka.bootstrap_servers`).
 
     Prints `ready pipelines=N` when they run, and `standby pipelines=N` while another driver of the bridge runs them.
     """

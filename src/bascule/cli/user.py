@@ -15,7 +15,7 @@ from bascule.core.errors import InvalidInput
 #: As few as the standard allows (RFC 7677, section 4).
 ITERATIONS_MIN = 4096
 
-commands = typer.Typer(help="Users who may connect.", no_args_is_help=True)
+commands = typer.Typer(help="Create password hashes of users.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -25,16 +25,22 @@ def register(app: typer.Typer) -> None:
 
 @commands.callback()
 def _root() -> None:
-    """Users who may connect."""
+    """Create password hashes of users."""
 
 
 @commands.command("hash", epilog='Example:  bascule user hash    (then, in [broker.users]:  ann = "SCRAM-SHA-256$...")')
 def hash_password(
     iterations: Annotated[
-        int, typer.Option("--iterations", min=ITERATIONS_MIN, max=ITERATIONS_MAX, help="More make guessing slower, and logging in")
+        int,
+        typer.Option(
+            "--iterations",
+            min=ITERATIONS_MIN,
+            max=ITERATIONS_MAX,
+            help="Number of hash iterations; more iterations make guessing slower, but also the login",
+        ),
     ] = ITERATIONS,
 ) -> None:
-    """Ask for a password, or read it from standard input, and print its hash: the broker needs no more to know the user."""
+    """Read a password from the terminal or standard input, and print its hash for `[broker.users]`."""
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:

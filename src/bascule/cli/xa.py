@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from bascule.xa.plan import Step
     from bascule.xa.recovery_protocol import Pass
 
-commands = typer.Typer(help="Show and finish transactions over several resources.", no_args_is_help=True)
+commands = typer.Typer(help="Show and finish distributed transactions.", no_args_is_help=True)
 
 ManagerOption = Annotated[
     str,
     typer.Option(
-        "--manager", metavar="MODULE:NAME", envvar="BASCULE_XA_MANAGER", help="Where the application's TransactionManager is in Python"
+        "--manager", metavar="MODULE:NAME", envvar="BASCULE_XA_MANAGER", help="Python name of the application's TransactionManager"
     ),
 ]
-XidArgument = Annotated[str, typer.Argument(metavar="XID", help="A branch, as `bascule xa list` shows it")]
-NowOption = Annotated[bool, typer.Option("--now", help="Do not wait for the deadline of transactions that may still be at work")]
+XidArgument = Annotated[str, typer.Argument(metavar="XID", help="Xid of a branch, as `bascule xa list` shows it")]
+NowOption = Annotated[bool, typer.Option("--now", help="Do not wait for the deadline of transactions that may still be running")]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def list_branches(
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the branches that are prepared, what becomes of each, and heuristic outcomes."""
+    """Show prepared branches with their pending outcomes, and heuristic outcomes."""
     settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     _show(found, found.recoverer().look(patient=True), output)
@@ -57,14 +57,14 @@ def list_branches(
 
 @commands.command(epilog="Example:  bascule xa show shop/0199... --manager shop.payments:manager")
 def show(
-    transaction: Annotated[str, typer.Argument(metavar="ID", help="A transaction, as an error names it, or one of its branches")],
+    transaction: Annotated[str, typer.Argument(metavar="ID", help="Id of a transaction, as in an error, or xid of one of its branches")],
     manager: ManagerOption,
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what has become of a transaction: its decision, each branch, and what would be done. Changes nothing."""
+    """Show the decision of a transaction, its branches, and what recovery would do. Change nothing."""
     settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     report = found.outcome(transaction)
@@ -92,14 +92,14 @@ def show(
 @commands.command(epilog="Example:  bascule xa recover --manager shop.payments:manager --explain")
 def recover(
     manager: ManagerOption,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what would be done, and why; do nothing")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what recovery would do, and why; change nothing")] = False,
     now: NowOption = False,
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Finish what crashes have left, as the log says. Safe while the application runs. Exit code 1 when something is left to do."""
+    """Finish transactions that crashes have left, as the log says. Safe while the application runs. Exit with 1 if any remain."""
     settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     recoverer = found.recoverer()
@@ -118,7 +118,7 @@ def commit(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Commit a transaction in all resources, unless the log says otherwise. For one that is prepared everywhere and not decided."""
+    """Commit a transaction that is prepared everywhere and not decided in all resources, unless the log says otherwise."""
     settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "commit")
 
@@ -144,7 +144,7 @@ def forget(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Drop the record of a heuristic outcome that you have seen to."""
+    """Delete the record of a heuristic outcome that you have resolved."""
     from bascule.xa import Xid
 
     settings_with_log(config, log_format, log_level)

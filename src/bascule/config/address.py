@@ -28,48 +28,66 @@ class AddressSettings(Section):
     """What holds for an address, and for each queue and subscription on it. In ``[broker]``: for all that no ``[[address]]`` names."""
 
     max_messages: int = Field(
-        default=0, ge=0, description="Messages in one queue or subscription, waiting or with consumers; 0 = any number"
+        default=0, ge=0, description="Maximum number of messages in one queue or subscription, waiting or held by consumers; 0 = no limit"
     )
-    max_bytes: ByteSize = Field(default=ByteSize(0), ge=0, description="Size of these messages; 0 = any")
+    max_bytes: ByteSize = Field(
+        default=ByteSize(0), ge=0, description="Maximum size of the messages in one queue or subscription; 0 = no limit"
+    )
     when_full: Literal["block", "reject", "drop-oldest-nonpersistent"] = Field(
         default="block",
-        description="What becomes of a message to a full queue: its sender waits (a sender that names no address up front is refused),"
-        " it is refused, or the oldest non-persistent ones make room for it",
+        description="How a full queue treats a new message: block = its sender waits (a sender without a fixed address is refused),"
+        " reject = the message is refused, drop-oldest-nonpersistent = the oldest non-persistent messages are dropped to"
+        " make room",
     )
     max_delivery_attempts: int = Field(
         default=MAX_DELIVERY_ATTEMPTS,
         ge=0,
-        description="After so many failed deliveries a message goes to the dead-letter address; 0 = never",
+        description="Send a message to the dead-letter address after N failed deliveries; 0 = never",
     )
     redelivery_delay_s: Seconds = Field(
-        default=0, ge=0, le=_LONGEST_S, description="Pause of a message after a failed delivery; those behind it go on meanwhile"
+        default=0,
+        ge=0,
+        le=_LONGEST_S,
+        description="Delay of a message after a failed delivery in seconds. Messages behind it are delivered meanwhile",
     )
-    redelivery_multiplier: float = Field(default=1, ge=1, le=100, description="By how much that pause grows with each further failure")
-    redelivery_delay_max_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest pause; 0 = no bound")
-    expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Time to live of a message whose sender set none; 0 = for ever")
-    max_expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest time to live, whatever the sender set; 0 = any")
+    redelivery_multiplier: float = Field(
+        default=1, ge=1, le=100, description="Factor by which the delay grows with each further failed delivery"
+    )
+    redelivery_delay_max_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest delay in seconds; 0 = no limit")
+    expiry_s: Seconds = Field(
+        default=0, ge=0, le=_LONGEST_S, description="Time to live in seconds of a message whose sender set none; 0 = for ever"
+    )
+    max_expiry_s: Seconds = Field(
+        default=0, ge=0, le=_LONGEST_S, description="Longest time to live in seconds, whatever the sender set; 0 = no limit"
+    )
     dead_letter_address: str = Field(
         default=DEAD_LETTER_ADDRESS,
         max_length=ADDRESS_MAX,
-        description='Queue for messages that could not be delivered; "" = they are dropped',
+        description='Queue for messages that could not be delivered; "" = drop them',
     )
     expiry_address: str = Field(
-        default=EXPIRY_ADDRESS, max_length=ADDRESS_MAX, description='Queue for messages that expired; "" = they are dropped'
+        default=EXPIRY_ADDRESS, max_length=ADDRESS_MAX, description='Queue for messages that expired; "" = drop them'
     )
     duplicate_window_count: int = Field(
-        default=DUPLICATE_WINDOW_COUNT, ge=0, description="Message ids remembered per address for duplicate detection"
+        default=DUPLICATE_WINDOW_COUNT, ge=0, description="Number of message ids remembered per address for duplicate detection"
     )
-    duplicate_window_s: Seconds = Field(default=DUPLICATE_WINDOW_S, gt=0, le=_LONGEST_S, description="How long a message id is remembered")
-    prefetch: int = Field(default=0, ge=0, description="Messages one consumer may hold unsettled; 0 = as many as it asks for")
-    exclusive: bool = Field(default=False, description="Only the consumer that came first is served, the next one when it has gone")
-    auto_create: bool = Field(default=True, description="A queue or topic is made when a client first names it; else that is refused")
-    auto_delete: bool = Field(default=True, description="A queue made so goes when it is empty and nobody uses it")
-    auto_delete_after_s: Seconds = Field(default=AUTO_DELETE_AFTER_S, ge=0, le=_LONGEST_S, description="After so long without use")
+    duplicate_window_s: Seconds = Field(
+        default=DUPLICATE_WINDOW_S, gt=0, le=_LONGEST_S, description="Time in seconds for which a message id is remembered"
+    )
+    prefetch: int = Field(default=0, ge=0, description="Maximum number of unsettled messages of one consumer; 0 = as many as it asks for")
+    exclusive: bool = Field(default=False, description="Serve only the first consumer. When it leaves, serve the next one")
+    auto_create: bool = Field(
+        default=True, description="Create a queue or topic when a client first uses its name. If false, the broker refuses unknown names"
+    )
+    auto_delete: bool = Field(default=True, description="Delete a queue that was created automatically when it is empty and unused")
+    auto_delete_after_s: Seconds = Field(
+        default=AUTO_DELETE_AFTER_S, ge=0, le=_LONGEST_S, description="Delete such a queue after N seconds without use"
+    )
     subscription_expiry_s: Seconds = Field(
         default=0,
         ge=0,
         le=_LONGEST_S,
-        description="A durable subscription without a consumer for so long is deleted, and the messages that it holds; 0 = never",
+        description="Delete a durable subscription and its messages after N seconds without a consumer; 0 = never",
     )
 
     @field_validator("dead_letter_address", "expiry_address")
@@ -103,7 +121,7 @@ class Address(AddressSettings):
 
     shows_only_given: ClassVar[bool] = True
 
-    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' is one word, '#' any number of words")
+    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
 
     @field_validator("match")
     @classmethod
@@ -114,7 +132,7 @@ class Address(AddressSettings):
 class DestinationDefinition(Section):
     """A queue or a topic that is there from the start."""
 
-    name: str = Field(min_length=1, max_length=ADDRESS_MAX, description="Its name")
+    name: str = Field(min_length=1, max_length=ADDRESS_MAX, description="Name of the queue or topic")
 
     @field_validator("name")
     @classmethod

@@ -19,9 +19,9 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 class Pipeline(Section):
     """What diverts and ingresses have in common."""
 
-    name: Name = Field(description="Unique name; the pipeline's position is kept under it")
-    enabled: bool = Field(default=True, description="Whether it runs; its position is kept meanwhile")
-    start: Start = Field(default="latest", description="Where a new one begins: earliest, latest or a timestamp")
+    name: Name = Field(description="Unique name of the pipeline. Its position is stored under this name")
+    enabled: bool = Field(default=True, description="Whether the pipeline runs. The position of a disabled pipeline is kept")
+    start: Start = Field(default="latest", description="Where a new pipeline begins: earliest, latest or a timestamp")
 
     @property
     def start_ms(self) -> int | None:
@@ -35,17 +35,19 @@ class Pipeline(Section):
 class Divert(Pipeline):
     """JMS messages into a Kafka topic."""
 
-    from_address: str = Field(alias="from", min_length=1, description="Address, or a pattern: '*' is one word, '#' any number of words")
+    from_address: str = Field(
+        alias="from", min_length=1, description="JMS address, or a pattern: '*' stands for one word, '#' for any number of words"
+    )
     selector: str = Field(default="", description="JMS selector; empty = every message")
     to: str = Field(
         default=DIVERT_TO,
-        description="Kafka topic; ${address} is filled in, and ${rest}, the words that a final '#' of `from` stands for",
+        description="Kafka topic. ${address} is replaced by the address, ${rest} by the words that a final '#' in `from` matches",
     )
     key: str = Field(default=DIVERT_KEY, description="Record key: message-id, correlation-id, group-id, property:NAME or none")
-    exclusive: bool = Field(default=False, description="Messages taken go to Kafka alone, not to local queues")
-    select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; must give `value`")
+    exclusive: bool = Field(default=False, description="Send the messages that the divert takes to Kafka only, not to local queues")
+    select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; one of them must give `value`")
     python: str | None = Field(default=None, description="MODULE:FUNCTION, a row-local function from DataFrame to DataFrame")
-    from_kafka: bool = Field(default=False, description="Whether messages that came from Kafka are diverted, too")
+    from_kafka: bool = Field(default=False, description="Whether the divert also takes messages that came from Kafka")
 
     @field_validator("from_address")
     @classmethod
@@ -96,22 +98,29 @@ class Divert(Pipeline):
 class Ingress(Pipeline):
     """Kafka records into a JMS destination."""
 
-    topics: tuple[TopicName, ...] = Field(default=(), description="Kafka topics by name")
-    pattern: str | None = Field(default=None, min_length=1, description="Kafka topics by a regular expression on the whole name")
+    topics: tuple[TopicName, ...] = Field(default=(), description="Names of Kafka topics")
+    pattern: str | None = Field(
+        default=None, min_length=1, description="Regular expression for names of Kafka topics. It must match the whole name"
+    )
     to: str = Field(
         default="${topic}",
-        description="JMS address; ${topic} and ${header:NAME} are filled in; queue:// or topic:// before it decides the routing",
+        description="JMS address. ${topic} and ${header:NAME} are replaced. A prefix queue:// or topic:// overrides `routing`",
     )
-    reply_to: str = Field(default="", description="JMSReplyTo, filled in like `to`; a record without the header has none")
-    routing: Literal["multicast", "anycast"] = Field(default="multicast", description="multicast = a JMS topic, anycast = a JMS queue")
-    body: Literal["text", "bytes", "map"] = Field(default=INGRESS_BODY, description="Kind of JMS message; map takes a JSON object")
+    reply_to: str = Field(
+        default="",
+        description="JMSReplyTo, with the same replacements as `to`. If a record lacks the header, its message has no JMSReplyTo",
+    )
+    routing: Literal["multicast", "anycast"] = Field(
+        default="multicast", description="Kind of the destination: multicast = a JMS topic, anycast = a JMS queue"
+    )
+    body: Literal["text", "bytes", "map"] = Field(default=INGRESS_BODY, description="Kind of the JMS message; map expects a JSON object")
     start: Start = Field(default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp")
     unbound: Literal["drop", "keep"] = Field(
-        default=INGRESS_UNBOUND, description="What becomes of a message whose address has neither a queue nor a subscription"
+        default=INGRESS_UNBOUND, description="Drop or keep a message whose address has neither a queue nor a subscription"
     )
     key_as: str = Field(
         default=INGRESS_KEY_AS,
-        description="Where the record key goes beside property kafka_key: correlation-id, group-id, property:NAME or none",
+        description="Where the record key goes in addition to the property kafka_key: correlation-id, group-id, property:NAME or none",
     )
 
     @field_validator("pattern")

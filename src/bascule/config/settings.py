@@ -54,16 +54,21 @@ class Bridge(Section):
     """Who this bridge is."""
 
     id: Name = Field(
-        default=BRIDGE_ID, description="Name of this bridge; stands in its transactional ids and in the origin header against loops"
+        default=BRIDGE_ID,
+        description="Name of this bridge. It is part of the transactional ids and of the origin header that prevents loops",
     )
 
 
 class Tls(Section):
     """TLS of a listener: it is on when there is a certificate, and then nothing is served in clear."""
 
-    certificate: Path | None = Field(default=None, description="PEM file with the certificate and those that signed it; unset = no TLS")
-    key: Path | None = Field(default=None, description="PEM file with its private key; unset = it is in the certificate's file")
-    key_password: Secret | None = Field(default=None, description='Password of the key, or "file:PATH" (what that file holds)')
+    certificate: Path | None = Field(
+        default=None, description="PEM file with the certificate of the server and the certificates that signed it; unset = no TLS"
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file with the private key of the certificate; unset = the key is in the certificate's file"
+    )
+    key_password: Secret | None = Field(default=None, description='Password of the private key, or "file:PATH" to read it from a file')
 
     @property
     def enabled(self) -> bool:
@@ -82,11 +87,11 @@ class BrokerTls(Tls):
 
     client_ca: Path | None = Field(
         default=None,
-        description="PEM file of the authorities that sign certificates of clients: a client that shows one is known by the common name in"
-        " it (SASL EXTERNAL)",
+        description="PEM file with the authorities that sign client certificates. A client with such a certificate logs in under the"
+        " common name of the certificate (SASL EXTERNAL)",
     )
     client_certificate: Literal["optional", "required"] | None = Field(
-        default=None, description="Whether a client must show one; unset = optional, if client_ca is given"
+        default=None, description="Whether a client may or must present a certificate; unset = optional, if client_ca is set"
     )
 
     @model_validator(mode="after")
@@ -99,77 +104,99 @@ class BrokerTls(Tls):
 class Broker(AddressSettings):
     """The JMS provider, and the settings of addresses that no ``[[address]]`` names."""
 
-    host: str = Field(default="127.0.0.1", description="Address the broker listens on")
-    port: Port = Field(default=5672, description="AMQP port (5671 is the usual one with TLS); 0 = any free one")
+    host: str = Field(default="127.0.0.1", description="Address on which the broker listens")
+    port: Port = Field(default=5672, description="AMQP port (5671 is usual with TLS); 0 = any free port")
     tls: BrokerTls = Field(default=BrokerTls(), description="TLS of this listener: `[broker.tls]`")
     users: dict[str, SecretStr] = Field(
-        default={}, description='Name = password, its hash (`bascule user hash`), or "file:PATH" (what that file holds)'
+        default={},
+        description='Names of users, each with a password, its hash (`bascule user hash`), or "file:PATH" to read either from a file',
     )
     allow_anonymous: bool | None = Field(
         default=None,
-        description="Clients without a user or a certificate may connect; unset = yes on a loopback host without users and client_ca",
+        description="Let clients connect without a user or a certificate; unset = yes on a loopback host without users and client_ca",
     )
     max_message_bytes: ByteSize = Field(
-        default=ByteSize(MESSAGE_BYTES_MAX), gt=0, le=MESSAGE_BYTES_MAX, description="Largest message taken, at most 64 MiB"
+        default=ByteSize(MESSAGE_BYTES_MAX),
+        gt=0,
+        le=MESSAGE_BYTES_MAX,
+        description="Largest message that the broker accepts, at most 64 MiB",
     )
     handshake_timeout_s: float = Field(
-        default=10, gt=0, description="A connection that has not logged in and opened after so long, TLS included, is closed"
+        default=10, gt=0, description="Close a connection that has not logged in and opened after N seconds, TLS included"
     )
     max_handshakes: int = Field(
         default=2000,
         ge=0,
-        description="Connections that have not logged in, at once. More wait; one that takes longer than a second is closed for them;"
-        " 0 = no limit",
+        description="Maximum number of connections that have not logged in. Further connections wait; if one of the connections takes"
+        " longer than a second, the broker closes it in favour of a waiting one; 0 = no limit",
     )
-    max_handshakes_per_address: int = Field(default=1000, ge=0, description="The same of one remote address; 0 = no limit")
+    max_handshakes_per_address: int = Field(
+        default=1000, ge=0, description="Maximum number of connections from one remote address that have not logged in; 0 = no limit"
+    )
     idle_timeout_s: float = Field(
-        default=60, gt=0, description="A connection silent for so long is closed; clients are told to send heartbeats"
+        default=60, gt=0, description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats"
     )
     transaction_timeout_s: float = Field(
         default=TRANSACTION_TIMEOUT_S,
         gt=0,
-        description="A local transaction that holds something for longer is rolled back: others miss its messages",
+        description="Roll back a local transaction that has held messages for N seconds, because other consumers wait for these messages",
     )
     session_timeout_s: float = Field(
-        default=6, ge=1, description="A broker that Kafka has not heard of for so long is replaced by one that stands by"
+        default=6, ge=1, description="Replace a broker by a standby if Kafka has not heard from the broker for N seconds"
     )
     instance: Name | None = Field(
-        default=None, description="Name of this broker among those that stand for election; unset = from host name and data directory"
+        default=None,
+        description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
     )
-    failover: tuple[str, ...] = Field(default=(), description="HOST:PORT of the brokers a client may turn to, offered when it connects")
+    failover: tuple[str, ...] = Field(
+        default=(), description="HOST:PORT of each broker that a client may use. The broker offers the list when a client connects"
+    )
     memory_bytes: ByteSize = Field(
         default=ByteSize(MEMORY_BYTES),
         ge=MIB,
-        description="What the broker may hold in memory for its clients; near it producers wait, transactions are refused, and message"
-        " bodies go to spill files (from a quarter of it on)",
+        description="Memory that the broker may use for its clients. From a quarter of it on, message bodies go to spill files; near"
+        " the limit, producers wait and transactions are refused",
     )
     spill_bytes: ByteSize = Field(
         default=ByteSize(SPILL_BYTES), ge=MIB, description="Size of the spill files (in embedded.data_dir) at which producers wait"
     )
     spill_free_bytes: ByteSize = Field(
-        default=ByteSize(SPILL_FREE_BYTES), description="Free space on the disk of the spill files, below which producers wait; 0 = none"
+        default=ByteSize(SPILL_FREE_BYTES), description="Free space on the disk of the spill files below which producers wait; 0 = no limit"
     )
     max_queues: int = Field(
-        default=QUEUES_MAX, ge=1, le=QUEUES_MAX, description="Queues and subscriptions at once: a client can ask for any name"
+        default=QUEUES_MAX,
+        ge=1,
+        le=QUEUES_MAX,
+        description="Maximum number of queues and subscriptions. A client can create queues with any name",
     )
     max_queues_per_user: int = Field(
-        default=32_000, ge=0, description="Queues and subscriptions that clients of one user have created, temporary ones too; 0 = no limit"
+        default=32_000,
+        ge=0,
+        description="Maximum number of queues and subscriptions that the clients of one user have created, including temporary ones;"
+        " 0 = no limit",
     )
     max_durable_subscriptions_per_user: int = Field(
-        default=10_000, ge=0, description="Durable subscriptions that clients of one user have created; 0 = no limit"
+        default=10_000, ge=0, description="Maximum number of durable subscriptions that the clients of one user have created; 0 = no limit"
     )
     max_connections: int = Field(
         default=10_000,
         ge=0,
-        description="Connections that have logged in, and no more than file descriptors allow; 0 = what those allow",
+        description="Maximum number of connections that have logged in, within the limit on file descriptors; 0 = only the limit on"
+        " file descriptors",
     )
-    max_connections_per_address: int = Field(default=5_000, ge=0, description="Connections from one remote address; 0 = no limit")
+    max_connections_per_address: int = Field(
+        default=5_000, ge=0, description="Maximum number of connections from one remote address; 0 = no limit"
+    )
     max_connections_per_user: int = Field(
-        default=5_000, ge=0, description="Connections of one user; all anonymous clients are one user; 0 = no limit"
+        default=5_000, ge=0, description="Maximum number of connections of one user. All anonymous clients count as one user; 0 = no limit"
     )
-    max_sessions_per_user: int = Field(default=50_000, ge=0, description="Sessions of one user; 0 = no limit")
-    max_links_per_user: int = Field(default=100_000, ge=0, description="Producers and consumers of one user; 0 = no limit")
-    max_transactions_per_user: int = Field(default=50_000, ge=0, description="Open local transactions of one user; 0 = no limit")
+    max_sessions_per_user: int = Field(default=50_000, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
+    max_links_per_user: int = Field(
+        default=100_000, ge=0, description="Maximum number of producers and consumers of one user; 0 = no limit"
+    )
+    max_transactions_per_user: int = Field(
+        default=50_000, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
+    )
 
     @field_validator("users")
     @classmethod
@@ -228,33 +255,40 @@ class Journal(Section):
 
     prefix: Name = Field(default=PREFIX, description="First word of the names of Bascule's own topics")
     append_timeout_s: float = Field(
-        default=15, gt=0, description="If Kafka stores nothing for so long, client connections are closed; clients come back and repeat"
+        default=15,
+        gt=0,
+        description="Close client connections if Kafka has stored nothing for N seconds. Clients with failover reconnect and repeat"
+        " their sends",
     )
-    snapshot_records: int = Field(default=50_000, ge=100, description="Journal records between two snapshots: bounds the time of a restart")
+    snapshot_records: int = Field(
+        default=50_000, ge=100, description="Number of journal records between two snapshots. It limits the time of a restart"
+    )
     retention_s: float = Field(
         default=604_800,
         ge=0,
-        description="The journal is kept for so long, for diverts to come that start in the past; 0 = only what queues and pipelines need",
+        description="Keep the journal for N seconds, for new diverts that start in the past; 0 = keep only what queues and pipelines need",
     )
     retention_bytes: ByteSize = Field(
         default=ByteSize(0),
-        description="Of what retention_s keeps, the journal keeps the last so many bytes; 0 = no limit",
+        description="Limit the part of the journal that retention_s keeps to the last N bytes; 0 = no limit",
     )
     pinned_bytes: ByteSize = Field(
         default=ByteSize(0),
-        description="Journal that a pipeline which stands still may keep from being deleted; beyond it the pipeline loses what it has not"
-        " read, and stops; 0 = no limit",
+        description="Size of the journal that a stalled pipeline may keep from being deleted. Beyond this size the pipeline loses its"
+        " unread messages and stops; 0 = no limit",
     )
     replication_factor: int = Field(
-        default=REPLICATION_FACTOR, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)"
+        default=REPLICATION_FACTOR, ge=1, le=32767, description="Number of replicas of Bascule's own topics (3 on a cluster)"
     )
     replayable: tuple[str, ...] = Field(
         default=(),
-        description="Addresses or patterns of JMS topics whose persistent messages are journaled even while no durable subscription"
-        " and no divert wants them, for diverts and Spark jobs to come; queues always are",
+        description="Addresses or patterns of JMS topics whose persistent messages are journaled even if no durable subscription and"
+        " no divert wants them, for future diverts and Spark jobs. Persistent messages of queues are always journaled",
     )
     min_insync_replicas: int = Field(
-        default=MIN_INSYNC_REPLICAS, ge=1, description="Replicas that must have stored a record before it counts (2 of 3)"
+        default=MIN_INSYNC_REPLICAS,
+        ge=1,
+        description="Number of replicas that must have stored a record before Kafka acknowledges it (2 of 3 on a cluster)",
     )
 
     @model_validator(mode="after")
@@ -267,9 +301,13 @@ class Journal(Section):
 class Kafka(Section):
     """An external Kafka; without this table (or without ``bootstrap_servers``) the embedded one."""
 
-    bootstrap_servers: str | None = Field(default=None, min_length=1, description="HOST:PORT,...; unset = the embedded Kafka")
+    bootstrap_servers: str | None = Field(
+        default=None, min_length=1, description="HOST:PORT,... of an external Kafka; unset = the embedded Kafka"
+    )
     client: dict[str, ClientSetting] = Field(
-        default={}, description='Any librdkafka setting, passed through (security.protocol, sasl.*, ssl.*); secrets may be "file:PATH"'
+        default={},
+        description='Settings passed to librdkafka (security.protocol, sasl.*, ssl.* and others). A secret may be "file:PATH" to read'
+        " it from a file",
     )
 
     @field_validator("client")
@@ -297,42 +335,48 @@ class Embedded(Section):
     """The single-node Kafka that ``bascule up`` and ``bascule kafka`` run."""
 
     data_dir: Path = Field(
-        default=Path("bascule-data"), description="Everything kept on this machine: Kafka's data, logs, process ids, ports"
+        default=Path("bascule-data"), description="Directory for all local data: Kafka's data, logs, process ids, ports, spill files"
     )
-    port: Port = Field(default=9092, description="Kafka port; 0 = any free one")
+    port: Port = Field(default=9092, description="Kafka port; 0 = any free port")
     fsync: bool = Field(
-        default=False, description="Write every record to the disk before it is acknowledged: survives a power cut, much slower"
+        default=False,
+        description="Write every record to the disk before it is acknowledged. Records then survive a power cut, but writes are much"
+        " slower",
     )
-    heap_mb: int = Field(default=512, ge=128, description="Java heap of Kafka")
+    heap_mb: int = Field(default=512, ge=128, description="Java heap of Kafka in MiB")
 
 
 class Pipelines(Section):
     """The Spark driver that runs all diverts and ingresses."""
 
-    enabled: bool = Field(default=True, description="`bascule up` starts the pipelines")
-    master: str = Field(default=SPARK_MASTER, min_length=1, description="Spark master")
-    spark: dict[str, ClientSetting] = Field(default={}, description="Any Spark setting, passed through")
-    trigger_interval_ms: int = Field(default=0, ge=0, description="Pause between two micro-batches; 0 = at once")
+    enabled: bool = Field(default=True, description="Whether `bascule up` starts the pipelines")
+    master: str = Field(default=SPARK_MASTER, min_length=1, description="URL of the Spark master")
+    spark: dict[str, ClientSetting] = Field(default={}, description="Settings passed to Spark")
+    trigger_interval_ms: int = Field(
+        default=0, ge=0, description="Shortest interval between the starts of two micro-batches in ms; 0 = start the next one at once"
+    )
     max_offsets_per_trigger: int = Field(
-        default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Records of a source that one micro-batch takes at most"
+        default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of records of a source in one micro-batch"
     )
     checkpoint_dir: Path | None = Field(
-        default=None, description="Scratch space of Spark, emptied at every start; unset = a temporary directory"
+        default=None, description="Scratch directory of Spark, emptied at every start; unset = a temporary directory"
     )
-    transaction_records: int = Field(default=TRANSACTION_RECORDS, ge=1, description="Records in one Kafka transaction at most")
+    transaction_records: int = Field(default=TRANSACTION_RECORDS, ge=1, description="Maximum number of records in one Kafka transaction")
     transaction_bytes: ByteSize = Field(
-        default=ByteSize(TRANSACTION_BYTES), ge=1, description="Bytes in one Kafka transaction at most, keys and headers included"
+        default=ByteSize(TRANSACTION_BYTES), ge=1, description="Maximum number of bytes in one Kafka transaction, keys and headers included"
     )
     transaction_s: float = Field(
         default=TRANSACTION_S,
         gt=0,
         le=20,
-        description="Age of a Kafka transaction at which it is committed, at most 20: Kafka aborts it at 30 s",
+        description="Commit a Kafka transaction after N seconds, at most 20. Kafka aborts it at 30 s",
     )
     target_partitions: int = Field(
-        default=TARGET_PARTITIONS, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
+        default=TARGET_PARTITIONS, ge=0, description="Number of partitions of a target topic that a divert creates; 0 = never create topics"
     )
-    on_error: Literal["dead-letter", "stop"] = Field(default="dead-letter", description="What becomes of a record that cannot be carried")
+    on_error: Literal["dead-letter", "stop"] = Field(
+        default="dead-letter", description="Dead-letter a record that cannot be carried, or stop the pipeline"
+    )
     dead_letter_topic: TopicName | None = Field(
         default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
     )
@@ -341,12 +385,13 @@ class Pipelines(Section):
 class Admin(Section):
     """Health, status, metrics and actions by HTTP."""
 
-    host: str = Field(default="127.0.0.1", description="Address of the admin server")
-    port: Port = Field(default=8672, description="Port of the admin server; 0 = any free one")
+    host: str = Field(default="127.0.0.1", description="Address on which the admin server listens")
+    port: Port = Field(default=8672, description="Port of the admin server; 0 = any free port")
     tls: Tls = Field(default=Tls(), description="TLS of this listener: `[admin.tls]`")
     token: Secret | None = Field(
         default=None,
-        description='What `Authorization: Bearer` must give to act and to see messages, or "file:PATH"; unset = only this machine may',
+        description='Token that a request must send as `Authorization: Bearer` to act and to see messages, or "file:PATH" to read it'
+        " from a file; unset = only requests from this machine may do so",
     )
 
     @property
@@ -358,8 +403,8 @@ class Admin(Section):
 class Log(Section):
     """The log of the broker, the pipelines and the commands."""
 
-    format: LogFormat = Field(default="text", description="A line of text, or one JSON object per line")
-    level: LogLevel = Field(default="info", description="The least severity that is written")
+    format: LogFormat = Field(default="text", description="Write lines of text, or one JSON object per line")
+    level: LogLevel = Field(default="info", description="Least severity that is written")
 
     @property
     def values(self) -> LogSettings:
