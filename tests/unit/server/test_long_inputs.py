@@ -65,6 +65,7 @@ async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_
     served = Served()
     client = Client(served)
     producer = client.producer("q")
+    await asyncio.sleep(0)  # what the login left to later turns
     monkeypatch.setattr(connection, "TURN_S", 0.0)
     for number in range(30):
         producer.send(message_bytes(number, durable=False), settled=True)
