@@ -73,7 +73,7 @@ class Session:
         self.sent = SentDeliveries()
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
-        self.incoming_unsettled = Unsettled[ReceiverLink]()  # sent by the peer, unsettled
+        self.incoming_unsettled: Unsettled[ReceiverLink] = Unsettled()  # sent by the peer, unsettled
         self._next_handle = 0
         self._free_handles: list[int] = []
         self._next_delivery_id = 0

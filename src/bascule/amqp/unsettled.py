@@ -83,8 +83,8 @@ class SentDeliveries:
     __slots__ = ("_decided", "_undecided")
 
     def __init__(self) -> None:
-        self._undecided = Unsettled[Delivery]()
-        self._decided = Unsettled[Delivery]()
+        self._undecided: Unsettled[Delivery] = Unsettled()
+        self._decided: Unsettled[Delivery] = Unsettled()
 
     def __len__(self) -> int:
         return len(self._undecided.by_id) + len(self._decided.by_id)

@@ -87,7 +87,7 @@ class AddressIndex(Generic[V]):
         """``values`` are patterns, each with its value."""
         self._count = 0  # of values that were added
         self._values: dict[str, dict[V, int]] = {}  # by pattern
-        self._roots: Final = tuple(_Node[V]("") for _ in (_NONE, _ONE_LEADING, _SEVERAL_LEADING))
+        self._roots: Final[tuple[_Node[V], ...]] = tuple(_Node("") for _ in (_NONE, _ONE_LEADING, _SEVERAL_LEADING))
         for pattern, value in values:
             self.add(pattern, value)
 
@@ -168,12 +168,13 @@ def _grown(node: _Node[V], words: list[str]) -> _Node[V]:
     while words:
         child = node.children.get(words[0])
         if child is None:
-            node.children[words[0]] = leaf = _Node[V](".".join(words))
+            leaf: _Node[V] = _Node(".".join(words))
+            node.children[words[0]] = leaf
             return leaf
         label = child.label.split(".")
         common = _common(label, words)
         if common < len(label):  # the paths part within the label
-            fork = _Node[V](".".join(label[:common]))
+            fork: _Node[V] = _Node(".".join(label[:common]))
             fork.children[label[common]] = child
             child.label = ".".join(label[common:])
             node.children[words[0]] = child = fork

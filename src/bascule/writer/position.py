@@ -85,7 +85,8 @@ class Position:
                 raise PositionLost(
                     f"position format {version!r}; this Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade, or restore the positions"
                 )
-            position = cls(**{**said, **{name: tuple(said[name]) for name in _LISTS if name in said}})
+            said.update({name: tuple(said[name]) for name in _LISTS if name in said})
+            position = cls(**said)
         except (ValueError, TypeError, AttributeError) as error:
             raise PositionLost(f"unreadable position {value[:200]!r}: {error}") from error
         return position
