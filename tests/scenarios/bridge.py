@@ -18,7 +18,7 @@ from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.journal import SyntheticJournal
 from tests.support.speed import SLOWNESS
-from tests.support.system import descendants
+from tests.support.system import SELDOM, descendants
 from tests.support.usage import memory_mib
 
 START_TIMEOUT_S = 180.0
@@ -61,7 +61,11 @@ class Bridge:
         self.child = Child(
             [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
             log_file=self.log,
-            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": servers or self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
+            env={
+                "BASCULE_KAFKA__BOOTSTRAP_SERVERS": servers or self.servers,
+                "BASCULE_PIPELINES__SPARK": SELDOM,
+                "PYTHONPATH": os.pathsep.join((*sys.path, str(directory))),
+            },
             name="pipelines",
         )
 

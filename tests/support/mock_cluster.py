@@ -68,6 +68,19 @@ class MockCluster:
         """Answer the next requests of a kind (Kafka's API key) with these error codes, one each."""
         self._library.rd_kafka_mock_push_request_errors(self._cluster, ctypes.c_int16(api_key), ctypes.c_size_t(len(errors)), *errors)
 
+    def count_requests(self) -> None:
+        """Count the requests that come from now on."""
+        self._library.rd_kafka_mock_start_request_tracking(self._cluster)
+
+    def requests(self, api_key: int) -> int:
+        """How many requests of a kind (Kafka's API key) have come since ``count_requests``."""
+        count = ctypes.c_size_t()
+        self._library.rd_kafka_mock_get_requests.restype = ctypes.POINTER(ctypes.c_void_p)
+        found = self._library.rd_kafka_mock_get_requests(self._cluster, ctypes.byref(count))
+        keys = [self._library.rd_kafka_mock_request_api_key(ctypes.c_void_p(found[number])) for number in range(count.value)]
+        self._library.rd_kafka_mock_request_destroy_array(found, count)
+        return keys.count(api_key)
+
     def close(self) -> None:
         """End the cluster."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)

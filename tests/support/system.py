@@ -35,6 +35,8 @@ WAIT_S = 60.0
 POLL_S = 0.02
 #: Of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
+#: Where nothing comes, a query of Spark asks Kafka a hundred times a second; on few processors all others wait for that.
+SELDOM = json.dumps({"spark.sql.streaming.pollingDelay": "100"})
 #: A Python client that comes back at once, as long as it takes; and a Java one, which would else warn of each attempt.
 PYTHON_FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 FAILOVER = f"{PYTHON_FAILOVER}&failover.warnAfterReconnectAttempts=1000"
@@ -141,6 +143,7 @@ class System:
             "BASCULE_EMBEDDED__DATA_DIR": str(directory),
             "BASCULE_BROKER__PORT": str(self.port),
             "BASCULE_ADMIN__PORT": str(self.admin_port),
+            "BASCULE_PIPELINES__SPARK": SELDOM,
             **(env or {}),
         }
         self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)

@@ -62,6 +62,9 @@ READ_SETTINGS: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
+#: Of a reader that waits at the end for hours: Kafka answers at once when there is something, and each answer without costs both sides.
+#: Only the question whether a reader is at the end has to wait for such an answer.
+FOLLOWING_SETTINGS: Mapping[str, Any] = {"fetch.wait.max.ms": 500}
 
 
 def offset_of(message: Message) -> int:
@@ -197,9 +200,15 @@ class _Silence:
 class PartitionReader:
     """Reads one partition from an offset on, up to the high watermark if asked (never only to the last stable offset)."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False) -> None:
-        """Raises Unavailable where no client can be made, as without file descriptors."""
-        self._settings = {**kafka, **READ_SETTINGS, "isolation.level": "read_committed" if committed_only else "read_uncommitted"}
+    def __init__(
+        self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False, following: bool = False
+    ) -> None:
+        """``following`` is for a reader that waits at the end, and is not asked whether it is there (``at_end``, ``to_end``).
+
+        Raises Unavailable where no client can be made, as without file descriptors.
+        """
+        isolation = "read_committed" if committed_only else "read_uncommitted"
+        self._settings = {**kafka, **READ_SETTINGS, **(FOLLOWING_SETTINGS if following else {}), "isolation.level": isolation}
         self._topic = topic
         self._partition = partition
         self._position = OFFSET_BEGINNING

@@ -114,7 +114,7 @@ class _Effects:
     async def open(self, offset: int, committed: bool) -> None:
         """Raises Unavailable."""
         self.close()
-        self._reader = PartitionReader(self._kafka, self._topic, self._partition, committed_only=committed)
+        self._reader = PartitionReader(self._kafka, self._topic, self._partition, committed_only=committed, following=True)
         self._reader.seek(offset)
 
     async def read(self) -> Sequence[IngressRecord]:

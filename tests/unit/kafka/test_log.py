@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from queue import Queue
@@ -13,9 +14,14 @@ from confluent_kafka import KafkaError, Message
 
 from bascule.broker.epoch import Outcome
 from bascule.journal.offsets import UNKNOWN_OFFSET
-from bascule.kafka.log import JournalWriter
+from bascule.kafka.log import JournalWriter, PartitionReader
+from tests.support.mock_cluster import MockCluster
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+#: Kafka's API key of a fetch.
+FETCH = 1
+#: Of a reader that waits at the end of a partition, between two fetches.
+ASKS_SELDOM_S = 0.4
 HELD_AND_CLOSED = f"""
 import os
 from bascule.kafka.log import JournalWriter
@@ -68,3 +74,15 @@ def test_a_report_that_raises_is_a_failed_append(told: Queue[list[Outcome]], mon
         writer.append(b"D", b"value")
         writer._producer.purge()
         assert told.get(timeout=10) == [(-1, "the delivery report cannot be used: ZeroDivisionError('no report')")]
+
+
+def test_reader_that_follows_an_idle_topic_asks_seldom() -> None:
+    with MockCluster() as cluster:
+        cluster.create("t")
+        with closing(PartitionReader(cluster.kafka, "t", 0, following=True)) as reader:
+            reader.seek(0)
+            cluster.count_requests()
+            begun_s = time.monotonic()
+            while cluster.requests(FETCH) < 3:
+                assert reader.read(timeout_s=0.05) == []
+            assert time.monotonic() - begun_s > 2 * ASKS_SELDOM_S
