@@ -165,7 +165,7 @@ def test_outcome_is_counted_by_kind_and_its_transaction_is_not_in_doubt(shop: Sh
         assert shop.log.heuristics
         (xid,) = shop.log.heuristics
         manager.recoverer().forget(xid)
-        assert shop.log.heuristics == shop.one.heuristic == {}
+        assert (shop.log.heuristics, shop.one.heuristic) == ({}, {})
         wait_for(lambda: value("heuristics", kind=KINDS[code]) == 0, "nothing")
 
 
