@@ -1,7 +1,7 @@
 """Transaction managers of the simulation: drivers of the protocols of bascule.xa over the broker, a database and a decision log.
 
-Several managers share the log and the broker; each has a database of its own under the same name. Several processes of one manager may be
-at work at once; each may die or stand still between any two calls.
+Several managers share the broker, and the log unless they have the same name; each has a database of its own under the same name. Several
+processes of one manager may be at work at once; each may die or stand still between any two calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bascule.xa.log import Outcome as Decided
 from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.resource import Vote
 from bascule.xa.two_phase import TwoPhase
-from bascule.xa.xid import Xid, deadline_ms_of, manager_of_gtrid
+from bascule.xa.xid import Xid, deadline_ms_of, log_id_of_gtrid, manager_of_gtrid
 from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.clients import Stage, Transacted, id_of
@@ -35,6 +35,8 @@ from tests.support.operations import Outcome, Place
 
 #: The names of managers; a run has one or both.
 MANAGERS: Final = ("tm", "shop")
+#: The ids of their decision logs where both have the name of the first one.
+LOG_IDS: Final = dict(zip(MANAGERS, ("aaaaaaaa", "bbbbbbbb"), strict=True))
 BROKER, DATABASE = "broker", "database"
 #: What a branch takes from and sends to: what other clients work with, too.
 SOURCES: Final = (Place("orders"), Place("moved"), Place("alerts"), Place("away"), Place("topic:news", "all"))
@@ -77,10 +79,10 @@ class Work:
 
 @dataclass(slots=True)
 class XaState:
-    """What outlives every process of the managers."""
+    """What outlives every process of the managers. Decision logs and databases have the names of MANAGERS, whatever the managers' names."""
 
     stage: Stage
-    log: Log
+    logs: dict[str, Log]
     databases: dict[str, Database]
     mishaps: FaultRates
     left: int  # transactions to begin
@@ -88,12 +90,35 @@ class XaState:
     works: dict[Xid, Work] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
 
+    @property
+    def all_logs(self) -> list[Log]:
+        """Each decision log once."""
+        return list(dict.fromkeys(self.logs.values()))
+
+    def name_of(self, manager: str) -> str:
+        """Return the name that a manager has in its transactions."""
+        return MANAGERS[0] if self.mishaps.namesakes else manager
+
+    def owner(self, gtrid: bytes) -> str:
+        """Return the manager of a transaction."""
+        if log_id := log_id_of_gtrid(gtrid):
+            return next(manager for manager, each in LOG_IDS.items() if each == log_id)
+        return str(manager_of_gtrid(gtrid))
+
+    def log_of(self, gtrid: bytes) -> Log:
+        """Return the decision log of a transaction."""
+        return self.logs[self.owner(gtrid)]
+
     def begin(self, manager: str, client: str) -> Work:
         """The next transaction."""
         self.left -= 1
         pick = self.stage.world.random
         now_ms = self.stage.world.now_ms
-        gtrid = f"{manager}/{int(now_ms) + pick.choice(DEADLINES_MS):012x}{pick.getrandbits(80):020x}".encode()
+        deadline_ms, name = int(now_ms) + pick.choice(DEADLINES_MS), self.name_of(manager)
+        if self.mishaps.namesakes:
+            gtrid = f"{name}/{deadline_ms:011x}.{LOG_IDS[manager]}.{pick.getrandbits(44):011x}".encode()
+        else:
+            gtrid = f"{name}/{deadline_ms:012x}{pick.getrandbits(80):020x}".encode()
         xid = branch_of(gtrid, BROKER)
         work = self.works[xid] = Work(xid, f"{client}:{len(self.works)}", now_ms, Branch(str(xid)))
         return work
@@ -139,9 +164,9 @@ class Manager(Transacted):
         self._pending = True  # there may be something for recovery
         self._connections: dict[Connection, None] = {}
         parts: list[Participant] = [BrokerPart(self), DatabasePart(self)]
-        self._recovery = RecoveryProtocol(
-            manager, state.log, {part.name: part for part in parts}, self.clock, name, violations=self.world.violations
-        )
+        named = {part.name: part for part in parts}
+        self._log = state.logs[manager]
+        self._recovery = RecoveryProtocol(state.name_of(manager), self._log, named, self.clock, name, violations=self.world.violations)
         for coroutine in (*(self._work() for _ in range(workers)), self._recover()):
             running = self.process.spawn(coroutine)
             running.then(running.result)  # an error of this module ends the run
@@ -193,7 +218,7 @@ class Manager(Transacted):
         pick, violations = self.world.random, self.world.violations
         timeout_s = pick.choice(TIMEOUTS_S)
         parallel = at_once(self.process) if work.xid.gtrid[-1:] < b"8" else None  # of half of them
-        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.state.log, self.clock, self.name, at_once=parallel, violations=violations)
+        transaction = TwoPhase(work.xid.gtrid, timeout_s, self._log, self.clock, self.name, at_once=parallel, violations=violations)
         connection = await self.connected()
         work.alone = pick.random() < 0.33
         parts: list[Participant] = [BrokerPart(self, connection, work), *([] if work.alone else [DatabasePart(self)])]
@@ -272,7 +297,7 @@ class Manager(Transacted):
         if decision.outcome is Decided.COMMIT or decision.by != self.name:
             return False
         early = self.patient and self.process.wall_ms < deadline_ms_of(decision.gtrid)
-        return decision.gtrid in self.live or early or manager_of_gtrid(decision.gtrid) != self.manager
+        return decision.gtrid in self.live or early or self.state.owner(decision.gtrid) != self.manager
 
 
 class DatabasePart:

@@ -44,6 +44,8 @@ LAST_KILL_MS: Final = 300.0
 NAP_MS: Final = 400.0
 #: How many of the runs have messages of transactions refused.
 REFUSING: Final = 0.25
+#: So often managers have one name, and a decision log each.
+NAMESAKES: Final = 0.09
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -143,6 +145,7 @@ class Simulation:
             broker.on_step_down = self.nemesis.replaced
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = FaultRates(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
+        self.mishaps.namesakes = Random(f"xa names {self.seed}").random() < NAMESAKES
         self.nemesis.draw()
 
     def _people(self) -> None:

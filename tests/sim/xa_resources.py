@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from bascule.core.errors import Unavailable
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
-from bascule.xa.log import Decision, Heuristic, LogState, Outcome, decode
+from bascule.xa.log import Decision, Heuristic, LogIdentity, LogState, Outcome, decode, encode
 from bascule.xa.log_topic import LogRecord
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
@@ -33,6 +33,7 @@ class FaultRates:
     """How often something goes wrong for a manager: what it says to the broker is held up, an answer is lost, the database votes no.
 
     ``standbys``: how often a standby answers which branches are prepared. ``hands``: how often the operator of a database ends one.
+    ``namesakes``: two managers have the same name, and each has a decision log of its own.
     """
 
     slowness: float = 0.0
@@ -40,6 +41,7 @@ class FaultRates:
     refusals: float = 0.0
     standbys: float = 0.0
     hands: float = 0.0
+    namesakes: bool = False
 
 
 class Remote:
@@ -88,14 +90,14 @@ class Log(Remote, TopicDecisions):
     ``standing`` remembers for the judgement the first outcome that was stored for each transaction, ``recorded`` each heuristic outcome.
     """
 
-    def __init__(self, world: World, mishaps: FaultRates) -> None:
+    def __init__(self, world: World, mishaps: FaultRates, log_id: str = "") -> None:
         super().__init__(world, mishaps, "log")
         self._violations = world.violations
         self.standing: dict[bytes, Decision] = {}
         self.recorded: set[Xid] = set()
         #: Told when a decision is the first one of its transaction.
         self.on_decision: Callable[[Decision], None] = lambda _: None
-        self._table: dict[bytes, LogRecord] = {}
+        self._table: dict[bytes, LogRecord] = {b"#0": LogRecord(encode(LogIdentity(log_id, 0)), 0)} if log_id else {}
         self._end = 0
         self._keys = 0
 

@@ -17,7 +17,7 @@ from tests.sim import requests
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, Stage
 from tests.sim.connections import ConnectionLost
-from tests.sim.managers import DATABASE, MANAGERS, Manager, Work, XaState, outcome_of
+from tests.sim.managers import DATABASE, LOG_IDS, MANAGERS, Manager, Work, XaState, outcome_of
 from tests.sim.xa_resources import Database, FaultRates, Log
 from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
@@ -45,8 +45,11 @@ class XaWorkload:
         self.stage = stage
         self.managers = MANAGERS if world.chance(COMPANY) else MANAGERS[:1]
         databases = {name: Database(world, mishaps) for name in self.managers}
-        self.state = XaState(stage, Log(world, mishaps), databases, mishaps, count, pause_ms)
-        self.state.log.on_decision = self._decided
+        shared = Log(world, mishaps)
+        logs = {name: Log(world, mishaps, LOG_IDS[name]) if mishaps.namesakes else shared for name in self.managers}
+        self.state = XaState(stage, logs, databases, mishaps, count, pause_ms)
+        for log in self.state.all_logs:
+            log.on_decision = self._decided
         self.processes: list[Manager] = []
         self._disturbed: list[str] = []
         self._workers = world.random.randint(1, 2)
@@ -78,14 +81,14 @@ class XaWorkload:
 
     def lose(self, what: str, duration_ms: float) -> None:
         """The log, or one of the databases, carries nothing out for so long."""
-        parts = [each for each in (self.state.log, *self.state.databases.values()) if each.name == what]
+        parts = [each for each in (*self.state.all_logs, *self.state.databases.values()) if each.name == what]
         self.world.random.choice(parts).away_until_ms = self.world.now_ms + duration_ms
 
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
         mishaps = self.state.mishaps
         mishaps.slowness = mishaps.lost_answers = mishaps.refusals = mishaps.standbys = mishaps.hands = 0.0
-        for each in (self.state.log, *self.state.databases.values()):
+        for each in (*self.state.all_logs, *self.state.databases.values()):
             each.away_until_ms = 0.0
         self.administrator.calm()
         for process in self.processes:
@@ -109,7 +112,7 @@ class XaWorkload:
             yield from (f"{each.xid} at {broker.name}" for each in listed(broker.engine))
         for database in self.state.databases.values():
             yield from (f"{xid} in the database" for xid in database.prepared)
-        yield from (f"{name} in the log" for name in self.state.log.open)
+        yield from (f"{name} in the log" for log in self.state.all_logs for name in log.open)
         yield from (f"{each.name} at work" for each in self.alive if each.live)
         if self.state.left:
             yield f"{self.state.left} to begin"
@@ -146,7 +149,7 @@ class XaWorkload:
         return "ok" if self._committed(work.xid.gtrid) else "fail"
 
     def _committed(self, gtrid: bytes) -> bool:
-        decision = self.state.log.standing.get(gtrid)
+        decision = self.state.log_of(gtrid).standing.get(gtrid)
         return decision is not None and decision.outcome is Decided.COMMIT
 
     def judge(self, tally: Tally, serving: Sequence[Broker]) -> None:
@@ -161,11 +164,11 @@ class XaWorkload:
 
     def _judge_rows(self, tally: Tally, name: str, database: Database) -> None:
         """Each row, or its absence, is what was decided, unless the operator of the database has ended the branch."""
-        standing, by_hand = self.state.log.standing, {xid.gtrid for xid in database.by_hand}
+        standing, by_hand = self.state.logs[name].standing, {xid.gtrid for xid in database.by_hand}
         prepared = {work.xid.gtrid for work in self.state.works.values() if work.branch.prepared_ms < NEVER_MS}
         alone = database.alone - prepared
         decided = {gtrid for gtrid in standing if self._committed(gtrid)}
-        wanted = {gtrid for gtrid in decided if gtrid.startswith(f"{name}/".encode()) and DATABASE in standing[gtrid].resources}
+        wanted = {gtrid for gtrid in decided if self.state.owner(gtrid) == name and DATABASE in standing[gtrid].resources}
         tally.report("xa-split", "transactions in the database that were not decided", map(str, database.rows - decided - by_hand - alone))
         tally.report("xa-split", "committed, and not in the database", map(str, wanted - database.rows - by_hand))
 
@@ -179,12 +182,12 @@ class XaWorkload:
                 yield gtrid
 
     def _rolled_back(self, gtrid: bytes) -> bool:
-        decision = self.state.log.standing.get(gtrid)
+        decision = self.state.log_of(gtrid).standing.get(gtrid)
         return decision is not None and decision.outcome is Decided.ROLLBACK
 
     def _unrecorded(self) -> Iterator[Xid]:
         """Of committed transactions the branches that were rolled back from outside."""
-        recorded = self.state.log.recorded
+        recorded = set().union(*(log.recorded for log in self.state.all_logs))
         for database in self.state.databases.values():
             for xid in database.by_hand - recorded:
                 if self._committed(xid.gtrid) and database.ended[xid] is Decided.ROLLBACK:
@@ -248,9 +251,10 @@ class Administrator(Client):
     async def _forget(self) -> None:
         while True:
             await self.process.sleep(self.world.random.random() * 2 * LOOK_MS)
-            for xid in () if self._lets_lie else list(self._state.log.state.heuristics):
+            logs = [] if self._lets_lie else self._state.all_logs
+            for xid, log in {xid: each for each in logs for xid in each.state.heuristics}.items():
                 if xid.bqual == DATABASE.encode():
-                    log_topic.forget_heuristic(self._state.log, xid)
+                    log_topic.forget_heuristic(log, xid)
                 else:
                     await self._forget_one(xid)
 
@@ -266,4 +270,4 @@ class Administrator(Client):
             connection.drop()
         if requests.said(reply) != "busy":
             branch.forgotten_ms = min(branch.forgotten_ms, self.world.now_ms)
-            log_topic.forget_heuristic(self._state.log, xid)
+            log_topic.forget_heuristic(self._state.log_of(xid.gtrid), xid)

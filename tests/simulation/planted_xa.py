@@ -52,6 +52,12 @@ def operators_intervene(simulation: Simulation) -> None:
     simulation.mishaps.hands = 1.0
 
 
+def namesakes_die(simulation: Simulation) -> None:
+    """Two managers have the same name, and a decision log each; they are killed and stopped."""
+    managers_die(simulation)
+    simulation.mishaps.namesakes = True
+
+
 def brokers_move(simulation: Simulation) -> None:
     """Brokers are stopped and replaced."""
     simulation.nemesis.troubles = {"take over": 1.0, "stop broker": 1.0, "cut clients": 0.5, "kill manager": 0.3}
@@ -115,6 +121,12 @@ PLANTED: Final = (
         "recovery deletes a decision although a resource does not answer",
         ("xa-split", "lost"),
         primaries_are_away,
+    ),
+    Planted(
+        PlanViolation.OTHER_LOG_IGNORED,
+        "recovery rolls back prepared branches of a manager of the same name that has another decision log",
+        ("xa-split", "xa-heuristic", "xa-disturbed", "lost"),
+        namesakes_die,
     ),
     Planted(PlanViolation.AT_WORK_IGNORED, "recovery rolls back transactions that its own process is working on", ("xa-disturbed",)),
     Planted(

@@ -118,7 +118,10 @@ def commit(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Commit a transaction that is prepared everywhere and not decided in all resources, unless the log says otherwise."""
+    """Commit a transaction that is prepared everywhere and not decided in all resources, unless the log says otherwise.
+
+    Exit code 1 if a branch of it has a heuristic outcome.
+    """
     settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "commit")
 
@@ -131,7 +134,7 @@ def rollback(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Roll a transaction back in all resources, unless the log says otherwise."""
+    """Roll a transaction back in all resources, unless the log says otherwise. Exit code 1 if a branch of it has a heuristic outcome."""
     settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "rollback")
 
@@ -144,7 +147,7 @@ def forget(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Delete the record of a heuristic outcome that you have resolved."""
+    """Delete the record of a heuristic outcome that you have resolved, at the resource and in the decision log."""
     from bascule.xa import Xid
 
     settings_with_log(config, log_format, log_level)
@@ -180,10 +183,14 @@ def _finish(manager: str, xid: str, outcome: str) -> None:
     found = loaded(manager)
     wanted: Outcome = Outcome(outcome)
     stands = found.recoverer().finish_now(Xid.parse(xid), wanted)
+    heuristics = found.outcome(xid).heuristics
     found.log.close()
+    _show_heuristics([_heuristic(each) for each in heuristics])
     if stands is not wanted:
         raise InvalidInput(f"the log says {stands} for {xid}: that was done")
     note(f"{outcome}: {xid}")
+    if heuristics:
+        raise typer.Exit(1)
 
 
 def _row(step: Step, done: Pass) -> dict[str, Any]:

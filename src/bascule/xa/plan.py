@@ -30,6 +30,8 @@ class PlanViolation(enum.StrEnum):
     FOREIGN_BRANCHES_ROLLED_BACK = "plan-foreign-branches-rolled-back"
     #: A ROLLBACK is deleted at once, before a slow application asks for COMMIT.
     ROLLBACK_FORGOTTEN_EARLY = "plan-rollback-forgotten-early"
+    #: Branches and decisions of a manager of the same name that has another decision log count as the manager's own.
+    OTHER_LOG_IGNORED = "plan-other-log-ignored"
 
 
 class Action(enum.StrEnum):
@@ -138,7 +140,8 @@ class _Planner:
         return own or PlanViolation.FOREIGN_DECISIONS_FORGOTTEN in self.violations
 
     def _own_log(self, gtrid: bytes) -> bool:
-        return own_log(gtrid, self.view.after.log_id, self.view.lost_logs)
+        own = own_log(gtrid, self.view.after.log_id, self.view.lost_logs)
+        return own or PlanViolation.OTHER_LOG_IGNORED in self.violations
 
     def _at_work(self, gtrid: bytes) -> bool:
         return gtrid in self.view.live and PlanViolation.AT_WORK_IGNORED not in self.violations

@@ -68,7 +68,11 @@ class Recoverer:
         return run_blocking(self._protocol.finish_now(xid, outcome, who=who, only=only))
 
     def forget(self, xid: Xid) -> None:
-        """The operator has seen to a heuristic outcome. Raises UnknownXid where none is recorded."""
+        """Drop a heuristic outcome that the operator has seen to, at its resource and in the log.
+
+        Raises UnknownXid if none is recorded, InvalidInput for a branch of another manager or decision log, XaError if the
+        resource does not answer: then it stays recorded.
+        """
         run_blocking(self._protocol.forget(xid))
 
     def _ask(self, resource: str, question: Callable[[], T]) -> T:

@@ -257,8 +257,7 @@ class RecoveryProtocol:
 
     async def finish_now(self, xid: Xid, outcome: Outcome, *, who: str, only: str) -> Outcome:
         """Finish a transaction as somebody says, unless the log says otherwise. See ``Recoverer.finish_now``."""
-        if manager_of_gtrid(xid.gtrid) != self._manager:
-            raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
+        self._refuse_other_manager(xid)
         found = Pass()
         state, _ = await self._read(found)
         self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
@@ -278,14 +277,21 @@ class RecoveryProtocol:
                     await finish(participant, each, decision.outcome, self._log, self._clock, token=token, violations=self._violations)
         return decision.outcome
 
+    def _refuse_other_manager(self, xid: Xid) -> None:
+        if manager_of_gtrid(xid.gtrid) != self._manager:
+            raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
+
     def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:
         if not own_log(gtrid, log_id, self._lost_logs):
             other = log_id_of_gtrid(gtrid)
             raise InvalidInput(f"{what} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log")
 
     async def forget(self, xid: Xid) -> None:
-        """Drop a heuristic outcome that the operator has seen to. Raises UnknownXid if none is recorded."""
-        if xid not in (await self._log.read()).heuristics:
+        """Drop a heuristic outcome that the operator has seen to. See ``Recoverer.forget``."""
+        self._refuse_other_manager(xid)
+        state = await self._log.read()
+        self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
+        if xid not in state.heuristics:
             raise UnknownXid(f"no heuristic outcome is recorded for {xid}")
         if (participant := self._participants.get(xid.bqual.decode("latin-1"))) is not None:
             try:

@@ -39,7 +39,7 @@ class BranchReport:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    """One transaction. ``decision`` is what the log has of it."""
+    """One transaction. ``decision`` is what the log has of it, ``heuristics`` its branches that were finished from outside."""
 
     id: str
     finding: TransactionFinding
@@ -56,7 +56,7 @@ def report(gtrid: bytes, view: RecoveryView, steps: Collection[Step], unreachabl
     concerned = set(planned) | {name for name, prepared in listed.items() if prepared} | set(decision.resources if decision else ())
     branches = tuple(_branch(name, listed, planned.get(name), unreachable) for name in sorted(concerned | set(unreachable)))
     heuristics = tuple(each for xid, each in view.after.heuristics.items() if xid.gtrid == gtrid)
-    finding = _finding(gtrid, decision, view, planned.values())
+    finding = _finding(gtrid, decision, heuristics, view, planned.values())
     if finding is TransactionFinding.NOTHING_LEFT and unreachable:
         finding = TransactionFinding.NOT_KNOWN
     return TransactionReport(gtrid.decode("latin-1"), finding, decision, branches, heuristics)
@@ -70,9 +70,12 @@ def _branch(name: str, listed: Mapping[str, bool], step: Step | None, unreachabl
     return BranchReport(name, listed[name], None if step is None else step.action, "" if step is None else step.why)
 
 
-def _finding(gtrid: bytes, decision: Decision | None, view: RecoveryView, steps: Collection[Step]) -> TransactionFinding:
-    if decision is not None:
-        return TransactionFinding.COMMITTED if decision.outcome is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
+def _finding(
+    gtrid: bytes, decision: Decision | None, heuristics: Collection[Heuristic], view: RecoveryView, steps: Collection[Step]
+) -> TransactionFinding:
+    # A heuristic outcome is kept longer than the decision, which it repeats; of a rollback the log may never have had one.
+    for outcome in (*([decision.outcome] if decision is not None else ()), *(each.wanted for each in heuristics)):
+        return TransactionFinding.COMMITTED if outcome is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
     if gtrid in view.live:
         return TransactionFinding.AT_WORK
     if view.silent and may_be_in_database(gtrid):

@@ -72,7 +72,9 @@ class Statistics:
 
     def recovered(self, done: Pass, before: Collection[bytes], now_s: float) -> None:
         """A pass of recovery has ended, which began when ``before`` was in doubt."""
-        left = {step.xid.gtrid for step in done.steps if step in done.failed or step.action in (Action.WAIT, Action.FOREIGN)}
+        over = {each.xid for each in done.heuristics}  # the operator has to look at them, and no branch is prepared
+        waiting = {step.xid.gtrid for step in done.steps if step.action in (Action.WAIT, Action.FOREIGN) and step.xid not in over}
+        left = waiting | {step.xid.gtrid for step in done.failed}
         with self._lock:
             if not done.unreachable:  # else nobody knows what the silent resource has
                 for gtrid in set(before) - left:

@@ -170,6 +170,27 @@ def test_a_heuristic_outcome_is_shown_until_it_is_forgotten(bascule: Bascule, sh
     assert bascule("xa", "forget", str(xid)).returncode == 1
 
 
+@pytest.mark.parametrize("code", [Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ], ids=lambda code: code.name)
+@pytest.mark.parametrize(("wanted", "finding"), [(Outcome.COMMIT, "committed"), (Outcome.ROLLBACK, "rolled back")])
+def test_order_that_meets_a_heuristic_outcome_shows_it_until_it_is_forgotten(
+    bascule: Bascule, shop: Shop, wanted: Outcome, finding: str, code: Code
+) -> None:
+    xid = shop.leave()
+    ModelResource("db", shop.database).force(xid, code)
+    ordered = bascule("xa", str(wanted), f"1111577411:{xid.gtrid.decode()}:kafka")
+    assert ordered.returncode == 1
+    assert code.name in ordered.stdout
+    assert shop.kafka.prepared == {}
+    shown = bascule("xa", "show", xid.gtrid.decode())
+    assert shown.stdout.startswith(f"{xid.gtrid.decode()}: {finding}\n")
+    row = " ".join(line for line in shown.stdout.splitlines() if code.name in line)
+    assert (str(xid) in row, str(wanted) in row, "was finished by hand" in row) == (True, True, True)
+    assert bascule("xa", "forget", str(xid)).returncode == 0
+    assert (shop.database.heuristic, shop.log.heuristics) == ({}, {})
+    assert bascule("xa", "recover").returncode == 0
+    assert bascule("xa", "list").stdout == "shop: nothing is left to finish\n"
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [
