@@ -23,12 +23,12 @@ SOURCES: Final = Path(bascule.__file__).parent
 PACKAGES: Final = ("amqp", "broker", "core", "jms", "journal", "server")
 HEAD: Final = """# Limits
 
-Everything that a client, an HTTP peer or a message can make the broker hold or do has a limit. This page lists each limit with its value,
-its reason and what happens when it is met. Limits that operators can change come first; the others are constants.
+Everything that a client, an HTTP peer or a message can make the broker store or do has a limit. This page lists each limit with its value,
+its reason and the action of the broker when the limit is reached. The settings come first; the other limits are constants.
 
-`python -m tests.support.limits_page` makes this page from the settings, the constants and the comments on them, and a test compares
-the page with them. The conditions are explained in [AMQP](amqp.md#conditions), the sum of all memory in
-[memory and spill files](../guides/operations.md#memory-and-spill-files).
+`python -m tests.support.limits_page` generates this page from the settings, the constants and the comments on them, and a test compares
+the page with them. The page [AMQP](amqp.md#conditions) explains the conditions. The section
+[memory and spill files](../guides/operations.md#memory-and-spill-files) explains the limit on all memory.
 """
 
 CLOSES: Final = "closes the connection with "
@@ -95,7 +95,7 @@ LIMITS: Final = {
         Limit("amqp.limits", "SASL_FRAME_SIZE_BYTES_MAX", "a frame of the login", FRAMING, "bytes"),
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
         Limit("amqp.limits", "PRE_OPEN_FRAME_SIZE_BYTES_MAX", "the open frame", FRAMING, "bytes"),
-        Limit("amqp.limits", "PRE_OPEN_BYTES_MAX", "what arrives before the open", f"{CLOSES}{RESOURCE}", "bytes"),
+        Limit("amqp.limits", "PRE_OPEN_BYTES_MAX", "bytes before the open", f"{CLOSES}{RESOURCE}", "bytes"),
         Limit("amqp.limits", "CLOSE_TIMEOUT_S", "the answer to a close", "closes the socket", "s"),
         Limit("amqp.limits", "HEARTBEAT_INTERVAL_S_MIN", "the time between two heartbeats, at least", "sends no more of them", "s"),
         Limit("amqp.limits", "FRAME_SIZE_BYTES_MIN", "`max-frame-size` of a peer, at least", f"{CLOSES}{FIELD}", "bytes"),
@@ -112,17 +112,17 @@ LIMITS: Final = {
         Limit("amqp.limits", "UNSETTLED_PER_SESSION_MAX", "unsettled deliveries, each way", f"{ENDS}{RESOURCE}; sends no more"),
         Limit("amqp.limits", "DELIVERY_TAG_SIZE_BYTES_MAX", "a delivery tag", f"{ENDS}{FIELD}", "bytes"),
         Limit("amqp.limits", "TRANSACTION_ID_SIZE_BYTES_MAX", "a transaction id", f"{CLOSES}{DECODE}", "bytes"),
-        Limit("amqp.limits", "PARTIAL_BYTES_MAX", "messages of a connection that are begun and not ended", f"{CLOSES}{RESOURCE}", "bytes"),
+        Limit("amqp.limits", "PARTIAL_BYTES_MAX", "incomplete messages of a connection", f"{CLOSES}{RESOURCE}", "bytes"),
         Limit("amqp.limits", "DESCRIPTION_LENGTH_MAX", "the description of a peer's error", "cuts it", "characters"),
         Limit("server.client", "WRITE_BUFFER_BYTES", "messages written for a client and not read", "delivers no more to it", "bytes"),
         Limit("server.connection", "UNREAD_ANSWERS_BYTES", "answers written for a client and not read", "reads no more from it", "bytes"),
-        Limit("server.links", "PRODUCER_CREDIT", "messages sent ahead", f"{DETACHES}`amqp:link:transfer-limit-exceeded`"),
+        Limit("server.links", "PRODUCER_CREDIT", "messages sent without new credit", f"{DETACHES}`amqp:link:transfer-limit-exceeded`"),
     ),
     "Values in frames and messages": (
-        Limit("amqp.limits", "DEPTH_MAX", "values nested in one another", DECODE_ANYWHERE),
+        Limit("amqp.limits", "DEPTH_MAX", "nesting of values", DECODE_ANYWHERE),
         Limit("amqp.limits", "ITEMS_MAX", "values in one message", "the reader refuses it"),
         Limit("amqp.limits", "ZERO_WIDTH_ITEMS_MAX", "elements of an array that take no bytes", DECODE_ANYWHERE),
-        Limit("amqp.limits", "NUMBER_KEYS_MAX", "keys of a map that are no text", DECODE_ANYWHERE),
+        Limit("amqp.limits", "NUMBER_KEYS_MAX", "keys of a map that are not text", DECODE_ANYWHERE),
         Limit("amqp.limits", "SYMBOL_SIZE_BYTES_MAX", "a symbol", DECODE_ANYWHERE, "bytes"),
     ),
     "Messages": (
@@ -136,8 +136,8 @@ LIMITS: Final = {
         Limit("jms.checks", "APPLICATION_PROPERTIES_SIZE_BYTES_MAX", "application properties together", f"{REJECTS}{DECODE}", "bytes"),
         Limit("jms.checks", "BODY_SECTIONS_MAX", "sections of a body", f"{REJECTS}{DECODE}"),
         Limit("jms.sections", "TIME_MAX_MS", "a delivery time or delay", f"{REJECTS}{DECODE}", "ms"),
-        Limit("jms.annotate", "ANNOTATION_BYTES_MAX", "an annotation that a move adds", "leaves it out", "bytes"),
-        Limit("broker.administration", "TEXT_MAX", "a text in a dead letter about itself", "cuts it", "characters"),
+        Limit("jms.annotate", "ANNOTATION_BYTES_MAX", "an annotation that a move adds", "omits it", "bytes"),
+        Limit("broker.administration", "TEXT_MAX", "an annotation text in a dead letter", "cuts it", "characters"),
     ),
     "Addresses and selectors": (
         Limit("core.destination", "ADDRESS_MAX", "an address", f"{REFUSES_LINK}{FIELD}", "characters"),
@@ -145,15 +145,15 @@ LIMITS: Final = {
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "PATTERNS_LENGTH_MAX", "LIKE patterns of a selector together", f"{REFUSES_LINK}{FIELD}", "characters"),
-        Limit("jms.selector.parser", "DEPTH_MAX", "expressions of a selector nested in one another", f"{REFUSES_LINK}{FIELD}"),
-        Limit("jms.selector.parser", "STEPS_MAX", "steps of evaluating a selector for a message", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.parser", "DEPTH_MAX", "nesting of expressions in a selector", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.parser", "STEPS_MAX", "steps to evaluate a selector for a message", f"{REFUSES_LINK}{FIELD}"),
         Limit(
             "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
             f"{REFUSES_LINK}{RESOURCE}",
         ),
-        Limit("jms.selector.like", "LIKE_TEXT_MAX", "a property at which LIKE looks", "the comparison is unknown", "characters"),
+        Limit("jms.selector.like", "LIKE_TEXT_MAX", "a property that LIKE evaluates", "the comparison is unknown", "characters"),
     ),
-    "Transactions over several resources": (
+    "Distributed transactions": (
         Limit("server.management", "REQUEST_SIZE_BYTES_MAX", "a request to `$management`", "answers with status 400", "bytes"),
         Limit("core.xid", "PART_BYTES_MAX", "gtrid and bqual", "answers with status 400", "bytes"),
         Limit("core.xid", "FORMAT_ID_MAX", "a format id", "answers with status 400"),
@@ -164,10 +164,10 @@ LIMITS: Final = {
     "Admin HTTP": (
         Limit("server.admin_http", "CONNECTIONS_MAX", "connections", "answers 503"),
         Limit("server.admin_http", "WAITING_MAX", "connections that wait for a request", "closes the oldest"),
-        Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "the same of one remote address", "closes its oldest"),
+        Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "such connections of one remote address", "closes the oldest one"),
         Limit("server.admin_http", "REQUEST_TIMEOUT_S", "the time of a request, and of reading its answer", "closes the connection", "s"),
         Limit("server.admin_http", "KEEP_ALIVE_S", "an idle connection", "closes it", "s"),
-        Limit("server.admin_http", "PIECE_BYTES", "what is parsed of a request in one turn", "goes on in the next turn", "bytes"),
+        Limit("server.admin_http", "PIECE_BYTES", "bytes of a request parsed in one turn", "continues in the next turn", "bytes"),
         Limit("server.admin_http", "HEADERS_BYTES_MAX", "request line and headers", HTTP_400, "bytes"),
         Limit("server.admin", "BODY_BYTES_MAX", "the body of a request", HTTP_400, "bytes"),
         Limit("server.admin", "DEAD_LETTERS_MAX", "dead letters listed at once", HTTP_400),
@@ -179,23 +179,21 @@ LIMITS: Final = {
         Limit("broker.memory", "BRANCHES_SHARE", "prepared branches", "rolls the transaction back, xaCode 100", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
-        Limit("broker.memory", "IN_FLIGHT_SHARE", "records on their way into the journal", "reads no more from clients", "%"),
-        Limit("server.memory", "PARTIAL_SHARE", "messages begun and not ended", f"{DETACHES}{RESOURCE}, the slowest first", "%"),
-        Limit("server.memory", "BUFFERS_SHARE", "what clients do not read", "closes connections that have read nothing for 10 s", "%"),
+        Limit("broker.memory", "IN_FLIGHT_SHARE", "journal records in flight", "reads no more from clients", "%"),
+        Limit("server.memory", "PARTIAL_SHARE", "incomplete messages", f"{DETACHES}{RESOURCE}, the slowest first", "%"),
+        Limit("server.memory", "BUFFERS_SHARE", "unread output of clients", "closes connections that have read nothing for 10 s", "%"),
     ),
-    "What is remembered, and work in one turn": (
+    "Caches, and work in one turn": (
         Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
-        Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "works them out again"),
+        Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients of an interruption", "forgets the oldest"),
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
-        Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "goes on in the next turn", "s"),
-        Limit("server.client_turns", "CLIENTS_TURN_S", "the time of all clients' frames in one turn", "goes on in the next turn", "s"),
-        Limit("server.connection", "FRAMES_PER_PIECE_BYTES", "frames of large messages to a client", "goes on in the next turn", "bytes"),
-        Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "goes on in the next turn"),
-        Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "goes on in the next turn"),
+        Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
+        Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "continues in the next turn"),
+        Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "continues in the next turn"),
         Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),
-        Limit("server.links", "BROWSED_STEPS", "steps of a browser in one turn", "goes on in the next turn"),
-        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "records on their way into the journal", NO_CREDIT, "bytes"),
+        Limit("server.links", "BROWSED_STEPS", "steps of a browser in one turn", "continues in the next turn"),
+        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "journal records in flight", NO_CREDIT, "bytes"),
         Limit("journal.fence", "IN_FLIGHT_MAX", "appends to the journal in flight", "collects the next record"),
     ),
 }  # fmt: skip
@@ -287,7 +285,7 @@ def page() -> str:
     """The whole page."""
     settings = [
         "## Settings\n",
-        "All stand in `[broker]`; those of addresses may stand in `[[address]]`, too ([configuration](configuration.md#broker)).\n",
+        "All belong in `[broker]`; settings of addresses may also be in `[[address]]` ([configuration](configuration.md#broker)).\n",
         "| setting | default | bounds | the broker |\n| --- | --- | --- | --- |",
     ]  # fmt: skip
     parts = ["\n".join([HEAD, *settings, *map(setting_row, SETTINGS)])]

@@ -36,7 +36,7 @@ FRAME_SIZE_BYTES_MIN: Final = 512
 SASL_FRAME_SIZE_BYTES_MAX: Final = 4 * 1024
 #: The open frame. The standard says 512, but open frames with many properties are larger.
 PRE_OPEN_FRAME_SIZE_BYTES_MAX: Final = 16 * 1024
-#: What may arrive before the peer has opened; the whole handshake of Qpid JMS takes under 2 KiB.
+#: Bytes that may arrive before the open of the peer; the whole handshake of Qpid JMS takes under 2 KiB.
 PRE_OPEN_BYTES_MAX: Final = 32 * 1024
 #: Challenges of one SASL exchange: SCRAM needs 2, GSSAPI 3.
 SASL_ROUNDS_MAX: Final = 8
@@ -44,7 +44,7 @@ SASL_ROUNDS_MAX: Final = 8
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 #: Time that a peer has to answer our close.
 CLOSE_TIMEOUT_S: Final = 10.0
-#: Heartbeats go no more often than this, whatever idle timeout a peer asks for.
+#: The broker sends heartbeats no more often than this, whatever idle timeout a peer requests.
 HEARTBEAT_INTERVAL_S_MIN: Final = 0.1
 
 #: Frame size offered: 128 KiB carries nearly every message in one frame, and one connection's partial frame costs no more than that.

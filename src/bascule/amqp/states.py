@@ -10,7 +10,7 @@ from typing import Final
 
 
 class ConnectionState(enum.Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     START = enum.auto()  # no protocol header yet
     SASL = enum.auto()
@@ -41,7 +41,7 @@ class ConnectionInput(enum.Enum):
 
 
 class SessionState(enum.Enum):
-    """Where a session stands."""
+    """The state of a session."""
 
     UNMAPPED = enum.auto()
     BEGIN_SENT = enum.auto()
@@ -63,7 +63,7 @@ class SessionInput(enum.Enum):
 
 
 class LinkState(enum.Enum):
-    """Where a link stands."""
+    """The state of a link."""
 
     UNATTACHED = enum.auto()
     ATTACH_SENT = enum.auto()

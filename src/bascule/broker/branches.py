@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
-#: Branches that wait for their outcome, and what they hold: managers that never come back must not fill the memory.
+#: Branches that wait for their outcome, and their size: managers that never return must not fill the memory.
 PREPARED_MAX = 10_000
 PREPARED_BYTES_MAX = 256 << 20
-#: Ends that are remembered, to answer those who did not hear of them.
+#: Outcomes that are remembered, to answer clients that did not receive them.
 ENDED_MAX = 10_000
 
 COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))

@@ -48,7 +48,7 @@ IN_FLIGHT_COPIES: Final = 2
 #: Producers wait from this part of the limit on, and until no more than the second part is used: a gap, so that they do not alternate.
 BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
-#: What one part may take of the limit, so that no part keeps producers blocked alone.
+#: Share of the limit that one part may use, so that no single part keeps producers blocked.
 BODIES_SHARE: Final = 0.25
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25

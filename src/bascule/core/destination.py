@@ -6,7 +6,7 @@ import enum
 
 from bascule.core.caches import peer_cache
 
-#: An address stands in every record of a message, and its length there in two bytes; nobody types one as long as this.
+#: Every record of a message contains its address, with a length of two bytes; no useful address is longer than this.
 ADDRESS_MAX = 1000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A message travels in one journal record, for which Kafka's own limit is raised.
+#: A message is contained in one journal record, for which Kafka's own limit is raised.
 MESSAGE_BYTES_MAX = 64 << 20
 #: A journal record holds a whole transaction, as large as the largest message; the rest is for what stands around it.
 RECORD_BYTES_MAX = 70 << 20

@@ -54,7 +54,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STOP_TIMEOUT_S = 1
 #: Arguments of an action are a few names.
 BODY_BYTES_MAX = 64 << 10
-#: Dead letters told at once: each is read and decoded on the broker's own thread.
+#: Dead letters in one answer: each is read and decoded on the broker's own thread.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
 #: Python refuses to read a number of thousands of digits.

@@ -18,7 +18,7 @@ from bascule.server.handshakes import Handshake, HandshakeLimits
 
 #: A request is a line, a few headers and small arguments. It arrives in this time, and its answer is read in it.
 REQUEST_TIMEOUT_S: Final = 10.0
-#: A connection that asks nothing more is closed after so long.
+#: A connection without a further request is closed after this time.
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: What a client that does not read may be answered before it is not read from either.
+#: Bytes of unread answers to a client after which the broker reads no more from it.
 UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: Handled of what a client has sent before a look at the clock: 4 KiB of attaches or declares take some 15 ms.

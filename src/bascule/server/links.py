@@ -30,7 +30,7 @@ from bascule.jms.selector import Selector
 if TYPE_CHECKING:
     from bascule.server.client import Client
 
-#: Messages a producer may have on their way: hides a round trip at full speed.
+#: Messages that a producer may have in flight: enough to hide a round trip at full speed.
 PRODUCER_CREDIT = 1000
 #: Messages that wait in a queue with consumers before its producers get their credit late: else they take the processor from them.
 OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
@@ -38,7 +38,7 @@ OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
 YIELD_S = 0.1
 #: A producer's credit is topped up when half is used at the latest: one flow frame for so many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
-#: Steps of a browser before others have their turns: half a millisecond.
+#: Steps of a browser before other work is done: half a millisecond.
 BROWSED_STEPS = 500
 
 

@@ -29,7 +29,7 @@ MEASURE_SHARE: Final = 0.01
 CONNECTION_BYTES: Final = 24 << 10
 SESSION_BYTES: Final = 4 << 10
 LINK_BYTES: Final = 4 << 10
-#: What messages that are begun and not ended may take of the limit, and what clients that do not read may make the broker keep for them.
+#: Share of the limit for incomplete messages, and share for output that clients do not read.
 PARTIAL_SHARE: Final = 0.125
 BUFFERS_SHARE: Final = 0.125
 #: Beyond that share, clients that have read nothing for so long are disconnected; beyond twice the share, those of the second time.

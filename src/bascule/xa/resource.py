@@ -140,7 +140,7 @@ class Checks(Protocol):
 
 
 class BranchState(enum.Enum):
-    """Of a branch (XA specification, section 7.3)."""
+    """The state of a branch (XA specification, section 7.3)."""
 
     NONE = "no branch"
     ACTIVE = "active"

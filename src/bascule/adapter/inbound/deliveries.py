@@ -20,7 +20,7 @@ class OutOfTurn(BasculeError):
 
 
 class Phase(enum.StrEnum):
-    """Where a delivery is. Only ``WORKING`` can hang: what has begun to commit is left to the transaction's own time-outs."""
+    """The state of a delivery. Only ``WORKING`` can hang; a commit is limited by the timeouts of its transaction."""
 
     WAITING = "waiting"
     WORKING = "in its endpoint"

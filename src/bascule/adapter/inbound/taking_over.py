@@ -24,7 +24,7 @@ from bascule.core.xid import Xid
 
 
 class PartitionState(enum.StrEnum):
-    """Of a source partition, as a member sees it."""
+    """The state of a source partition, as a member sees it."""
 
     ASSIGNED = "taking over"
     OWNED = "owned; what was in flight is not known yet"
