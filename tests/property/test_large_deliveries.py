@@ -59,7 +59,7 @@ class World:
 
     def more(self) -> bool:
         """The server makes the next piece. Whether there was one to make."""
-        sending = bool(self.server.sending)
+        sending = bool(self.server.outgoing.sessions)
         self.heard(self.server.send_more())
         return sending
 
@@ -138,4 +138,4 @@ def test_messages_arrive_whole_and_in_order_on_every_link(window: int, piece_byt
         else:
             assert received == sent
             assert not sender.sending
-    assert (world.server.queued_bytes, world.server.unwritten_bytes, world.server.sending) == (0, 0, {})
+    assert (world.server.outgoing.kept_bytes, world.server.outgoing.unwritten_bytes, world.server.outgoing.sessions) == (0, 0, {})

@@ -35,6 +35,7 @@ from bascule.amqp.limits import (
     SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )  # fmt: skip
+from bascule.amqp.outgoing import OutgoingMessages
 from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
 from bascule.amqp.sasl import SaslClient, SaslServer
@@ -69,7 +70,6 @@ class Connection:
         self.state = ConnectionState.START
         self.remote_open = Open()
         self.remote_max_frame_size = FRAME_SIZE_BYTES_MIN
-        self.delivery_frame_bytes = FRAME_SIZE_BYTES_MIN
         self.user: str | None = None
         self.error: AmqpError | None = None
         self.context: Any = None
@@ -79,10 +79,7 @@ class Connection:
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
         self.partials = PartialBudget()  # or one that connections share
-        self.queued_bytes = 0  # of messages of which not all frames are written: they are kept whole
-        self.unwritten_bytes = 0  # the rest of these messages
-        self.frames_left_bytes = self.limits.frames_per_piece_bytes  # of messages in many frames, before the next write
-        self.sending: dict[Session, None] = {}  # sessions that may write more of such messages: see send_more
+        self.outgoing = OutgoingMessages(self.limits.frames_per_piece_bytes)
         self.unflushed: list[Session] = []  # sessions with dispositions to write
         self.withholding: dict[Session, None] = {}  # sessions that may give back credit, once all that came is taken
         self.sessions: dict[int, Session] = {}  # by the peer's channel
@@ -160,7 +157,7 @@ class Connection:
     def data_to_send(self, *, take_more: bool = True) -> bytes:
         """All bytes due, b"" for none. ``take_more``: the transport has room for another piece of messages in many frames."""
         if take_more:
-            self.frames_left_bytes = self.limits.frames_per_piece_bytes
+            self.outgoing.begin_piece()
         self._flush_settled()
         if not self.out:
             return b""
@@ -170,16 +167,9 @@ class Connection:
         return data
 
     def send_more(self) -> list[Flowed]:
-        """Make the next piece of the messages in many frames, of ConnectionLimits.frames_per_piece_bytes since ``data_to_send``.
-
-        Call it while ``sending`` is not empty and the transport has room. Returns the links that have credit again.
-        """
+        """Make the next piece of the messages in many frames, once the transport has room. Returns the links that have credit again."""
         before = len(self._events)
-        for session in list(self.sending):
-            if self.frames_left_bytes <= 0:
-                break
-            self.sending[session] = self.sending.pop(session)  # behind the others
-            session.send_more()
+        self.outgoing.write_more()
         flowed, self._events[before:] = self._events[before:], []
         return [event for event in flowed if isinstance(event, Flowed)]
 
@@ -373,7 +363,7 @@ class Connection:
             raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
         self.remote_open = opened
         self.remote_max_frame_size = opened.max_frame_size
-        self.delivery_frame_bytes = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
+        self.outgoing.frame_bytes_max = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
         if self.state is not ConnectionState.CLOSE_SENT:
             self.emit(Opened(opened))
 

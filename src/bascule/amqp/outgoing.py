@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.frames import frame_head
+from bascule.amqp.limits import FRAME_SIZE_BYTES_MIN
 from bascule.amqp.performatives import Transfer
 
 if TYPE_CHECKING:
-    from bascule.amqp.connection import Connection
     from bascule.amqp.link import SenderLink
+    from bascule.amqp.session import Session
+
+#: Of one delivery, before others of its session have their turns.
+DELIVERY_TURN_BYTES: Final = 64 * 1024
 
 
 class OutgoingDelivery:
@@ -50,16 +54,46 @@ class OutgoingDelivery:
         return head, self._message[start : self._position]
 
 
+class OutgoingMessages:
+    """The messages in many frames of all sessions of a connection.
+
+    ``frame_bytes_max`` is the size of a frame at most, ``left_bytes`` what the piece that is being made has room for. A message is kept
+    whole until its last frame is written: ``kept_bytes`` is the size of these messages, ``unwritten_bytes`` what is not written of them.
+    """
+
+    __slots__ = ("_piece_bytes", "frame_bytes_max", "kept_bytes", "left_bytes", "sessions", "unwritten_bytes")
+
+    def __init__(self, piece_bytes: int) -> None:
+        """``piece_bytes`` is what is made of messages in many frames before the application writes."""
+        self._piece_bytes = self.left_bytes = piece_bytes
+        self.frame_bytes_max = FRAME_SIZE_BYTES_MIN
+        self.kept_bytes = self.unwritten_bytes = 0
+        self.sessions: dict[Session, OutgoingDeliveries] = {}  # that may write more
+
+    def begin_piece(self) -> None:
+        """What was made is written."""
+        self.left_bytes = self._piece_bytes
+
+    def write_more(self) -> None:
+        """Write frames of sessions in turns, as far as the piece goes."""
+        for session, deliveries in list(self.sessions.items()):
+            if self.left_bytes <= 0:
+                break
+            self.sessions[session] = self.sessions.pop(session)  # behind the others
+            deliveries.write_more()
+
+
 class OutgoingDeliveries:
-    """The deliveries of one session whose frames are not all written; the connection knows the size of those of all its sessions.
+    """The deliveries of one session whose frames are not all written.
 
     They take turns: a large message holds up the messages of its own link only.
     """
 
-    __slots__ = ("_connection", "_deliveries")
+    __slots__ = ("_deliveries", "_messages", "_session")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, session: Session, messages: OutgoingMessages) -> None:
+        self._session = session
+        self._messages = messages
         self._deliveries: deque[OutgoingDelivery] = deque()
 
     def __bool__(self) -> bool:
@@ -68,15 +102,29 @@ class OutgoingDeliveries:
     def append(self, delivery: OutgoingDelivery) -> None:
         """Keep the rest of a message whose first frames are written. Its link shows no credit until all are written."""
         self._deliveries.append(delivery)
-        self._connection.queued_bytes += delivery.size_bytes
-        self._connection.unwritten_bytes += delivery.rest_bytes
+        self._messages.kept_bytes += delivery.size_bytes
+        self._messages.unwritten_bytes += delivery.rest_bytes
         delivery.link.hold()
 
-    def take(self) -> OutgoingDelivery:
-        """Take out the delivery whose turn it is."""
-        delivery = self._deliveries.popleft()
-        self._forget(delivery)
-        return delivery
+    def write_more(self) -> None:
+        """Write the next frames of deliveries in turns, as far as the peer's window and the piece go."""
+        session, messages = self._session, self._messages
+        while self._deliveries and session.window_open and messages.left_bytes > 0:
+            delivery = self._deliveries.popleft()
+            self._forget(delivery)
+            session.write_frames(delivery, min(DELIVERY_TURN_BYTES, messages.left_bytes))
+            if delivery.rest_bytes:
+                self.append(delivery)
+            else:
+                delivery.link.let_go()
+        self.plan()
+
+    def plan(self) -> None:
+        """Go on with the next piece, if the peer takes more."""
+        if self._deliveries and self._session.window_open:
+            self._messages.sessions[self._session] = self
+        else:
+            self._messages.sessions.pop(self._session, None)
 
     def drop(self, link: SenderLink | None = None) -> None:
         """Forget the delivery of a link, or all: no more frames of it are written."""
@@ -87,7 +135,9 @@ class OutgoingDeliveries:
                 delivery.link.sending = False
             else:
                 self._deliveries.append(delivery)
+        if not self._deliveries:
+            self._messages.sessions.pop(self._session, None)
 
     def _forget(self, delivery: OutgoingDelivery) -> None:
-        self._connection.queued_bytes -= delivery.size_bytes
-        self._connection.unwritten_bytes -= delivery.rest_bytes
+        self._messages.kept_bytes -= delivery.size_bytes
+        self._messages.unwritten_bytes -= delivery.rest_bytes

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 #: What we say of our own outgoing window: the engine sends as far as the peer's window allows, never less.
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
-#: Of one delivery, before others of its session have their turns.
-DELIVERY_TURN_BYTES: Final = 64 * 1024
 #: An enum member of the hot path: a class attribute costs as much as a call.
 _MAPPED: Final = SessionState.MAPPED
 
@@ -82,7 +80,7 @@ class Session:
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
-        self._outgoing = OutgoingDeliveries(connection)  # of which not all frames are written
+        self._outgoing = OutgoingDeliveries(self, connection.outgoing)  # of which not all frames are written
         self._settled_ids: list[int] = []
         self._settled_state: Composite | None = None
         self._out = connection.out
@@ -164,7 +162,7 @@ class Session:
             if len(self.sent) >= self.limits.unsettled_per_session_max:
                 self._withhold()
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.delivery_frame_bytes:
+        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.outgoing.frame_bytes_max:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, b"".join(parts), transfer)
             return delivery_id
@@ -178,7 +176,7 @@ class Session:
 
     def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
         """The rare shapes: a message in many frames, a transfer with a state."""
-        room, total = self.connection.delivery_frame_bytes, len(message)
+        room, total = self.connection.outgoing.frame_bytes_max, len(message)
         if len(frame_head(self.channel, transfer, 0)) + total <= room:
             self._write_frame(frame_head(self.channel, transfer, total), message)
             return
@@ -187,43 +185,31 @@ class Session:
         self._write_frame(frame_head(self.channel, transfer, size), message[:size])
         delivery = OutgoingDelivery(link, message, size, settled=transfer.settled, frame_bytes=room)
         if not self._outgoing:
-            self._write_frames(delivery, self.connection.frames_left_bytes)
+            self.write_frames(delivery, self.connection.outgoing.left_bytes)
         if delivery.rest_bytes:
             self._outgoing.append(delivery)
-            self._send_more_later()
+            self._outgoing.plan()
 
     def _write_frame(self, head: bytes, payload: bytes) -> None:
         self._out.append(head)
         self._out.append(payload)
-        self.connection.frames_left_bytes -= len(head) + len(payload)
+        self.connection.outgoing.left_bytes -= len(head) + len(payload)
         self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
         self._outgoing_window -= 1
         if self._outgoing_window <= 0:
             self._withhold()
 
-    def _write_frames(self, delivery: OutgoingDelivery, size_bytes: int) -> None:
+    def write_frames(self, delivery: OutgoingDelivery, size_bytes: int) -> None:
         """Write frames of a delivery, of ``size_bytes`` and up to a frame more, as far as the peer's window goes."""
-        enough_bytes = self.connection.frames_left_bytes - size_bytes
-        while self._outgoing_window > 0 and self.connection.frames_left_bytes > enough_bytes and delivery.rest_bytes:
+        outgoing = self.connection.outgoing
+        enough_bytes = outgoing.left_bytes - size_bytes
+        while self._outgoing_window > 0 and outgoing.left_bytes > enough_bytes and delivery.rest_bytes:
             self._write_frame(*delivery.next_frame())
 
-    def send_more(self) -> None:
-        """Write the next frames of deliveries, as far as the peer's window and the connection's piece go; see Connection.send_more."""
-        outgoing, connection = self._outgoing, self.connection
-        while outgoing and self._outgoing_window > 0 and connection.frames_left_bytes > 0:
-            delivery = outgoing.take()
-            self._write_frames(delivery, min(DELIVERY_TURN_BYTES, connection.frames_left_bytes))
-            if delivery.rest_bytes:
-                outgoing.append(delivery)
-            else:
-                delivery.link.let_go()
-        self._send_more_later()
-
-    def _send_more_later(self) -> None:
-        if self._outgoing and self._outgoing_window > 0:
-            self.connection.sending[self] = None
-        else:
-            self.connection.sending.pop(self, None)
+    @property
+    def window_open(self) -> bool:
+        """Whether the peer takes more frames of messages."""
+        return self._outgoing_window > 0
 
     def _windows(self) -> tuple[int, int, int, int]:
         return self._next_incoming_id, self._incoming_window, self._next_outgoing_id, OUTGOING_WINDOW
@@ -457,7 +443,7 @@ class Session:
         if self._outgoing_window <= 0:
             self._withhold()
         elif self._outgoing:
-            self.send_more()
+            self._outgoing.write_more()
         self.give_back_later()
         if flow.handle is not None:
             self._by_handle(flow.handle).on_flow(flow)
@@ -499,8 +485,6 @@ class Session:
         """A link that is about to say detach, or a session that is about to say end, sends nothing after it."""
         if self._outgoing:
             self._outgoing.drop(link)
-            if not self._outgoing:
-                self.connection.sending.pop(self, None)
 
     def forget(self, link: Link) -> None:
         """Both ends detached: the handles are free."""

@@ -239,7 +239,7 @@ class ClientConnection(asyncio.Protocol):
                     self._unread_answers_bytes += len(data)
                     if self._unread_answers_bytes > UNREAD_ANSWERS_BYTES:
                         self._transport.pause_reading()
-            if self.amqp.queued_bytes > WRITE_BUFFER_BYTES:
+            if self.amqp.outgoing.kept_bytes > WRITE_BUFFER_BYTES:
                 self.client.full = True  # not all frames of large messages are written
             self._send_more_later()
             if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
@@ -251,7 +251,7 @@ class ClientConnection(asyncio.Protocol):
                 self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
 
     def _send_more_later(self) -> None:
-        if self.amqp.sending and not self._stuck and not self._sending:
+        if self.amqp.outgoing.sessions and not self._stuck and not self._sending:
             self._sending = True
             self.later(self._send_more)
 
@@ -283,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _give_more(self) -> None:
         """What had been given is written, or too much of it waits for the client's window."""
-        if not self._stuck and not self.client.lost and self.amqp.queued_bytes <= WRITE_BUFFER_BYTES:
+        if not self._stuck and not self.client.lost and self.amqp.outgoing.kept_bytes <= WRITE_BUFFER_BYTES:
             self.client.wake_all()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -309,12 +309,12 @@ class ClientConnection(asyncio.Protocol):
     @property
     def unread_bytes(self) -> int:
         """What is kept for the client until it reads: its socket takes no more, or its window is closed."""
-        return self.amqp.queued_bytes + self._buffered_bytes
+        return self.amqp.outgoing.kept_bytes + self._buffered_bytes
 
     @property
     def unsent_bytes(self) -> int:
         """How much of that has not left; it shrinks while the client reads."""
-        return self.amqp.unwritten_bytes + self._buffered_bytes
+        return self.amqp.outgoing.unwritten_bytes + self._buffered_bytes
 
     @property
     def _buffered_bytes(self) -> int:

@@ -61,7 +61,7 @@ def test_other_links_and_sessions_go_on_while_a_large_message_is_under_way() -> 
     links["elsewhere"].send(b"small")  # type: ignore[attr-defined]
     heard = of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
     assert [transfer.link for transfer in heard] == [beside, elsewhere]
-    while pair.server.sending:
+    while pair.server.outgoing.sessions:
         credited = pair.server.send_more()
         heard += of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
     assert [event.link for event in credited] == [sender]
@@ -95,7 +95,7 @@ def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type
     pair = in_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
-    assert pair.server.queued_bytes == len(LARGE)
+    assert pair.server.outgoing.kept_bytes == len(LARGE)
     if end == "detach":
         sender.detach()
     elif end == "end":
@@ -107,7 +107,7 @@ def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type
     assert frames.count(Transfer) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
     assert pair.server.send_more() == []
     assert pair.server.data_to_send() == b""
-    assert (pair.server.queued_bytes, pair.server.unwritten_bytes) == (0, 0)
+    assert (pair.server.outgoing.kept_bytes, pair.server.outgoing.unwritten_bytes) == (0, 0)
 
 
 def test_drain_is_answered_behind_the_message_that_is_under_way() -> None:
@@ -130,11 +130,11 @@ def test_message_is_kept_and_counted_until_its_last_frame_is_written() -> None:
     pair = in_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
-    before = pair.server.unwritten_bytes
+    before = pair.server.outgoing.unwritten_bytes
     pair.server.data_to_send()
     pair.server.send_more()
-    assert pair.server.unwritten_bytes < before
-    assert pair.server.queued_bytes == len(LARGE)
+    assert pair.server.outgoing.unwritten_bytes < before
+    assert pair.server.outgoing.kept_bytes == len(LARGE)
 
 
 def test_frames_of_a_message_are_small_where_the_peer_takes_any() -> None:

@@ -23,7 +23,7 @@ BODY = "x" * (8 * PIECE_BYTES)
 async def with_large_message(served: Served, count: int = 1) -> Client:
     """Return a client with small frames and a consumer that is being sent the first of ``count`` large messages."""
     client = Client(served)
-    client.connection.amqp.remote_max_frame_size = client.connection.amqp.delivery_frame_bytes = FRAME_SIZE_BYTES_MIN
+    client.connection.amqp.remote_max_frame_size = client.connection.amqp.outgoing.frame_bytes_max = FRAME_SIZE_BYTES_MIN
     served.fill("q", count, BODY)
     link = client.session.attach_receiver("large", Source("q", capabilities=QUEUE), Target())
     client.say()
@@ -80,7 +80,7 @@ async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
     served.send_output()
     await turns(client)
     assert await turns(client, 5) == [0] * 5
-    assert client.connection.amqp.sending
+    assert client.connection.amqp.outgoing.sessions
     client.connection.resume_writing()
     assert sum(await turns(client, 20)) > 4 * PIECE_BYTES
     client.listen()
@@ -98,7 +98,7 @@ async def test_rest_of_a_message_is_forgotten_with_its_connection(how: str) -> N
         client.connection.end(AmqpError(CONNECTION_FORCED, "enough"))
     client.wire.written.clear()
     assert await turns(client, 5) == [0] * 5
-    assert client.connection.amqp.queued_bytes == 0
+    assert client.connection.amqp.outgoing.kept_bytes == 0
     assert served.engine.queue("q").held_messages == 1
     assert served.contained == []
 

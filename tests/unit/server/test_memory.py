@@ -243,6 +243,6 @@ async def test_a_client_with_closed_windows_is_given_no_more_than_one_that_does_
         served.broker.settle()
         served.send_output()
         await asyncio.sleep(0)
-    assert client.connection.amqp.queued_bytes < 2 * (WRITE_BUFFER_BYTES + 3 * len(BODY))
+    assert client.connection.amqp.outgoing.kept_bytes < 2 * (WRITE_BUFFER_BYTES + 3 * len(BODY))
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.BUFFERS] > WRITE_BUFFER_BYTES // 2
