@@ -13,20 +13,10 @@ from typing import Any, Final
 from bascule.amqp import frames, hot
 from bascule.amqp.composite import Composite, decode_composite
 from bascule.amqp.deadlines import NEVER, Deadlines
-from bascule.amqp.errors import (
-    FRAMING_ERROR,
-    ILLEGAL_STATE,
-    INVALID_FIELD,
-    NOT_ALLOWED,
-    AmqpError,
-    ConnectionFault,
-    IllegalUse,
-    LimitExceeded,
-)  # fmt: skip
+from bascule.amqp.errors import FRAMING_ERROR, ILLEGAL_STATE, NOT_ALLOWED, AmqpError, ConnectionFault, IllegalUse, LimitExceeded
 from bascule.amqp.events import ConnectionClosed, Event, Flowed, Opened
 from bascule.amqp.hot_frames import HOT_FRAMES
 from bascule.amqp.limits import (
-    CONTAINER_ID_LENGTH_MAX,
     DELIVERY_FRAME_SIZE_BYTES_MAX,
     FRAME_SIZE_BYTES_DEFAULT,
     FRAME_SIZE_BYTES_MIN,
@@ -357,10 +347,7 @@ class Connection:
         return session
 
     def _on_open(self, opened: Open, _channel: int) -> None:
-        if opened.max_frame_size < FRAME_SIZE_BYTES_MIN:
-            raise ConnectionFault(INVALID_FIELD, f"max-frame-size {opened.max_frame_size} below {FRAME_SIZE_BYTES_MIN}")
-        if len(opened.container_id) > CONTAINER_ID_LENGTH_MAX:
-            raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
+        opened.check()
         self.remote_open = opened
         self.remote_max_frame_size = opened.max_frame_size
         self.outgoing.frame_bytes_max = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
@@ -506,9 +493,6 @@ class Connection:
 
 _STEPS: Final[dict[type[Composite], ConnectionInput]] = {Open: ConnectionInput.RECV_OPEN, Close: ConnectionInput.RECV_CLOSE}
 _HANDLERS: Final[dict[type[Composite], Any]] = {
-    Open: Connection._on_open,
-    Begin: Connection._on_begin,
+    Open: Connection._on_open, Begin: Connection._on_begin, End: Connection._on_end, Close: Connection._on_close,
     **dict.fromkeys((Attach, Flow, Transfer, Disposition, Detach), Connection._on_session_frame),
-    End: Connection._on_end,
-    Close: Connection._on_close,
-}
+}  # fmt: skip

@@ -27,8 +27,8 @@ from bascule.amqp.composite import (
     dump,
     field,
 )
-from bascule.amqp.errors import AmqpError
-from bascule.amqp.limits import DESCRIPTION_LENGTH_MAX
+from bascule.amqp.errors import INVALID_FIELD, AmqpError, ConnectionFault
+from bascule.amqp.limits import CONTAINER_ID_LENGTH_MAX, DESCRIPTION_LENGTH_MAX, FRAME_SIZE_BYTES_MIN
 from bascule.amqp.types import Described, Symbol
 
 UINT_MAX: Final = 0xFFFFFFFF
@@ -102,6 +102,13 @@ class Open(Composite):
     offered_capabilities: tuple[str, ...] = field(SYMBOLS, ())
     desired_capabilities: tuple[str, ...] = field(SYMBOLS, ())
     properties: dict[Any, Any] | None = field(FIELDS)
+
+    def check(self) -> None:
+        """Raise ConnectionFault for a frame size below the least of part 2, section 2.4.1, and for a container id that is too long."""
+        if self.max_frame_size < FRAME_SIZE_BYTES_MIN:
+            raise ConnectionFault(INVALID_FIELD, f"max-frame-size {self.max_frame_size} below {FRAME_SIZE_BYTES_MIN}")
+        if len(self.container_id) > CONTAINER_ID_LENGTH_MAX:
+            raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
 
 
 @composite(0x11, "amqp:begin:list")
