@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     shares = _shares(items)
-    items.sort(key=lambda item: (shares[item.path], item.path))
+    items.sort(key=lambda item: (shares.get(item.path, 1.0), item.path))
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
