@@ -54,7 +54,7 @@ from bascule.xa.kafka_log import KafkaLog
 settings, name = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
 ResourceAdapter(settings)
 kafka = KafkaResource("kafka", settings, prefix=name)
-with TransactionManager(name, KafkaLog(settings, topic=f"{name}.decisions"), [kafka]) as manager, manager.begin() as transaction:
+with TransactionManager("shop", KafkaLog(settings, topic=f"{name}.decisions"), [kafka]) as manager, manager.begin() as transaction:
     transaction.enlist(kafka).send(f"{name}.receipts", b"paid")
 print(transaction.status.value)
 """
