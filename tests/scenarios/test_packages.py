@@ -15,6 +15,7 @@ import pytest
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
+from bascule.kafka.admin import Topics
 from tests.examples.pages import ROOT
 from tests.support.speed import SLOWNESS
 from tests.support.system import System
@@ -162,6 +163,7 @@ def test_base_sends_messages_and_commits_without_another_package(install: Instal
 def test_kafka_extra_commits_and_logs_decisions_in_kafka(install: Install, kafka: EmbeddedKafka, topic_prefix: str) -> None:
     environment = install("kafka")
     assert environment.packages() == {"bascule", "confluent-kafka"}
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(f"{topic_prefix}.receipts", 1, {})
     assert environment.python(SEND_IN_KAFKA, kafka.bootstrap, topic_prefix) == "committed\n"
 
 
@@ -199,6 +201,7 @@ def test_everything_in_its_newest_versions_starts_kafka_broker_and_pipelines(
     install: Install, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str
 ) -> None:
     environment = install("all", locked=False)
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(f"{topic_prefix}.receipts", 1, {})
     assert environment.python(SEND_IN_KAFKA, kafka.bootstrap, topic_prefix) == "committed\n"
     assert environment.python(COMMIT_IN_POSTGRES, postgres.conninfo) == "(4711,)\n"
     serve_and_send(environment)
