@@ -57,10 +57,9 @@ RUN_VARIABLE = "BASCULE_TEST_RUN"
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 #: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
 LEAVE_TIMEOUT_S = 60.0
-#: Test processes at once, each with services of its own, on a machine that is not so many times slower than usual. About one of them
-#: computes at a time: four that compute on two processors leave Kafka without a turn for 30 s.
-WORKERS = 4
-SLOW = 2.0
+#: Test processes at once, each with services of its own. About one of them computes at a time, and three keep two processors busy. With
+#: four that computed, Kafka was left without a turn for 30 s.
+WORKERS = 3
 #: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
@@ -120,8 +119,8 @@ def _timeout_s(item: pytest.Item) -> float:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """More than processors, as many tests wait for a time to pass; on a slow machine they have to wait for the processor."""
-    return WORKERS if SLOWNESS < SLOW else WORKERS - 1
+    """More than processors, as many tests wait for a time to pass."""
+    return WORKERS
 
 
 def _directory(item: pytest.Item) -> str:
