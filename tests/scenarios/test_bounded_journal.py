@@ -172,7 +172,7 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     assert len(large.receive_many(1)) == 1
     large.close()
 
-    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted all the same", re.MULTILINE)
+    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted although unread", re.MULTILINE)
 
     def released() -> bool:
         # A round of housekeeping that is under way does not count the large message. The first round that counts it shows the row, and
@@ -190,7 +190,7 @@ def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_
     session = connect_to(bounded.failover_url).session()
     session.producer(queue).send("{n}", count=20)  # so dense that it takes some snapshots until they are moved to the store
 
-    row = re.compile(rf"^ *queue +{re.escape(name)} .* its oldest message has not been taken", re.MULTILINE)
+    row = re.compile(rf"^ *queue +{re.escape(name)} .* the oldest message of the queue has not been taken", re.MULTILINE)
 
     def shown() -> bool:
         traffic(session, f"{queue}.other", FEW)  # a look between any two snapshots, however quick they are beside the traffic
@@ -203,4 +203,4 @@ def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_
         return pin_of(bounded, "queue").get("name") != name
 
     wait_for(moved, "the messages to be moved to the store")
-    assert re.search(r"^ *snapshot +\d+ .* what came since is in no snapshot yet", printed(bounded), re.MULTILINE)
+    assert re.search(r"^ *snapshot +\d+ .* no snapshot covers these records yet", printed(bounded), re.MULTILINE)
