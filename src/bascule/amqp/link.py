@@ -241,17 +241,25 @@ class SenderLink(Link):
         self.session.drop_outgoing(self)
         super()._send_detach(detach)
 
+    def withhold(self) -> None:
+        """Show no credit until ``give_back``."""
+        self.withheld += self.credit
+        self.credit = 0
+
+    def give_back(self) -> None:
+        """Show the credit that was withheld."""
+        self.credit, self.withheld = self.credit + self.withheld, 0
+
     def hold(self) -> None:
         """A message is under way: no credit shows, and the peer hears nothing of the link's state, until its last frame is written."""
         self.sending = True
-        self.withheld += self.credit
-        self.credit = 0
+        self.withhold()
 
     def let_go(self) -> None:
         """All frames of a message are written."""
         self.sending = False
         if not self.session.withholding:
-            self.credit, self.withheld = self.credit + self.withheld, 0
+            self.give_back()
         if self._flow_due:
             self.send_flow()
         if self.drain and not self.credit and not self.withheld:

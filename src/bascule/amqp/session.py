@@ -295,8 +295,7 @@ class Session:
         self.withholding = True
         for link in self.links.values():
             if isinstance(link, SenderLink):
-                link.withheld += link.credit
-                link.credit = 0
+                link.withhold()
 
     def give_back(self) -> None:
         """Show the credit that was withheld, if the peer's window is open and enough is settled."""
@@ -305,7 +304,7 @@ class Session:
         self.withholding = False
         for link in self.links.values():
             if isinstance(link, SenderLink) and link.withheld and not link.sending:
-                link.credit, link.withheld = link.credit + link.withheld, 0
+                link.give_back()
                 self.emit(Flowed(link))
 
     def give_back_later(self) -> None:

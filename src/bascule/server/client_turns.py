@@ -32,10 +32,15 @@ class ClientTurns:
         self._waiting.append(action)
         self._plan()
 
-    def spend(self, time_s: float) -> None:
-        """The input of a client has taken so much of this turn."""
-        self._spent_s += time_s
+    def run(self, action: Callable[[], None]) -> None:
+        """Call ``action`` at once, in the time of this turn."""
+        self._do(action)
         self._plan()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        began_s = time.thread_time()
+        action()
+        self._spent_s += time.thread_time() - began_s
 
     def _plan(self) -> None:
         if not self._planned:
@@ -48,9 +53,7 @@ class ClientTurns:
         self._spent_s = 0.0
         try:
             for _ in range(len(self._waiting)):
-                began_s = time.thread_time()
-                self._waiting.popleft()()
-                self._spent_s += time.thread_time() - began_s
+                self._do(self._waiting.popleft())
                 if self.over:
                     break
         finally:

@@ -101,9 +101,7 @@ class ClientConnection(asyncio.Protocol):
         if turns.over and self._transport is not None and not self.client.lost:
             self._go_on_later(self._transport)
             return
-        began_s = time.thread_time()
-        self.handle_some()
-        turns.spend(time.thread_time() - began_s)
+        turns.run(self.handle_some)
 
     def handle_some(self) -> None:
         """Handle what has arrived, as far as the time of one turn goes; the rest in the next turns. Nothing is read meanwhile."""

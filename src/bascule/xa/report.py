@@ -74,8 +74,9 @@ def _finding(
     gtrid: bytes, decision: Decision | None, heuristics: Collection[Heuristic], view: RecoveryView, steps: Collection[Step]
 ) -> TransactionFinding:
     # A heuristic outcome is kept longer than the decision, which it repeats; of a rollback the log may never have had one.
-    for outcome in (*([decision.outcome] if decision is not None else ()), *(each.wanted for each in heuristics)):
-        return TransactionFinding.COMMITTED if outcome is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
+    outcomes = [each.wanted for each in heuristics] if decision is None else [decision.outcome]
+    if outcomes:
+        return TransactionFinding.COMMITTED if outcomes[0] is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
     if gtrid in view.live:
         return TransactionFinding.AT_WORK
     if view.silent and may_be_in_database(gtrid):
