@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from bascule.client.blocking import Context
 from bascule.client.destination import Queue
 from bascule.client.errors import ConnectionLost, Refused
-from bascule.client.links import ConsumerState, Subscription
+from bascule.client.links import ConsumerState, SessionTransaction, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext, refused
 from bascule.client.message import Message
 from bascule.client.session_links import Acknowledge
@@ -52,13 +52,19 @@ class BranchSession:
             oldest = self.consumers.pop(next(iter(self.consumers)))
             context._run(context._session.close_consumer(oldest, context._until(None)))
 
-    def hand_over(self) -> bytes | None:
-        """The id of the branch's transaction, which is whole at the broker; None for an empty one.
+    def hand_over(self, *, answered: bool) -> SessionTransaction | None:
+        """The branch's transaction, which the next request names by its id; None for an empty one.
 
-        Raises TransactionRolledBack, ConnectionLost, TimedOut.
+        ``answered``: the broker has taken all of its messages. Otherwise they go ahead of the next request, and ``refusal`` says what
+        became of them. Raises TransactionRolledBack, ConnectionLost, TimedOut.
         """
         context = self.context
-        return context._run(context._session.hand_over(context._until(None)))
+        return context._run(context._session.hand_over(context._until(None), answered=answered))
+
+    def refusal(self, transaction: SessionTransaction) -> BasculeError | None:
+        """Why the broker has not taken a message of a transaction that was handed over, or None. Raises TimedOut."""
+        context = self.context
+        return context._run(context._session.refusal(transaction, context._until(None)))
 
     def rollback(self) -> None:
         """Undo the branch's transaction. Raises TimedOut, ConnectionLost: then the end of the connection undoes it."""

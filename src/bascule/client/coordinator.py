@@ -39,6 +39,7 @@ class CoordinatorState(ClientLink):
         super().__init__(session, name)
         self._waiting: list[Control] = []
         self._kept: list[Control] = []
+        self._ahead: Control | None = None
 
     def _make(self) -> Link:
         target = Coordinator(capabilities=(Symbol("amqp:local-transactions"),))
@@ -50,9 +51,17 @@ class CoordinatorState(ClientLink):
         return self.attached and self.link.credit > 0
 
     def declare(self) -> Control:
-        """Ask for a transaction, unless one was declared that nobody has taken."""
+        """Ask for a transaction, unless that was done ahead, or one was declared that nobody has taken."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (not ahead.done or isinstance(ahead.outcome, Declared)):
+            return ahead
         self._kept = [each for each in self._kept if not each.done or isinstance(each.outcome, Declared)]
         return self.take() or self.send(Declare())
+
+    def declare_ahead(self) -> None:
+        """Ask for the next transaction now, so that its first message need not wait for the answer."""
+        if self._ahead is None and not self._kept:
+            self._ahead = self.send(Declare())
 
     def keep(self, declare: Control) -> None:
         """Nobody waits for this answer any more. The transaction that it declares is for the next who asks: nobody would end it."""

@@ -115,33 +115,55 @@ class Transactions(SessionLinks):
         if not isinstance(control.outcome, Accepted):
             raise TransactionRolledBack(f"the broker rolled back: {_reason(control.outcome)}")
 
-    def hand_over(self, until_s: float) -> Operation[bytes | None]:
-        """The transaction, whole at the broker, for somebody else to end: its id, None where it is empty. The next one begins.
+    def hand_over(self, until_s: float, *, answered: bool) -> Operation[SessionTransaction | None]:
+        """Give the transaction to somebody else, who ends it by its id. Return None for an empty one. The next transaction begins.
 
-        Raises TransactionRolledBack, TimedOut.
+        ``answered``: the broker has taken all messages of the transaction. Otherwise they are on their way, ahead of whatever is sent next
+        on the connection, and ``refusal`` waits for the answers. Raises TransactionRolledBack, TimedOut.
         """
         self.check()
         transaction = self._open_transaction()
-        yield from self._taken(transaction, "hand a transaction over", until_s)
+        yield from self._taken(transaction, "hand a transaction over", until_s, answered=answered)
         if transaction.id is None and not transaction.lost:
             return None
         self._next_transaction()
         transaction.check()
         self.engine.flush_settled()
-        return transaction.id
+        if self.coordinator is not None and self.coordinator.usable:
+            self.coordinator.declare_ahead()
+        return transaction
 
-    def _taken(self, transaction: SessionTransaction, what: str, until_s: float) -> Operation[None]:
-        """Return when no task is within a send, and the broker has all messages.
+    def refusal(self, transaction: SessionTransaction, until_s: float) -> Operation[BasculeError | None]:
+        """Wait for the answers to all messages of a transaction that was handed over. Return why one was not taken, or None.
+
+        Raises TimedOut.
+        """
+        yield from self.core.until(lambda: not transaction.unanswered, "hear what became of the messages of a transaction", until_s)
+        return transaction.refused
+
+    def _taken(self, transaction: SessionTransaction, what: str, until_s: float, *, answered: bool = True) -> Operation[None]:
+        """Return when no task is within a send, and the broker has all messages; with ``answered`` false, when all are on their way.
 
         Raises TransactionRolledBack, TimedOut; IllegalState if another task ends the transaction meanwhile.
         """
-        yield from self.core.until(lambda: not (transaction.sending or transaction.unanswered) or transaction.lost, what, until_s)
+
+        def taken() -> bool:
+            waits = transaction.unanswered if answered else self._queued(transaction)
+            return not (transaction.sending or waits) or transaction.lost
+
+        yield from self.core.until(taken, what, until_s)
         if self._open_transaction() is not transaction:
             raise _ended_by_another()
         if transaction.refused is not None and not transaction.lost:
             yield from self.rollback(until_s)
             refused = transaction.refused
             raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused) from refused
+
+    def _queued(self, transaction: SessionTransaction) -> bool:
+        """Whether a message of the transaction waits for credit, or for the socket."""
+        return transaction.unanswered > 0 and any(
+            each.transaction is transaction for sender in self.senders.values() for each in sender.queue
+        )
 
     def set_aside(self, until_s: float) -> Operation[None]:
         """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""

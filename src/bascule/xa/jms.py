@@ -23,7 +23,7 @@ from bascule.core.xid import Xid
 from bascule.xa import broker_protocol
 from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
-from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
+from bascule.xa.errors import XA_OK, BranchRolledBack, ResourceError, ResourceFailed, XaError
 from bascule.xa.forks import abandon, register_for_forks
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
 
@@ -217,11 +217,17 @@ class JmsResource:
 
     def _hand_over(self, operation: str, xid: Xid, since: int | None) -> Reply | None:
         """The broker's answer to a request about the branch's own transaction; None where the branch has not begun one."""
+        prepares = operation == "prepare"  # it may be undone; a commit in one phase waits until the broker has taken all messages
         with self._working(xid) as workplace:
-            txn_id = workplace.hand_over()
-            if txn_id is None:
+            transaction = workplace.hand_over(answered=not prepares)
+            if transaction is None or transaction.id is None:
                 return None
-            return self._heard(workplace.ask(_request(operation, **_fields(xid), txnId=txn_id.hex(), **_since(since))))
+            reply = self._heard(workplace.ask(_request(operation, **_fields(xid), txnId=transaction.id.hex(), **_since(since))))
+            if prepares and (refused := workplace.refusal(transaction)) is not None:
+                if reply.code == XA_OK:
+                    broker_protocol.checked(self._heard(workplace.ask(_request("rollback", **_fields(xid)))))
+                raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused)
+            return reply
 
     def _over(self, xid: Xid, *, reusable: bool = True) -> None:
         self._branches.move(xid, BranchState.NONE)
