@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,8 @@ RESULTS = Path(os.environ.get("BASCULE_BENCH_RESULTS") or Path(__file__).with_na
 #: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
 CLIENT_JVM = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 WARM_UP_S = 3
+#: The median of so many syncs of a file is the flush time of the disk.
+FLUSHES = 100
 #: Beyond the measured time: start, warm-up, and the queue drained.
 RUN_TIMEOUT_S = 120
 
@@ -154,7 +157,23 @@ def arguments() -> argparse.Namespace:
 
 def machine() -> dict[str, Any]:
     """What it ran on."""
-    return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()}
+    said = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"^model name\s*: (.*)", said, re.MULTILINE)
+    cpu = model[1] if model else platform.processor()
+    about = {"system": platform.platform(), "cores": os.cpu_count(), "cpu": cpu, "python": platform.python_version()}
+    return {**about, "load_average": os.getloadavg()}
+
+
+def flush_ms(directory: Path) -> float:
+    """The median time of an fdatasync after 512 more bytes of a file, in milliseconds: what a disk takes for a small commit."""
+    taken_ms = []
+    with (directory / "flush").open("wb", buffering=0) as file:
+        for _ in range(FLUSHES):
+            file.write(b"x" * 512)
+            start_s = time.monotonic()
+            os.fdatasync(file.fileno())
+            taken_ms.append(1000 * (time.monotonic() - start_s))
+    return statistics.median(taken_ms)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -193,11 +212,13 @@ def main() -> int:
                     rate = f"{result.get('sent_per_s', 0):,.0f} sent/s, {result.get('received_per_s', 0):,.0f} received/s"
                     print(f"round {number + 1} {mode.name} {broker.name}: {rate} {flaws(result)}", file=sys.stderr, flush=True)
         durability = [broker.durability for broker in brokers]
+        flushed_ms = flush_ms(directory)
         names = [broker.name for broker in brokers]
     page = "\n".join(
         [table(results, names), "", *(f"- {line}" for line in durability), *(f"- {mode.name}: {mode.title}" for mode in chosen)]
     )
-    content = {"machine": machine(), "seconds": options.seconds, "rounds": options.rounds, "durability": durability, "results": results}
+    content = {"machine": machine(), "flush_ms": flushed_ms, "seconds": options.seconds, "rounds": options.rounds}
+    content |= {"durability": durability, "results": results}
     write_results("", content, page)
     return int(any(flaws(run) for modes in results.values() for runs in modes.values() for run in runs))
 

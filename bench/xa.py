@@ -1,208 +1,195 @@
-"""What a transaction over several resources costs: against each resource alone, and against doing the same without any atomicity.
+"""Transactions over JMS, PostgreSQL and Kafka: Bascule from Python and from Java, and Narayana with Apache Artemis, in turns.
 
-    python -m bench.xa [--seconds 5] [--rounds 2] [--threads 1 --threads 8]
+    python -m bench.xa [--mode jms-postgres-send ...] [--contender "Artemis, Java" ...] [--clients 1x1 --clients 1x4 --clients 4x1]
+                       [--seconds 5] [--warm-up 2] [--rounds 3]
 
-One Bascule (broker and Kafka) and one PostgreSQL, which syncs its commits. See README.md for what the figures mean. Results go to
-bench/results/ as JSON and as a table.
+One Bascule (broker and Kafka), one Artemis and one PostgreSQL, which syncs its commits. See README.md for what the figures mean. Results go
+to bench/results/ as JSON and as a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import dataclasses
+import json
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from confluent_kafka import Producer
 
-from bascule.client import Acknowledge, Queue, connect
+from bascule.embedded.jars import jar_sets
+from bascule.embedded.java import find_jdk
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.kafka.admin import Topics
-from bascule.xa import FileLog, TransactionManager
-from bascule.xa.jms import JmsResource
-from bascule.xa.kafka import KafkaResource
-from bascule.xa.postgres import PostgresResource
+from bench import xa_java
+from bench.artemis import PASSWORD, USER, Artemis
 from bench.bascule_up import BasculeUp
-from bench.run import machine, write_results
+from bench.run import flush_ms, machine, write_results
+from bench.xa_load import TOPIC, Load, seed
+from bench.xa_modes import APART, CONTENDERS, JAVA, MODES, PEER, PYTHON, Clients, Mode, runs
+from bench.xa_report import Run, figures, table
 
-BODY = "x" * 200
-INSERT = "INSERT INTO payments (body) VALUES (%s)"
-TOPIC = "bench.receipts"
-QUEUE = Queue("bench.receipts")
-WARM_UP_S = 1.0
-#: One thread's transaction, again and again.
-Work = Callable[[], None]
+BODY_BYTES = 200
+#: Messages of a queue that each transaction takes one from and gives one to, for each of the transactions at once.
+SEEDS = 50
+DEFAULT_CLIENTS = ("1x1", "1x4", "4x1")
+#: A process that has not begun or ended by then has failed.
+BEYOND_S = 90.0
+PINNED = {"Kafka": ("kafka", "kafka_2.13"), "Narayana": ("narayana", "narayana-jta"), "Qpid JMS": ("qpid-jms", "qpid-jms-client")}
 
 
 @dataclass
-class Place:
-    """The services, and what works on them."""
+class Services:
+    """What works on them is measured."""
 
-    conninfo: str
-    kafka: dict[str, Any]
-    url: str
+    bascule: BasculeUp
+    artemis: Artemis | None
+    postgres: EmbeddedPostgres
     directory: Path
 
-    def resource(self, name: str) -> Any:
-        """A resource of its own for each manager."""
-        if name == "postgres":
-            return PostgresResource(name, self.conninfo, idle_max=32)
-        return KafkaResource(name, self.kafka) if name == "kafka" else JmsResource(name, self.url, idle_max=32)
+    @property
+    def jdbc(self) -> str:
+        """For PostgreSQL's JDBC driver."""
+        return f"jdbc:postgresql://127.0.0.1:{self.postgres.port}/postgres?user=postgres"
 
 
-def in_postgres(handle: Any) -> None:
-    """One row."""
-    handle.execute(INSERT, (BODY,))
+def measure(services: Services, contender: str, mode: Mode, clients: Clients, options: argparse.Namespace) -> Run:
+    """One run, on a queue and with a log of its own."""
+    name = f"bench.{mode.name}.{time.monotonic_ns()}"
+    seeds = SEEDS * clients.processes * clients.threads if mode.receives else 0
+    if contender in (PYTHON, APART):
+        seed(services.bascule.url, name, seeds, BODY_BYTES)
+        return by_python(services, contender, mode, clients, name, options)
+    broker, url = "bascule", services.bascule.url
+    if contender == PEER and services.artemis is not None:
+        broker, url = "artemis", f"tcp://127.0.0.1:{services.artemis.port}?user={USER}&password={PASSWORD}"
+    return xa_java.transaction_load(
+        broker, seconds=options.seconds, warm_up_s=options.warm_up, url=url, jdbc=services.jdbc, log=str(services.directory / name),
+        resources=",".join(mode.resources), receive=mode.receives, queue=name, seeds=seeds, size=BODY_BYTES, threads=clients.threads,
+    )  # fmt: skip
 
 
-def in_kafka(handle: Any) -> None:
-    """One record."""
-    handle.send(TOPIC, BODY.encode())
-
-
-def in_jms(handle: Any) -> None:
-    """One message."""
-    handle.send(QUEUE, BODY)
-
-
-STEPS = {"postgres": in_postgres, "kafka": in_kafka, "jms": in_jms}
-
-
-@contextmanager
-def transactional(place: Place, *names: str) -> Iterator[Callable[[], Work]]:
-    """Each call makes one thread's work: a transaction over the resources named."""
-    resources = {name: place.resource(name) for name in names}
-    log = FileLog(place.directory / f"{'-'.join(names)}.xalog")
-    with TransactionManager("bench-" + "-".join(names), log, list(resources.values())) as manager:
-
-        def work() -> None:
-            with manager.begin() as transaction:
-                for name, resource in resources.items():
-                    STEPS[name](transaction.enlist(resource))
-
-        yield lambda: work
-
-
-@contextmanager
-def plain(place: Place, *names: str) -> Iterator[Callable[[], Work]]:
-    """The same without a transaction over all: each resource commits for itself, one after the other."""
-    with ExitStack() as opened:
-
-        def one() -> Work:
-            calls: list[Work] = []
-            for name in names:
-                if name == "postgres":
-                    database = opened.enter_context(psycopg.connect(place.conninfo, autocommit=True))
-                    calls.append(lambda database=database: in_postgres(database))  # type: ignore[misc]
-                elif name == "kafka":
-                    producer = Producer({**place.kafka, "enable.idempotence": True, "linger.ms": 0})
-                    calls.append(lambda producer=producer: (producer.produce(TOPIC, BODY), producer.flush())[0])  # type: ignore[misc]
-                else:
-                    context = opened.enter_context(connect(place.url, acknowledge=Acknowledge.AUTO))
-                    calls.append(lambda context=context: in_jms(context))  # type: ignore[misc]
-            return lambda: [call() for call in calls] and None
-
-        yield one
-
-
-MODES: dict[str, Callable[[Place], Any]] = {
-    "PostgreSQL and Kafka, XA": lambda place: transactional(place, "postgres", "kafka"),
-    "PostgreSQL and Kafka, not atomic": lambda place: plain(place, "postgres", "kafka"),
-    "PostgreSQL and JMS, XA": lambda place: transactional(place, "postgres", "jms"),
-    "PostgreSQL and JMS, not atomic": lambda place: plain(place, "postgres", "jms"),
-    "PostgreSQL alone, by the manager": lambda place: transactional(place, "postgres"),
-    "Kafka alone, by the manager": lambda place: transactional(place, "kafka"),
-    "JMS alone, by the manager": lambda place: transactional(place, "jms"),
-    "PostgreSQL alone": lambda place: plain(place, "postgres"),
-    "Kafka alone": lambda place: plain(place, "kafka"),
-    "JMS alone": lambda place: plain(place, "jms"),
-}
-
-
-def measure(place: Place, mode: str, threads: int, seconds: float) -> dict[str, float]:
-    """Transactions per second of all threads, and the latency of one at p50 and p99."""
-    taken_s: list[list[float]] = [[] for _ in range(threads)]
-    failures: list[BaseException] = []
-    begun_s = 0.0
-    # The first transaction of a thread opens connections, and makes topics.
-    ready = threading.Barrier(threads + 1)
-
-    def run(work: Work, took_s: list[float]) -> None:
+def by_python(services: Services, contender: str, mode: Mode, clients: Clients, name: str, options: argparse.Namespace) -> Run:
+    """Processes of `bench.xa_load`, which begin to count at the same moment."""
+    load = Load(
+        mode.name, contender == PYTHON, clients.threads, options.seconds, BODY_BYTES, services.postgres.conninfo, services.bascule.kafka,
+        services.bascule.url, name, str(services.directory / f"{name}.xalog"),
+    )  # fmt: skip
+    command = [sys.executable, "-m", "bench.xa_load", json.dumps(dataclasses.asdict(load))]
+    taken_ms: list[float] = []
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(clients.processes)
+        ]
         try:
-            work()
-            ready.wait()
-            ready.wait()
-            while (start_s := time.monotonic()) < begun_s + seconds:
-                work()
-                if start_s >= begun_s:
-                    took_s.append(time.monotonic() - start_s)
-        except BaseException as error:
-            failures.append(error)
-            ready.abort()
-
-    with MODES[mode](place) as make:
-        running = [threading.Thread(target=run, args=(make(), each)) for each in taken_s]
-        for thread in running:
-            thread.start()
-        with suppress(threading.BrokenBarrierError):
-            ready.wait()
-            begun_s = time.monotonic() + WARM_UP_S
-            ready.wait()
-        for thread in running:
-            thread.join()
-    if failures:
-        raise failures[0]
-    all_s = sorted(one for each in taken_s for one in each)
-    return {
-        "per_s": len(all_s) / seconds,
-        "p50_ms": 1000 * statistics.median(all_s),
-        "p99_ms": 1000 * all_s[int(len(all_s) * 0.99)],
-    }
+            ready = [each.stdout is not None and each.stdout.readline() for each in processes]
+            from_s = time.monotonic() + options.warm_up
+            for each in processes:  # all of them begin before the first one is waited for
+                if each.stdin is not None:
+                    each.stdin.write(f"{from_s}\n")
+                    each.stdin.flush()
+            answers = [each.communicate(timeout=options.warm_up + options.seconds + BEYOND_S)[0] for each in processes]
+        except subprocess.TimeoutExpired:
+            return {"failures": 1}
+        finally:
+            for each in processes:
+                each.kill()
+        failures = sum(said != "ready\n" or each.returncode != 0 for said, each in zip(ready, processes, strict=True))
+        if failures:
+            return {"failures": failures}
+        for answer in answers:
+            taken_ms += json.loads(answer)
+    return figures(taken_ms, options.seconds)
 
 
-def table(results: dict[str, dict[int, list[dict[str, float]]]]) -> str:
-    """Medians of all rounds, a line for each mode and number of threads."""
-    lines = ["| | threads | transactions/s | p50 ms | p99 ms |", "| --- | --- | --- | --- | --- |"]
-    for mode, by_threads in results.items():
-        for threads, runs in by_threads.items():
-            middle = {key: statistics.median(run[key] for run in runs) for key in ("per_s", "p50_ms", "p99_ms")}
-            lines.append(f"| {mode} | {threads} | {middle['per_s']:,.0f} | {middle['p50_ms']:.1f} | {middle['p99_ms']:.1f} |")
-    return "\n".join(lines)
+def versions(postgres: EmbeddedPostgres) -> dict[str, str]:
+    """What has been measured."""
+    found = {name: _pinned(*where) for name, where in PINNED.items()}
+    found |= {"Artemis": _pinned("artemis-client", "artemis-jakarta-client"), "Java": str(find_jdk().version)}
+    with psycopg.connect(postgres.conninfo) as database:
+        row = database.execute("SHOW server_version").fetchone()
+    return {**found, "PostgreSQL": str(row and row[0]), "psycopg": psycopg.__version__}
 
 
-def main() -> int:
-    """Measure all modes in turns."""
+def _pinned(jars: str, artifact: str) -> str:
+    return next(version for _, name, version, *_ in (jar.coordinates.split(":") for jar in jar_sets()[jars]) if name == artifact)
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, action="append")
-    options = parser.parse_args()
-    threads = options.threads or [1, 8]
-    results: dict[str, dict[int, list[dict[str, float]]]] = {mode: {each: [] for each in threads} for mode in MODES}
-    with tempfile.TemporaryDirectory(prefix="bascule-bench-") as name, tempfile.TemporaryDirectory(prefix="bascule-bench-") as data:
-        Path(data).chmod(0o755)  # PostgreSQL does not run as root
-        with BasculeUp(Path(name)) as broker, EmbeddedPostgres(Path(data, "postgres")) as postgres:
-            with psycopg.connect(postgres.conninfo, autocommit=True) as database:
-                database.execute("CREATE TABLE payments (id bigserial PRIMARY KEY, body text)")
-            place = Place(postgres.conninfo, {"bootstrap.servers": broker.kafka}, broker.url, Path(name))
-            Topics(place.kafka).create(TOPIC, 1, {})
-            for number in range(options.rounds):
-                for mode in list(MODES) if number % 2 == 0 else reversed(list(MODES)):
-                    for each in threads:
-                        result = measure(place, mode, each, options.seconds)
-                        results[mode][each].append(result)
-                        print(f"{mode}, {each}: {result['per_s']:.0f}/s", file=sys.stderr)
-    content = {"machine": machine(), "options": vars(options), "results": results}
-    write_results("xa", content, table(results))
-    return 0
+    parser.add_argument("--mode", action="append", choices=[mode.name for mode in MODES], help="may be repeated (default: all)")
+    parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="may be repeated (default: all)")
+    parser.add_argument(
+        "--clients",
+        action="append",
+        help=f"PROCESSESxTHREADS, may be repeated (default: {', '.join(DEFAULT_CLIENTS)}); Java has threads only",
+    )
+    parser.add_argument("--seconds", type=float, default=5, help="measured (default: 5)")
+    parser.add_argument("--warm-up", type=float, default=2, help="seconds before, which do not count (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each (default: 3)")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure in turns; the exit code says whether any client has failed."""
+    options = arguments(given)
+    modes = [mode for mode in MODES if not options.mode or mode.name in options.mode]
+    clients = [Clients(*map(int, each.split("x"))) for each in options.clients or DEFAULT_CLIENTS]
+    chosen = [each for each in CONTENDERS if not options.contender or each in options.contender]
+    turns = [(mode, who, each) for mode in modes for each in clients for who in chosen if runs(who, mode, each)]
+    results: dict[tuple[str, str, Clients], list[Run]] = {(mode.name, who, each): [] for mode, who, each in turns}
+    with ExitStack() as stack:
+        directory, data = (Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bascule-bench-"))) for _ in range(2))
+        data.chmod(0o755)  # PostgreSQL does not run as root
+        bascule = stack.enter_context(BasculeUp(directory / "bascule"))
+        artemis = stack.enter_context(Artemis(directory / "artemis")) if PEER in chosen else None
+        services = Services(bascule, artemis, stack.enter_context(EmbeddedPostgres(data / "postgres")), directory)
+        with psycopg.connect(services.postgres.conninfo, autocommit=True) as database:
+            database.execute("CREATE TABLE payments (id bigserial PRIMARY KEY, body text)")
+        Topics({"bootstrap.servers": bascule.kafka}).create(TOPIC, 1, {})
+        if {JAVA, PEER} & set(chosen):
+            xa_java.compiled()
+        about: dict[str, Any] = {"versions": versions(services.postgres), "flush_ms": flush_ms(directory)}
+        for number in range(options.rounds):
+            # Who goes first changes from round to round.
+            for mode, who, each in turns if number % 2 == 0 else reversed(turns):
+                result = measure(services, who, mode, each, options)
+                results[mode.name, who, each].append(result)
+                said = f"{result.get('per_s', 0):.0f}/s, {result['failures']:g} failures"
+                print(f"round {number + 1} {mode.name}, {each.title}, {who}: {said}", file=sys.stderr, flush=True)
+        durability = [BasculeUp.durability, *([artemis.durability] if artemis else [])]
+    write(options, about, durability, results, chosen)
+    return int(any(run["failures"] for runs_of in results.values() for run in runs_of))
+
+
+def write(
+    options: argparse.Namespace,
+    about: dict[str, Any],
+    durability: list[str],
+    results: dict[tuple[str, str, Clients], list[Run]],
+    chosen: list[str],
+) -> None:
+    """Write the results, for programs and for people."""
+    about |= {"machine": machine(), "options": vars(options), "durability": durability}
+    named = [{"mode": mode, "who": who, "clients": each.title, "runs": found} for (mode, who, each), found in results.items()]
+    lines = [
+        f"median (least to greatest) of {options.rounds} rounds of {options.seconds:g} s; ratio: how many times better than {PEER}",
+        f"versions: {', '.join(f'{name} {version}' for name, version in about['versions'].items())}",
+        f"machine: {about['machine']['cores']} cores, {about['machine']['cpu']}; load average at the end "
+        f"{about['machine']['load_average'][0]:.1f}; fdatasync of a write of 512 bytes {about['flush_ms']:.2f} ms",
+        *durability,
+        "PostgreSQL: fsync on. Narayana: its default log, a synced file for each transaction. Bascule's manager: a file log, synced",
+        *(f"{who}: {CONTENDERS[who]}" for who in chosen),
+    ]
+    write_results("xa", {**about, "results": named}, "\n".join([table(results), "", *(f"- {line}" for line in lines)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""The arithmetic of `bench.xa`: what a run comes to, medians and spreads of the rounds, ratios to the peer, and the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from bench.run import markdown
+from bench.xa_modes import JAVA, MODES, PEER, PYTHON, Clients
+
+#: Of one run: transactions per second of all clients, the milliseconds of one, and how many clients have failed.
+Run = Mapping[str, float]
+#: The runs of each contender, by mode and clients: one a round.
+Results = Mapping[tuple[str, str, Clients], Sequence[Run]]
+HEAD: Final = ("transaction", "clients", "who", "transactions/s", "p50 ms", "p99 ms", "ratio transactions/s", "ratio p50", "failures")
+
+
+def figures(taken_ms: Sequence[float], seconds: float) -> dict[str, float]:
+    """Return what a run comes to, of the milliseconds that each of its transactions took. Without any: only that it has failed."""
+    if not taken_ms:
+        return {"failures": 1}
+    ordered = sorted(taken_ms)
+    return {
+        "failures": 0,
+        "per_s": len(ordered) / seconds,
+        "p50_ms": ordered[int(len(ordered) * 0.5)],
+        "p99_ms": ordered[int(len(ordered) * 0.99)],
+    }
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the median, and the least and the greatest where there are several; "-" without any."""
+    if not values:
+        return "-"
+    text = f"{statistics.median(values):,.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def ratios(ours: Sequence[Run], theirs: Sequence[Run], key: str, *, more_is_better: bool) -> list[float]:
+    """Return how many times better ours are, round by round: what the machine does beside them differs between rounds.
+
+    A round in which one of the two has failed is left out.
+    """
+    found = []
+    for our, their in zip(ours, theirs, strict=False):
+        if our["failures"] or their["failures"]:
+            continue
+        above, below = (our[key], their[key]) if more_is_better else (their[key], our[key])
+        found.append(above / below)
+    return found
+
+
+def table(results: Results) -> str:
+    """Return a markdown table: a line for each contender, those of Bascule with their ratios to the peer."""
+    rows: list[Sequence[str]] = [HEAD]
+    for (mode, contender, clients), runs in results.items():
+        whole = [run for run in runs if not run["failures"]]
+        row = [next(each.title for each in MODES if each.name == mode), clients.title, contender]
+        row += [spread([run[key] for run in whole], digits) for key, digits in (("per_s", 0), ("p50_ms", 1), ("p99_ms", 1))]
+        theirs = results.get((peer_of(mode), PEER, peer_clients(clients)), ()) if contender in (PYTHON, JAVA) else ()
+        for key, more in (("per_s", True), ("p50_ms", False)):
+            found = ratios(runs, theirs, key, more_is_better=more)
+            row.append(f"**{spread(found, 2)}**" if found else "")
+        rows.append([*row, str(sum(int(run["failures"]) for run in runs))])
+    return markdown(rows)
+
+
+def peer_of(mode: str) -> str:
+    """Return the mode in which the peer does the same work; "" without one."""
+    return next(each.peer for each in MODES if each.name == mode) or ""
+
+
+def peer_clients(clients: Clients) -> Clients:
+    """Return how the peer runs as many transactions at once: it has threads where Python has processes."""
+    return Clients(1, clients.processes * clients.threads)

@@ -1,0 +1,95 @@
+package bascule.load;
+
+import com.arjuna.ats.arjuna.common.CoreEnvironmentBean;
+import com.arjuna.ats.arjuna.common.ObjectStoreEnvironmentBean;
+import com.arjuna.common.internal.util.propertyservice.BeanPopulator;
+import jakarta.jms.Connection;
+import jakarta.jms.JMSException;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.Session;
+import jakarta.jms.XAConnection;
+import jakarta.transaction.TransactionManager;
+import java.io.PrintStream;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.Locale;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Transactions of Narayana over JMS and PostgreSQL, at full speed, each thread with connections of its own.
+ *
+ * <pre>TransactionLoad --broker artemis|bascule --url URL --jdbc URL --log DIRECTORY --resources jms,postgres --receive true|false
+ *     --queue NAME --seeds 0 --size 200 --threads 1 --warmup-s 2 --seconds 5</pre>
+ *
+ * A transaction receives a message of the queue (with --receive), inserts a row, and sends a message to the queue. The queue begins with
+ * --seeds messages. One JSON line at the end: transactions per second, and the latency of one.
+ */
+public final class TransactionLoad {
+    private static final String NODE = "load";
+    private static final PrintStream OUTPUT = System.out;
+
+    private TransactionLoad() {}
+
+    public static void main(String[] arguments) throws Exception {
+        System.setOut(System.err); // libraries write there
+        Options options = new Options(arguments);
+        TransactionManager manager = narayana(options.text("log"));
+        int threads = options.number("threads");
+        CyclicBarrier ready = new CyclicBarrier(threads + 1);
+        List<Worker> workers = new ArrayList<>();
+        for (int i = 0; i < threads; i++) {
+            workers.add(new Worker(options, manager, ready));
+        }
+        seed(options); // now that each has its consumer: a client may prefetch all that there is
+        workers.forEach(Worker::start);
+        ready.await();
+        long from = System.nanoTime() + options.nanos("warmup-s");
+        workers.forEach(each -> each.endAt(from + options.nanos("seconds")));
+        for (Worker each : workers) {
+            each.join();
+        }
+        report(workers, from, options.nanos("seconds"));
+        // Open connections are dropped: closing them is not what is measured. Narayana has threads that are no daemons.
+        System.exit(workers.stream().anyMatch(each -> each.failure() != null) ? 1 : 0);
+    }
+
+    /** Starts Narayana with its defaults: a file for each transaction, which is synced. */
+    private static TransactionManager narayana(String directory) throws Exception {
+        BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class).setNodeIdentifier(NODE);
+        for (String store : new String[] {null, "communicationStore", "stateStore"}) {
+            BeanPopulator.getNamedInstance(ObjectStoreEnvironmentBean.class, store).setObjectStoreDir(directory);
+        }
+        return com.arjuna.ats.jta.TransactionManager.transactionManager();
+    }
+
+    private static void seed(Options options) throws JMSException {
+        int seeds = options.number("seeds");
+        if (seeds == 0) {
+            return;
+        }
+        try (XAConnection connection = options.connectionFactory().createXAConnection()) {
+            Connection plain = connection; // its sessions commit for themselves
+            Session session = plain.createSession(true, Session.SESSION_TRANSACTED);
+            MessageProducer producer = session.createProducer(session.createQueue(options.text("queue")));
+            for (int i = 0; i < seeds; i++) {
+                producer.send(session.createTextMessage(options.body()));
+            }
+            session.commit();
+        }
+    }
+
+    private static void report(List<Worker> workers, long from, long spanNanos) {
+        List<Long> taken = new ArrayList<>();
+        workers.forEach(each -> each.collect(from, taken));
+        Collections.sort(taken);
+        long failures = workers.stream().filter(each -> each.failure() != null).count();
+        OUTPUT.printf(Locale.ROOT, "{\"failures\":%d,\"per_s\":%.2f,\"p50_ms\":%.3f,\"p99_ms\":%.3f}%n",
+            failures, taken.size() / (spanNanos / 1e9), quantileMs(taken, 0.5), quantileMs(taken, 0.99));
+    }
+
+    private static double quantileMs(List<Long> sorted, double share) {
+        return sorted.isEmpty() ? 0 : sorted.get((int) (sorted.size() * share)) / (double) TimeUnit.MILLISECONDS.toNanos(1);
+    }
+}
