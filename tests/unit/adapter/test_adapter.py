@@ -44,16 +44,20 @@ class Activations:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: str = "") -> None:
         self.said: list[str] = []
 
-        def start(activation: Any) -> None:
+        def prepare(activation: Any) -> None:
             if activation.spec.group == fails:
                 raise Unavailable("no Kafka")
-            self.said.append(f"start {activation.spec.group}")
+            self.said.append(f"prepare {activation.spec.group}")
+
+        def consume(activation: Any) -> None:
+            self.said.append(f"consume {activation.spec.group}")
 
         def stop(activation: Any, _drain_s: float) -> list[str]:
             self.said.append(f"stop {activation.spec.group}")
             return [f"{activation.spec.group}-1"]
 
-        monkeypatch.setattr(Activation, "start", start)
+        monkeypatch.setattr(Activation, "prepare", prepare)
+        monkeypatch.setattr(Activation, "consume", consume)
         monkeypatch.setattr(Activation, "stop", stop)
 
 
@@ -67,13 +71,13 @@ def adapter(*groups: str) -> ResourceAdapter:
 def test_endpoints_start_and_stop_with_their_adapter_and_threads_left_behind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     activations = Activations(monkeypatch)
     with adapter("shop", "store") as made:
-        assert activations.said == ["start shop", "start store"]
+        assert activations.said == ["prepare shop", "prepare store", "consume shop", "consume store"]
         late = made.activate(ActivationSpec(topics=("orders",), group="late"), lambda _: None)
-        assert activations.said[-1] == "start late"
+        assert activations.said[-2:] == ["prepare late", "consume late"]
         assert made.deactivate(late) == ["late-1"]
         assert [status.group for status in made.status()] == ["shop", "store"]
         assert sorted(made.stop()) == ["shop-1", "store-1"]
-    assert sorted(activations.said[4:6]) == ["stop shop", "stop store"]
+    assert sorted(activations.said[7:9]) == ["stop shop", "stop store"]
 
 
 def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +85,7 @@ def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPat
     made = adapter("shop", "store")
     with pytest.raises(Unavailable, match="no Kafka"):
         made.start()
-    assert activations.said == ["start shop", "stop shop"]
+    assert activations.said == ["prepare shop", "stop shop"]
     assert made.deactivate(made._activations[0]) == []
 
 
@@ -97,4 +101,4 @@ def test_program_ends_with_an_error_when_an_endpoint_does_not_run_any_more(monke
     made._activations[0]._fail(ValueError("broken"))
     with pytest.raises(Unavailable, match="shop stands still: broken"):
         made.run()
-    assert activations.said == ["start shop", "stop shop"]
+    assert activations.said == ["prepare shop", "consume shop", "stop shop"]

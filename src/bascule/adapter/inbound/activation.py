@@ -131,11 +131,23 @@ class Activation:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Returns when it has asked the group for partitions. May follow a ``stop``; the counts go on.
+        """Prepare and consume. May follow a ``stop``; the counts go on. Raises what ``prepare`` and ``consume`` raise."""
+        self.prepare()
+        try:
+            self.consume()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def prepare(self) -> None:
+        """Read the inbound log, and join the worker pool. No record is taken before ``consume``. The caller must call ``stop``.
+
+        Endpoints that share a pool must all have joined it before the first of them consumes: an endpoint that is alone in a pool may have
+        all of its threads.
 
         Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput (also if its worker pool has no
         thread for it), UnsafeTopic (the group's own topics), ResourceFailed and LogUnreadable (its inbound log), OutOfOrder (manager not
-        open).
+        open). If it raises, there is nothing to stop.
         """
         if self._stopping.is_set():
             if left := [each.name for each in self._threads if each.is_alive()]:
@@ -149,16 +161,14 @@ class Activation:
         self._look_for_sources()
         self._log.recover()
         self._workers.start()
-        try:
-            consumer = GroupConsumer(
-                self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
-                # What failed before anybody had read this topic is in it.
-                whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
-            )  # fmt: skip
-        except BaseException:
-            self._workers.stop(0.0)
-            self._anew()
-            raise
+
+    def consume(self) -> None:
+        """Take records: return when the group was asked for partitions. Call it once after ``prepare``. Raises Unavailable."""
+        consumer = GroupConsumer(
+            self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
+            # What failed before anybody had read this topic is in it.
+            whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
+        )  # fmt: skip
         for name, target in (("inbound", partial(self._poll, consumer)), ("housekeeping", self._housekeep)):
             self._threads.append(lasting_thread(target, f"bascule-{name}-{self.spec.group}", on_failure=self._fail))
             self._threads[-1].start()

@@ -58,11 +58,18 @@ class ResourceAdapter:
         return activation.stop(drain_s) if self._started else []
 
     def start(self) -> None:
-        """All of them are active; also after a ``stop``. Raises what ``Activation.start`` does; then none is."""
+        """All of them are active; also after a ``stop``. Raises what ``Activation.start`` does; then none is.
+
+        The endpoints join their worker pools before the first of them takes a record, so that each finds a thread.
+        """
         with ExitStack() as undo:
+            prepared = []
             for activation in self._activations:
-                activation.start()
+                activation.prepare()
                 undo.callback(activation.stop, 0.0)
+                prepared.append(activation)
+            for activation in prepared:
+                activation.consume()
             undo.pop_all()
         self._started = True
 
