@@ -10,7 +10,7 @@ from bascule.client.destination import Queue
 from bascule.client.errors import ConnectionLost, Refused
 from bascule.client.links import ConsumerState, SessionTransaction, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext, refused
-from bascule.client.message import Message
+from bascule.client.message import Message, SendOptions
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
@@ -71,10 +71,15 @@ class BranchSession:
         self.context.rollback()
         self.end()
 
-    def ask(self, request: Message) -> Message:
-        """The broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not."""
+    def ask(self, request: Message, *, begins_next: bool = False) -> Message:
+        """The broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not.
+
+        ``begins_next``: the request ends the transaction that was handed over, and the next one is declared behind it.
+        """
+        control = self.control
+        behind = self.context._session.declare_ahead if begins_next else None
         try:
-            return self.control.request(MANAGEMENT, request)
+            return control._run(control._session.request(MANAGEMENT, request, SendOptions(), control._until(None), behind))
         except Refused as error:
             try:
                 self.check()

@@ -219,6 +219,11 @@ class SenderState(ClientLink):
         """Whether nothing is on its way, or is about to be."""
         return not self.queue and not self.sent and not self.waiting
 
+    def holds_back(self, transaction: SessionTransaction) -> bool:
+        """Whether a message of a transaction waits for credit, for the socket, or for the broker's window with some of its frames."""
+        unwritten = [*self.queue, *self.sent] if self.link is not None and self.link.sending else self.queue
+        return any(each.transaction is transaction for each in unwritten)
+
     def put(self, sending: PendingSend) -> None:
         """Send a message as soon as credit allows."""
         self.session.unanswered += 1

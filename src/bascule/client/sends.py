@@ -34,6 +34,8 @@ class SendCompletion(NamedTuple):
     on_done: OnDone | None = None
     #: Gets the error of the message before ``flush`` returns.
     refusals: list[BasculeError] | None = None
+    #: Called when the message is on its way: what it sends, on whatever session of the connection, goes behind the message.
+    behind: Callable[[], None] | None = None
 
 
 AT_ITS_END: Final = SendCompletion()
@@ -90,6 +92,8 @@ class Sends(Transactions):
         sending = PendingSend(message, data, sender, transaction)
         sending.on_done, sending.refusals = completion.on_done, completion.refusals
         sender.put(sending)
+        if completion.behind is not None:
+            completion.behind()
         return sending
 
     def _await_answer(self, sending: PendingSend, until_s: float) -> Operation[None]:

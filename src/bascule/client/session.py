@@ -13,7 +13,7 @@ from bascule.client.errors import ConnectionLost, IllegalState, TimedOut, Transa
 from bascule.client.links import FAILED, UNDELIVERABLE, ConsumerState, ReceivedDelivery, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
-from bascule.client.sends import Sends, now_ms
+from bascule.client.sends import SendCompletion, Sends, now_ms
 from bascule.client.session_links import Acknowledge
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
@@ -63,8 +63,18 @@ class ClientSession(Sends):
 
     # --- requests ----------------------------------------------------------------------------------------------------------------
 
-    def request(self, destination: Destination, content: Message | Body, options: SendOptions, until_s: float) -> Operation[Message]:
-        """Send a message with a temporary queue to answer to, and return the answer. Raises TimedOut, ConnectionLost."""
+    def request(
+        self,
+        destination: Destination,
+        content: Message | Body,
+        options: SendOptions,
+        until_s: float,
+        behind: Callable[[], None] | None = None,
+    ) -> Operation[Message]:
+        """Send a message with a temporary queue to answer to, and return the answer. Raises TimedOut, ConnectionLost.
+
+        For ``behind`` see SendCompletion.
+        """
         if self.transaction is not None:
             raise IllegalState("a request in a transaction is not sent before the commit: nobody can answer it")
         answers = yield from self._answers(until_s)
@@ -77,7 +87,7 @@ class ClientSession(Sends):
             return asked.answer is not None or answers.available or self._ended(answers) or self.core.generation != generation
 
         try:
-            yield from self.send(destination, asked.message, options, until_s)
+            yield from self.send(destination, asked.message, options, until_s, SendCompletion(behind=behind))
             while asked.answer is None:
                 came = yield Wait(over, until_s)
                 self._hand_out(answers)

@@ -129,9 +129,15 @@ class Transactions(SessionLinks):
         self._next_transaction()
         transaction.check()
         self.engine.flush_settled()
+        return transaction
+
+    def declare_ahead(self) -> None:
+        """Ask for the next transaction, so that its first message need not wait for the answer.
+
+        The caller has handed the last one over, and has sent the request that ends it: a user may have a limited number of transactions.
+        """
         if self.coordinator is not None and self.coordinator.usable:
             self.coordinator.declare_ahead()
-        return transaction
 
     def refusal(self, transaction: SessionTransaction, until_s: float) -> Operation[BasculeError | None]:
         """Wait for the answers to all messages of a transaction that was handed over. Return why one was not taken, or None.
@@ -148,7 +154,7 @@ class Transactions(SessionLinks):
         """
 
         def taken() -> bool:
-            waits = transaction.unanswered if answered else self._queued(transaction)
+            waits = transaction.unanswered if answered else self._held_back(transaction)
             return not (transaction.sending or waits) or transaction.lost
 
         yield from self.core.until(taken, what, until_s)
@@ -159,11 +165,9 @@ class Transactions(SessionLinks):
             refused = transaction.refused
             raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused) from refused
 
-    def _queued(self, transaction: SessionTransaction) -> bool:
-        """Whether a message of the transaction waits for credit, or for the socket."""
-        return transaction.unanswered > 0 and any(
-            each.transaction is transaction for sender in self.senders.values() for each in sender.queue
-        )
+    def _held_back(self, transaction: SessionTransaction) -> bool:
+        """Whether something of a message of the transaction would be written behind what is sent now."""
+        return transaction.unanswered > 0 and any(sender.holds_back(transaction) for sender in self.senders.values())
 
     def set_aside(self, until_s: float) -> Operation[None]:
         """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""

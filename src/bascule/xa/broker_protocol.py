@@ -29,12 +29,13 @@ OPERATIONS = {COMMITTED: "commit", ROLLED_BACK: "rollback"}
 #: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
 ASK_AGAIN_S = 0.05
 SETTLE_S = 30.0
+_ROLLBACKS = frozenset(code for code in Code if code.name.startswith("XA_RB"))
 #: What the broker answers, by its ``xaCode``; XA_RB* and XA_HEUR* aside.
 ERRORS: dict[Code, type[XaError]] = {
     Code.XAER_NOTA: UnknownXid,
     Code.XAER_DUPID: DuplicateXid,
     Code.XA_RETRY: RetryLater,
-    **dict.fromkeys((code for code in Code if code.name.startswith("XA_RB")), BranchRolledBack),
+    **dict.fromkeys(_ROLLBACKS, BranchRolledBack),
     **dict.fromkeys((code for code in Code if code.name.startswith("XA_HEUR")), BranchHeuristic),
 }
 
@@ -90,6 +91,25 @@ def checked(reply: Reply) -> int:
         raise ResourceError(f"the broker answered {reply.status} {reply.description}: it knows no branches")
     error = ERRORS.get(Code(reply.code), ResourceError)(reply.description, Code(reply.code))
     raise _Known(str(error), reply.outcome) if reply.outcome else error
+
+
+def is_rolled_back(reply: Reply) -> bool:
+    """Return whether the broker has answered that it has rolled the branch back."""
+    return reply.code in _ROLLBACKS
+
+
+def check_gone(reply: Reply, xid: Xid) -> None:
+    """Check the answer to the rollback of a branch that nobody has decided about. Somebody else may have rolled it back meanwhile.
+
+    Raises BranchHeuristic if the branch has been committed, XaError if it may still be there.
+    """
+    try:
+        checked(reply)
+    except _Known as known:
+        if known.outcome == COMMITTED:
+            raise BranchHeuristic(f"{xid} has been committed at the broker, against the decision", Code.XA_HEURCOM) from known
+    except UnknownXid:
+        return
 
 
 async def prepare(calls: BrokerCalls, xid: Xid) -> Vote:

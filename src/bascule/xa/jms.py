@@ -23,7 +23,7 @@ from bascule.core.xid import Xid
 from bascule.xa import broker_protocol
 from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
-from bascule.xa.errors import XA_OK, BranchRolledBack, ResourceError, ResourceFailed, XaError
+from bascule.xa.errors import XA_OK, XA_RDONLY, BranchRolledBack, ResourceError, ResourceFailed, XaError
 from bascule.xa.forks import abandon, register_for_forks
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
 
@@ -222,12 +222,14 @@ class JmsResource:
             transaction = workplace.hand_over(answered=not prepares)
             if transaction is None or transaction.id is None:
                 return None
-            reply = self._heard(workplace.ask(_request(operation, **_fields(xid), txnId=transaction.id.hex(), **_since(since))))
-            if prepares and (refused := workplace.refusal(transaction)) is not None:
-                if reply.code == XA_OK:
-                    broker_protocol.checked(self._heard(workplace.ask(_request("rollback", **_fields(xid)))))
-                raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused)
-            return reply
+            request = _request(operation, **_fields(xid), txnId=transaction.id.hex(), **_since(since))
+            reply = self._heard(workplace.ask(request, begins_next=self._idle_max > 0))
+            refused = workplace.refusal(transaction) if prepares else None
+            if refused is None or not (reply.code in (XA_OK, XA_RDONLY) or broker_protocol.is_rolled_back(reply)):
+                return reply
+            if reply.code == XA_OK:
+                broker_protocol.check_gone(self._heard(workplace.ask(_request("rollback", **_fields(xid)))), xid)
+            raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused)
 
     def _over(self, xid: Xid, *, reusable: bool = True) -> None:
         self._branches.move(xid, BranchState.NONE)

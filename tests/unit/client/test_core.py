@@ -10,6 +10,7 @@ import pytest
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
+from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
 from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
@@ -30,13 +31,17 @@ T = TypeVar("T")
 class Wired:
     """A connection that reconnects, and the broker's end of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.bodies: list[Any] = []
         self.core = Core(ConnectionSettings(reconnects=True), lambda: 0.0)
-        self.broker = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}))
+        self._limits = limits
+        self.broker = self._broker()
+
+    def _broker(self) -> Connection:
+        return Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}), limits=self._limits)
 
     def connect(self) -> None:
-        self.broker = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}))
+        self.broker = self._broker()
         self.core.begin(Endpoint("host", 5672, False))
         while not self.core.up:
             self.to_broker()
@@ -135,8 +140,8 @@ def finish(operation: Operation[T], wait: Wait) -> T:
         return result
 
 
-def session_of(wired: Wired) -> ClientSession:
-    session = ClientSession(wired.core, Acknowledge.AUTO)
+def session_of(wired: Wired, mode: Acknowledge = Acknowledge.AUTO) -> ClientSession:
+    session = ClientSession(wired.core, mode)
     wired.core.sessions.append(session)
     wired.connect()
     wired.serve()
@@ -300,3 +305,53 @@ def test_a_listener_leaves_a_lost_transaction_to_the_block_of_another_task() -> 
     with pytest.raises(TransactionRolledBack):
         list(session.end(block, 5.0, failed=False))
     assert wait.condition()
+
+
+# --- transactions that somebody else ends ----------------------------------------------------------------------------------------
+
+
+def served(wired: Wired, operation: Operation[T]) -> T:
+    """What an operation gives while the broker serves; what it does last is not carried."""
+    try:
+        wait = next(operation)
+        while True:
+            wired.serve()
+            assert wait.condition()
+            wait = operation.send(True)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def test_transaction_is_handed_over_when_all_frames_of_its_messages_are_written() -> None:
+    wired = Wired(ConnectionLimits(incoming_window_frames=4))
+    session = session_of(wired, Acknowledge.TRANSACTED)
+    large = "x" * 10 * DELIVERY_FRAME_SIZE_BYTES_MAX
+    served(wired, session.send(Queue("q"), large, SendOptions(), 5.0))
+    handing_over = session.hand_over(5.0, answered=False)
+    wait = next(handing_over)  # a request on another session would go ahead of the last frames
+    assert not wait.condition()
+    while not wired.bodies:
+        wired.to_broker()
+        wired.core.receive(wired.broker.data_to_send(), 0.0)
+    transaction = finish(handing_over, wait)
+    assert transaction is not None
+    assert served(wired, session.refusal(transaction, 5.0)) is None
+    assert wired.bodies == [large]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_transaction_that_was_declared_ahead_is_declared_anew_after_a_reconnect(*, answered: bool) -> None:
+    wired = Wired()
+    session = session_of(wired, Acknowledge.TRANSACTED)
+    served(wired, session.send(Queue("q"), "one", SendOptions(), 5.0))
+    assert served(wired, session.hand_over(5.0, answered=True)) is not None
+    session.declare_ahead()
+    if answered:
+        wired.serve()
+    wired.lose()
+    session.declare_ahead()  # there is no link to do so
+    wired.connect()
+    served(wired, session.send(Queue("q"), "two", SendOptions(), 5.0))
+    served(wired, session.commit(5.0))
+    assert wired.bodies == ["one", "two"]

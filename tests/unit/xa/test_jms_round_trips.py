@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import NOT_FOUND, AmqpError
+from bascule.amqp.errors import NOT_FOUND, RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import DeclareReceived, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected, TransactionalState
 from bascule.client import Queue
 from bascule.client.message import Message, encode
 from bascule.jms.message import JmsMessage
-from bascule.xa.errors import XA_OK, BranchRolledBack
+from bascule.xa.errors import XA_OK, XA_RDONLY, BranchHeuristic, BranchRolledBack, Code, ResourceError, XaError
 from bascule.xa.jms import JmsResource
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid, branch, new_gtrid
 from tests.unit.client.server import server, serving
 
+REFUSED = Rejected(Error(NOT_FOUND, "no such queue"))
 ORDERS, GO = Queue("orders"), Queue("go")
 WAIT_S = 60.0
 #: What the server hears.
@@ -33,9 +34,15 @@ DECLARE, MESSAGE = "declare", "message"
 class Late:
     """A broker that answers the messages of a transaction no earlier than a request about it."""
 
-    def __init__(self, outcome: Any = ACCEPTED, *, detaches: bool = False) -> None:
-        """``outcome`` is that of each message; ``detaches``: the link of the messages ends instead, as one does that is not allowed."""
+    def __init__(
+        self, outcome: Any = ACCEPTED, *, detaches: bool = False, prepare: int = XA_OK, rollback: tuple[int, str | None] = (XA_OK, None)
+    ) -> None:
+        """``outcome`` is that of each message; ``detaches``: the link of the messages ends instead, as one does that is not allowed.
+
+        ``prepare`` is the xaCode of each prepare, ``rollback`` the xaCode and the outcome that answer a rollback.
+        """
         self.heard: list[str] = []
+        self._says = {"prepare": (prepare, None), "rollback": rollback}
         self._outcome = outcome
         self._detaches = detaches
         self._messages: list[Transferred] = []
@@ -61,7 +68,9 @@ class Late:
     def _answer(self, link: SenderLink, request: JmsMessage) -> None:
         operation = str(request.properties["operation"])
         self.heard.append(operation)
-        answer = Message(correlation_id=request.message_id, properties={"xaCode": XA_OK, "statusCode": 200})
+        code, outcome = self._says.get(operation, (XA_OK, None))
+        properties: dict[str, Any] = {"xaCode": int(code), "statusCode": 200} | ({} if outcome is None else {"outcome": outcome})
+        answer = Message(correlation_id=request.message_id, properties=properties)
         if operation == "commit" and "txnId" in request.properties:
             assert self._messages == []  # a commit in one phase cannot be undone
         else:
@@ -79,8 +88,8 @@ class Late:
 
 
 @contextmanager
-def resource_of(broker: Late) -> Iterator[JmsResource]:
-    with server(broker) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=WAIT_S)) as resource:
+def resource_of(broker: Late, **options: Any) -> Iterator[JmsResource]:
+    with server(broker) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=WAIT_S, **options)) as resource:
         yield resource
 
 
@@ -104,7 +113,8 @@ def test_next_transaction_is_declared_with_the_prepare_of_the_one_before() -> No
     with resource_of(broker) as resource:
         for _ in range(3):
             resource.prepare(ended_branch(resource))
-    assert broker.heard == [DECLARE, *[MESSAGE, DECLARE, "prepare"] * 3]
+    # Behind the prepare: a user may have a limited number of transactions.
+    assert broker.heard == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
 
 
 def test_next_transaction_is_declared_with_a_commit_in_one_phase() -> None:
@@ -117,13 +127,13 @@ def test_next_transaction_is_declared_with_a_commit_in_one_phase() -> None:
     with resource_of(broker) as resource:
         for _ in range(2):
             resource.commit(ended_branch(resource), one_phase=True)
-    assert broker.heard == [DECLARE, *[MESSAGE, DECLARE, "commit"] * 2]
+    assert broker.heard == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
 
 
 @pytest.mark.parametrize("detaches", [False, True])
 def test_branch_is_rolled_back_if_a_message_is_refused_and_the_broker_has_prepared_it(*, detaches: bool) -> None:
     """As a broker does that has ended the link of the message while the message was on its way."""
-    broker = Late(Rejected(Error(NOT_FOUND, "no such queue")), detaches=detaches)
+    broker = Late(REFUSED, detaches=detaches)
     with resource_of(broker) as resource:
         xid = ended_branch(resource)
         with pytest.raises(BranchRolledBack, match="no such queue"):
@@ -140,4 +150,56 @@ def test_commit_in_one_phase_waits_until_the_broker_has_taken_the_messages() -> 
         with resource.context() as other:
             other.send(GO, "answer the messages")
         committing.result(WAIT_S)
-    assert broker.heard == [DECLARE, MESSAGE, "go", DECLARE, "commit"]
+    assert broker.heard == [DECLARE, MESSAGE, "go", "commit", DECLARE]
+
+
+def test_resource_that_keeps_no_session_begins_no_transaction_ahead() -> None:
+    broker = Late()
+    with resource_of(broker, idle_max=0) as resource:
+        resource.prepare(ended_branch(resource))
+    assert broker.heard == [DECLARE, MESSAGE, "prepare"]
+
+
+def test_transaction_that_was_refused_ahead_is_asked_for_again() -> None:
+    """The limit of a user was reached then."""
+
+    class Limited(Late):
+        def __call__(self, connection: Connection, event: Any) -> None:
+            if isinstance(event, DeclareReceived) and self.heard.count(DECLARE) == 1:
+                self.heard.append(DECLARE)
+                event.link.settle(event.delivery_id, Rejected(Error(RESOURCE_LIMIT_EXCEEDED, "too many")))
+            else:
+                super().__call__(connection, event)
+
+    broker = Limited()
+    with resource_of(broker) as resource:
+        for _ in range(2):
+            assert resource.prepare(ended_branch(resource)) is Vote.YES
+    assert broker.heard == [DECLARE, MESSAGE, "prepare", DECLARE, DECLARE, MESSAGE, "prepare", DECLARE]
+
+
+@pytest.mark.parametrize("outcome", [None, "rolled-back"])
+def test_branch_with_a_refused_message_that_somebody_else_has_rolled_back_meanwhile_is_rolled_back(outcome: str | None) -> None:
+    broker = Late(REFUSED, rollback=(Code.XAER_NOTA, outcome))
+    with resource_of(broker) as resource, pytest.raises(BranchRolledBack, match="no such queue"):
+        resource.prepare(ended_branch(resource))
+    assert broker.heard[-1] == "rollback"
+
+
+def test_branch_with_a_refused_message_that_somebody_else_has_committed_meanwhile_is_heuristic() -> None:
+    broker = Late(REFUSED, rollback=(Code.XAER_NOTA, "committed"))
+    with resource_of(broker) as resource, pytest.raises(BranchHeuristic) as caught:
+        resource.prepare(ended_branch(resource))
+    assert caught.value.xa_code is Code.XA_HEURCOM
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(XA_RDONLY, BranchRolledBack), (Code.XA_RBROLLBACK, BranchRolledBack), (Code.XAER_RMERR, ResourceError)]
+)
+def test_branch_with_a_refused_message_is_told_as_rolled_back_where_the_broker_has_none(code: int, error: type[XaError]) -> None:
+    """An answer that leaves the branch's state open stays an error: the manager rolls the branch back."""
+    broker = Late(REFUSED, prepare=code)
+    with resource_of(broker) as resource, pytest.raises(XaError) as caught:
+        resource.prepare(ended_branch(resource))
+    assert type(caught.value) is error
+    assert "rollback" not in broker.heard
