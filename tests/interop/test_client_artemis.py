@@ -119,7 +119,7 @@ def test_a_message_is_sent_on_with_its_types_and_a_new_id(connect: Connect, queu
 def test_delivery_delay_is_kept_or_refused(connect: Connect, queue: Queue) -> None:
     context = connect()
     if "DELAYED_DELIVERY" not in context._thread.core.offered:
-        with pytest.raises(Refused, match="does not offer delivery delay"):
+        with pytest.raises(Refused, match="does not support delivery delay"):
             context.producer(queue, delivery_delay_s=0.5).send("later")
         return
     sent = context.producer(queue, delivery_delay_s=0.5).send("later")

@@ -220,13 +220,13 @@ def test_a_temporary_queue_is_for_its_connection_and_goes_with_it(connect: Conne
     assert request is not None
     assert isinstance(request.reply_to, TemporaryQueue)
     assert request.reply_to == temporary
-    with pytest.raises(InvalidDestination, match="only the one that made it"):
+    with pytest.raises(InvalidDestination, match="only the connection that created it"):
         other.consumer(request.reply_to)
     other.send(request.reply_to, "!")
     consumer = owner.consumer(temporary)
     received = consumer.receive(SOON_S)
     assert received is not None
-    with pytest.raises(IllegalState, match="close it first"):
+    with pytest.raises(IllegalState, match="close the consumer first"):
         owner.delete(temporary)
     consumer.close()
     owner.delete(temporary)

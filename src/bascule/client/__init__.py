@@ -1,11 +1,11 @@
-"""JMS for Python: the simplified API of Jakarta Messaging 3.1 in Python's ways, blocking and for asyncio.
+"""JMS for Python: the simplified API of Jakarta Messaging 3.1, blocking and for asyncio.
 
     with connect("failover:(amqp://127.0.0.1:5672)") as context:
         context.send(Queue("orders"), Message("order 1", properties={"region": "EU"}))
         for message in context.consumer(Queue("orders")).messages(timeout_s=1):
             print(message.body)
 
-It works with Bascule and with any broker that speaks JMS over AMQP 1.0. docs/guides/python-client.md shows everything.
+The client works with Bascule and with any broker that supports JMS over AMQP 1.0. See docs/guides/python-client.md.
 """
 
 from bascule.amqp.types import Byte, Char, Float, Int, Short

@@ -1,6 +1,6 @@
-"""The asyncio face: the same contexts, producers and consumers, on the application's own loop.
+"""The asyncio API: contexts, producers and consumers that run on the application's event loop.
 
-A context belongs to the loop it was made on. Several tasks may use one; a transaction is for one task at a time.
+A context belongs to the event loop that created it. Several tasks may share a context, but only one task at a time may use its transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """What runs the operations of asyncio contexts: see ConnectionTask."""
+    """Runs the operations of asyncio contexts. ConnectionTask implements it."""
 
     @property
     def core(self) -> Core:
@@ -43,17 +43,17 @@ class Runner(Protocol):
         """Run an operation in this task."""
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing."""
+        """Call a function that does not wait."""
 
     async def stop(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 class ConnectionTask:
-    """A connection's own task, which pumps the core. Operations run in the tasks of the application."""
+    """The task of a connection. It runs the pump of the core; operations run in the tasks of the application."""
 
     def __init__(self, core: Core, plan: Plan, tls: SSLContext | None) -> None:
-        """Start it, on the running loop."""
+        """Start the task on the running event loop."""
         self.core = core
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[bool], Wait] = {}
@@ -63,7 +63,7 @@ class ConnectionTask:
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation in this task."""
         if asyncio.get_running_loop() is not self._loop:
-            raise IllegalState("this context belongs to another event loop")
+            raise IllegalState("the context belongs to another event loop; use it on the loop that created it")
         try:
             wait = next(operation)
             while True:
@@ -77,14 +77,14 @@ class ConnectionTask:
             self._stepped()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing."""
+        """Call a function that does not wait."""
         try:
             return function()
         finally:
             self._stepped()
 
     def _stepped(self) -> None:
-        """Something was done: write what is due, and wake who waits for it."""
+        """Write pending bytes and wake the waiting tasks after a step of an operation."""
         self._pump.flush()
         self._changed()
 
@@ -107,17 +107,17 @@ class ConnectionTask:
                 future.set_result(True)
 
     async def stop(self) -> None:
-        """End the task, and the socket with it."""
+        """End the task and close its socket."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
 
 
 class AsyncContext:
-    """JMSContext for asyncio: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
+    """JMSContext for asyncio: a session on a connection of its own or a shared one. Closing the last context closes the connection."""
 
     def __init__(self, task: Runner, session: ClientSession, on_exception: ExceptionListener | None) -> None:
-        """Made by ``connect_async`` and ``create_context``."""
+        """Contexts are created by ``connect_async`` and ``create_context``."""
         self._task = task
         self._session = session
         self._on_exception = on_exception
@@ -125,11 +125,11 @@ class AsyncContext:
         session.acknowledging = lambda arrived: task.call(lambda: session.acknowledge(arrived))
 
     async def __aenter__(self) -> Self:
-        """The context."""
+        """Return the context."""
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close. What went wrong before is not hidden by what closing says."""
+        """Close the context. If the block raised, errors of the close are suppressed."""
         if kind is None:
             await self.close()
         else:
@@ -138,26 +138,26 @@ class AsyncContext:
 
     @property
     def client_id(self) -> str | None:
-        """The client id, where the connection was given one."""
+        """The client id, or None if the connection has none."""
         return self._task.core.settings.client_id
 
     @property
     def acknowledge_mode(self) -> Acknowledge:
-        """When messages are acknowledged."""
+        """The acknowledgement mode."""
         return self._session.mode
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to a broker at this moment."""
+        """Whether the connection to a broker is open now."""
         return self._task.core.up
 
     async def create_context(self, acknowledge: Acknowledge = Acknowledge.AUTO, *, timeout_s: float | None = None) -> AsyncContext:
-        """Another context on this connection."""
+        """Return a new context on the same connection."""
         session = await self._run(self._task.core.open_session(acknowledge, self._until(timeout_s)))
         return AsyncContext(self._task, session, self._on_exception)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for a listener at work and for what was sent, roll back what is open, close. As Context.close."""
+        """Wait for a running listener and for pending sends, roll back open work, and close. See Context.close."""
         self._not_by_listener("close")
         try:
             await self._run(self._session.close(self._until(timeout_s)))
@@ -180,7 +180,7 @@ class AsyncContext:
         time_to_live_s: float = 0.0,
         delivery_delay_s: float = 0.0,
     ) -> AsyncProducer:
-        """A producer for one destination, or for one that each send names; the rest is for messages that do not say otherwise."""
+        """Return a producer. Without ``destination``, each send names one. The options apply to messages that do not set them."""
         return AsyncProducer(self, destination, SendOptions(persistent, priority, time_to_live_s, delivery_delay_s))
 
     async def send(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
@@ -188,11 +188,11 @@ class AsyncContext:
         return await self.producer(destination).send(content, timeout_s=timeout_s)
 
     async def request(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Send a message and return the answer to it, which comes by a temporary queue. Raises TimedOut, ConnectionLost."""
+        """Send a message and return the reply, received from a temporary queue. Raises TimedOut, ConnectionLost."""
         return await self._run(self._session.request(destination, content, SendOptions(), self._until(timeout_s)))
 
     async def reply(self, request: Message, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Answer a message that was received. Raises InvalidDestination where it does not say where to."""
+        """Reply to a received message. Raises InvalidDestination if the message has no ``reply_to``."""
         return await self.send(*request.answer(content), timeout_s=timeout_s)
 
     # --- receiving ---------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class AsyncContext:
         prefetch: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncConsumer:
-        """A consumer of a queue, or of a topic while it lives. Raises InvalidDestination, InvalidSelector, Refused."""
+        """Return a consumer of a queue, or a nondurable consumer of a topic. Raises InvalidDestination, InvalidSelector, Refused."""
         return await self._consumer(Subscription(destination, selector, no_local), None, prefetch, timeout_s)
 
     async def durable_consumer(
@@ -219,89 +219,89 @@ class AsyncContext:
         prefetch: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncConsumer:
-        """The one consumer of a durable subscription, which gathers messages while nobody is there. Needs a client id."""
+        """Return the only consumer of an unshared durable subscription, which keeps messages while it is offline. Needs a client id."""
         return await self._consumer(Subscription(topic, selector, no_local, durable=True), name, prefetch, timeout_s)
 
     async def shared_consumer(
         self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
     ) -> AsyncConsumer:
-        """One of the consumers of a subscription, which lasts while it has any."""
+        """Return a consumer of a shared subscription, which exists while it has consumers."""
         return await self._consumer(Subscription(topic, selector, shared=True), name, prefetch, timeout_s)
 
     async def shared_durable_consumer(
         self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
     ) -> AsyncConsumer:
-        """One of the consumers of a durable subscription."""
+        """Return a consumer of a shared durable subscription."""
         return await self._consumer(Subscription(topic, selector, durable=True, shared=True), name, prefetch, timeout_s)
 
     async def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> AsyncConsumer:
         return AsyncConsumer(self, await self._run(self._session.consumer(wanted, name, prefetch, self._until(timeout_s))))
 
     async def unsubscribe(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Delete a durable subscription. Raises InvalidDestination where there is none, Refused where it has a consumer."""
+        """Delete a durable subscription. Raises InvalidDestination if it does not exist, Refused if it has a consumer."""
         await self._run(self._session.unsubscribe(name, self._until(timeout_s)))
 
     async def browse(self, queue: Queue, *, selector: str = "", timeout_s: float | None = None) -> AsyncIterator[Message]:
-        """The messages that wait in a queue now, in order; they stay there."""
+        """Yield the messages that wait in a queue, in order, without removing them."""
         browser = await self._consumer(Subscription(queue, selector, browse=True), None, 0, timeout_s)
         async with browser:
             while (message := await self._run(self._session.browse(browser.state, self._until(timeout_s)))) is not None:
                 yield message
 
     async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with this connection."""
+        """Create a temporary queue, which is deleted with the connection."""
         queue = TemporaryQueue("temporary")
         await self._run(self._session.temporary(queue, self._until(timeout_s)))
         return queue
 
     async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with this connection."""
+        """Create a temporary topic, which is deleted with the connection."""
         topic = TemporaryTopic("temporary")
         await self._run(self._session.temporary(topic, self._until(timeout_s)))
         return topic
 
     async def delete(self, destination: TemporaryQueue | TemporaryTopic, *, timeout_s: float | None = None) -> None:
-        """Delete a temporary destination before its connection ends. Raises IllegalState while it has consumers."""
+        """Delete a temporary destination before its connection closes. Raises IllegalState if it has consumers."""
         await self._run(self._session.delete_temporary(destination, self._until(timeout_s)))
 
     def start(self) -> None:
-        """Hand messages over again after ``stop``."""
+        """Resume delivery after ``stop``."""
         self._task.call(self._session.start)
 
     async def stop(self, *, timeout_s: float | None = None) -> None:
-        """Hand over no messages until ``start``; returns when no listener is at work. From any task but a listener's."""
+        """Stop delivery until ``start``, and wait for a running listener. A listener must not call this."""
         self._not_by_listener("stop")
         await self._run(self._session.stop(self._until(timeout_s)))
 
     # --- acknowledging, transactions ---------------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """CLIENT, INDIVIDUAL: acknowledge every message received so far."""
+        """Acknowledge all messages received so far, in mode CLIENT or INDIVIDUAL."""
         self._task.call(self._session.acknowledge)
 
     async def recover(self, *, timeout_s: float | None = None) -> None:
-        """Have every message that was received and not acknowledged delivered again, marked as redelivered."""
+        """Redeliver all received messages that are not acknowledged, marked as redelivered."""
         await self._run(self._session.recover(self._until(timeout_s)))
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
-        """Commit what was sent and received. Raises TransactionRolledBack, TransactionInDoubt."""
+        """Commit the messages sent and received. Raises TransactionRolledBack, TransactionInDoubt."""
         await self._run(self._session.commit(self._until(timeout_s)))
 
     async def rollback(self, *, timeout_s: float | None = None) -> None:
-        """Undo what was sent and received; what was received comes again."""
+        """Roll back the messages sent and received; the received messages are redelivered."""
         await self._run(self._session.rollback(self._until(timeout_s)))
 
     @asynccontextmanager
     async def transaction(self, *, timeout_s: float | None = None) -> AsyncIterator[None]:
-        """A block whose sends and receives happen together at its end, or not at all where it raises.
+        """Run a block as a transaction: commit at its end, or roll back if it raises.
 
-        Raises TransactionRolledBack, TransactionInDoubt at its end; IllegalState within another.
+        Raises TransactionRolledBack or TransactionInDoubt at the end of the block, IllegalState if a transaction is open.
         """
         block = self._task.call(self._session.begin)
         try:
             yield
         except BaseException:
-            with suppress(BasculeError):  # what went wrong in the block is what counts; the end of its link rolls back, too
+            with suppress(BasculeError):  # keep the error of the block; detaching the coordinator link rolls back as well
                 await self._run(self._session.end(block, self._until(timeout_s), failed=True))
             raise
         await self._run(self._session.end(block, self._until(timeout_s), failed=False))
@@ -326,7 +326,7 @@ class AsyncContext:
 
     def _not_by_listener(self, what: str) -> None:
         if self._in_listener:
-            raise IllegalState(f"a listener cannot {what} its own context: it would wait for itself")
+            raise IllegalState(f"a listener cannot {what} its own context, because {what}() waits for it; use another task")
 
     def _listen(self) -> None:
         if self._listener_task is None:
@@ -355,7 +355,7 @@ class AsyncContext:
             except (Exception, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # else something was cancelled that the listener waited for
+                    raise  # otherwise a task that the listener awaited was cancelled
                 log.exception("listener failed", message=message.message_id)
             finally:
                 self._task.call(lambda: session.listened(arrived, failed))  # noqa: B023
@@ -365,23 +365,23 @@ class AsyncProducer:
     """JMSProducer for asyncio."""
 
     def __init__(self, context: AsyncContext, destination: Destination | None, options: SendOptions) -> None:
-        """Made by AsyncContext.producer."""
+        """Producers are created by AsyncContext.producer."""
         self._context = context
         self._destination = destination
         self._options = options
 
     async def send(self, content: Message | Body, *, to: Destination | None = None, timeout_s: float | None = None) -> Message:
-        """Send, and return when the broker has the message (in a transaction: at once). As Producer.send."""
+        """Send a message and wait until the broker has stored it; in a transaction, return at once. See Producer.send."""
         return await self._send(content, to, timeout_s, AT_ITS_END)
 
     async def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
-        """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
+        """Send a message in doubt again under the same id. A broker that has stored the message discards the duplicate."""
         return await self._send(message, message.destination, timeout_s, SendCompletion(repeat=True))
 
     async def send_async(
         self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
     ) -> asyncio.Future[Message]:
-        """Send; the future is done when the broker has the message. Waits only where too many are on their way."""
+        """Send a message; the future completes when the broker has stored it. Waits only if too many sends are unanswered."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
         def done(message: Message, error: BasculeError | None) -> None:
@@ -392,14 +392,14 @@ class AsyncProducer:
                     future.set_exception(error)
             if on_done is not None:
                 if error is not None and not future.cancelled():
-                    future.exception()  # on_done is told: the application need not await the future as well
+                    future.exception()  # on_done gets the error, so the application need not await the future
                 on_done(message, error)
 
         await self._send(content, to, timeout_s, SendCompletion(wait=False, on_done=done))
         return future
 
     async def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
-        """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
+        """Send messages without waiting for each; return their number when the broker has stored all. Raises the first refusal."""
         refusals: list[BasculeError] = []
         count = 0
         for content in contents:
@@ -413,13 +413,13 @@ class AsyncProducer:
         return count
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
-        """Return when everything that the context sent has its answer."""
+        """Wait until the broker has answered every send of the context."""
         await self._context._run(self._context._session.flush(self._context._until(timeout_s)))
 
     async def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, completion: SendCompletion) -> Message:
         destination = to or self._destination
         if destination is None:
-            raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
+            raise InvalidInput("the producer has no destination; name one in the call, as in send(..., to=Queue(...))")
         return await self._context._send(destination, content, self._options, timeout_s, completion)
 
 
@@ -427,21 +427,21 @@ class AsyncConsumer:
     """JMSConsumer for asyncio."""
 
     def __init__(self, context: AsyncContext, state: ConsumerState) -> None:
-        """Made by AsyncContext.consumer and its kin."""
+        """Consumers are created by AsyncContext.consumer and the similar methods."""
         self._context = context
         self.state = state
 
     async def __aenter__(self) -> Self:
-        """The consumer."""
+        """Return the consumer."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the consumer."""
         with suppress(BasculeError):
             await self.close()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, for ever; ``messages`` ends."""
+        """Yield messages without end; see ``messages`` for an iterator with a timeout."""
         return self.messages(math.inf)
 
     @property
@@ -451,7 +451,7 @@ class AsyncConsumer:
 
     @property
     def prefetch(self) -> int:
-        """How many messages are asked for ahead; 0: each when it is waited for."""
+        """The number of messages to prefetch; with 0, each receive requests one message."""
         return self.state.prefetch
 
     @prefetch.setter
@@ -459,23 +459,23 @@ class AsyncConsumer:
         self.state.prefetch = count
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when there was none in time, or the consumer was closed. As Consumer.receive."""
+        """Return the next message, or None after the timeout or if the consumer was closed. See Consumer.receive."""
         self._only_without_listener()
         return await self._context._run(self._context._session.receive(self.state, self._context._until(timeout_s)))
 
     async def receive_no_wait(self, *, timeout_s: float | None = None) -> Message | None:
-        """A message if the broker has one now: it is asked, which may take ``timeout_s``."""
+        """Return a message if the broker has one now. The request to the broker takes at most ``timeout_s``."""
         self._only_without_listener()
         return await self._context._run(self._context._session.receive_no_wait(self.state, self._context._until(timeout_s)))
 
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
-        """Messages until none comes for ``timeout_s``."""
+        """Yield messages until none arrives for ``timeout_s`` seconds."""
         while (message := await self.receive(timeout_s)) is not None:
             yield message
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """Called, and awaited where it can be, with each message. AUTO: a message on which it raises comes again. As Consumer.listener."""
+        """The function or coroutine called with each message. In mode AUTO, an error causes redelivery. See Consumer.listener."""
         return self.state.listener
 
     @listener.setter
@@ -486,10 +486,10 @@ class AsyncConsumer:
             context._listen()
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Close; returns when its listener, unless that calls this, has returned. As Consumer.close."""
+        """Close the consumer and wait for its running listener, unless the listener is the caller. See Consumer.close."""
         context = self._context
         await context._run(context._session.close_consumer(self.state, context._until(timeout_s), by_listener=context._in_listener))
 
     def _only_without_listener(self) -> None:
         if self.state.listener is not None:
-            raise IllegalState("this consumer has a listener: its messages go there")
+            raise IllegalState("the consumer has a listener, which gets its messages; set listener = None before receive()")

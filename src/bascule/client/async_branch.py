@@ -1,4 +1,4 @@
-"""A context of a transaction manager for tasks of an event loop. The connection has a thread of its own, as that of BranchContext."""
+"""Asyncio contexts of a transaction manager. The connection has its own thread, as for BranchContext."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from bascule.client.managed import refused
 
 
 class AsyncBranchContext(AsyncManagedContext):
-    """What the tasks of an application work with in a branch. The transaction begins with the first message and ends with the branch."""
+    """The context of an application within a branch, for asyncio.
+
+    The transaction begins with the first message and ends with the branch.
+    """
 
     _refusal = BranchContext._refusal
 
     def __init__(self, workplace: BranchSession, runner: LentRunner) -> None:
-        """Made by a resource, for one branch and the tasks of one loop."""
+        """Contexts are created by a resource, for one branch and one event loop."""
         super().__init__(runner, workplace.context)
         self._workplace = workplace
 
     close = refused(AsyncContext.close)
 
     async def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> AsyncBranchConsumer:
-        """See BranchContext."""
+        """See BranchContext._consumer."""
         with self._at_work():
             if not self._keeps(wanted):
                 own = (await super()._consumer(wanted, name, prefetch, timeout_s)).state
@@ -38,19 +41,19 @@ class AsyncBranchContext(AsyncManagedContext):
             return AsyncBranchConsumer(self, state)
 
     def _keeps(self, wanted: Subscription) -> bool:
-        """See BranchContext."""
+        """See BranchContext._keeps."""
         return not wanted.browse
 
 
 class AsyncBranchConsumer(AsyncManagedConsumer):
-    """A consumer that stays when it is closed, for the next branch, if its context keeps it."""
+    """A consumer that stays open for the next branch after ``close``, if its context keeps it."""
 
     def __init__(self, context: AsyncBranchContext, state: ConsumerState) -> None:
-        """Made by the context."""
+        """Consumers are created by the context."""
         super().__init__(context, state)
         self._kept = context._keeps(state.subscription)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Close it, unless it is kept: then it goes with the resource."""
+        """Close the consumer, unless it is kept; a kept consumer is closed with the resource."""
         if not self._kept:
             await super().close(timeout_s=timeout_s)

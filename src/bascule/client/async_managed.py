@@ -1,4 +1,4 @@
-"""The asyncio face of contexts that a transaction manager or a pool lends: see ``managed``. The connection has a thread of its own."""
+"""Asyncio contexts lent by a transaction manager or a pool: see ``managed``. The connection has its own thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class LentRunner:
-    """Runs the operations of one context in the tasks of a loop, on a connection that is pumped by its own thread."""
+    """Runs the operations of one context in the tasks of an event loop, on a connection with its own thread."""
 
     def __init__(self, thread: ConnectionThread, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing is started."""
+        """Store the arguments; start nothing."""
         self._thread = thread
         self._loop = loop
         self._at_work = 0
@@ -41,20 +41,20 @@ class LentRunner:
 
     @property
     def over(self) -> bool:
-        """Whether the context is over."""
+        """Whether the context has ended."""
         return bool(self._over)
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation in this task. Raises IllegalState when the context is over, or on another event loop."""
+        """Run an operation in this task. Raises IllegalState if the context has ended or belongs to another event loop."""
         with self.working():
             return await self.complete(operation)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around calls of the context. Raises IllegalState as ``run`` does."""
+        """Guard a call of the context. Raises IllegalState as ``run`` does."""
         if asyncio.get_running_loop() is not self._loop:
-            raise IllegalState("this context belongs to another event loop")
-        self._at_work += 1  # before the look whether it is over: ``end`` looks the other way round
+            raise IllegalState("the context belongs to another event loop; use it on the loop that created it")
+        self._at_work += 1  # increment before the check; ``end`` sets its mark before it reads the count
         try:
             self.check()
             yield
@@ -62,7 +62,7 @@ class LentRunner:
             self._at_work -= 1
 
     async def complete(self, operation: Operation[T]) -> T:
-        """Run an operation in this task, also when the context is over."""
+        """Run an operation in this task, even if the context has ended."""
         try:
             wait = self._thread.step(operation, None)
             while True:
@@ -91,7 +91,7 @@ class LentRunner:
             ignore()
 
     def here(self, on_done: OnDone) -> OnDone:
-        """Return a callback for the connection's thread that has ``on_done`` called on the loop, if that is still open."""
+        """Return a callback for the connection's thread that calls ``on_done`` on the event loop, unless the loop is closed."""
 
         def done(message: Message, error: BasculeError | None) -> None:
             with suppress(RuntimeError):
@@ -100,36 +100,36 @@ class LentRunner:
         return done
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing. Raises IllegalState as ``run`` does."""
+        """Call a function that does not wait. Raises IllegalState as ``run`` does."""
         with self.working():
             return self._thread.call(function)
 
     def check(self) -> None:
-        """Raise IllegalState when the context is over."""
+        """Raise IllegalState if the context has ended."""
         if self._over:
             raise IllegalState(self._over)
 
     def end(self, why: str) -> bool:
-        """The context is over, and ``why`` is what its calls say. Return whether no task is within an operation."""
+        """End the context; its calls raise IllegalState with the text ``why``. Return whether no task is within an operation."""
         self._over = self._over or why
         return self._at_work == 0
 
     async def stop(self) -> None:
-        """The connection stays."""
+        """Keep the connection open."""
 
 
 class AsyncManagedContext(AsyncContext):
-    """A context on the session of another one, for a time. A consumer asks for no message ahead unless it is given a ``prefetch``."""
+    """A context that uses the session of another context for a time. Its consumers prefetch nothing unless ``prefetch`` is given."""
 
     _refusal = ManagedContext._refusal
 
     def __init__(self, runner: LentRunner, of: Context) -> None:
-        """``of`` is the context that has the session, and goes on."""
+        """``of`` is the context that owns the session and outlives this one."""
         super().__init__(runner, of._session, None)
         self._runner = runner
 
     def start(self) -> None:
-        """Return at once: messages are handed over, for ``stop`` is refused."""
+        """Do nothing: delivery is never stopped, because ``stop`` is refused."""
         self._check()
 
     create_context = refused(AsyncContext.create_context)
@@ -139,20 +139,20 @@ class AsyncManagedContext(AsyncContext):
     stop = refused(AsyncContext.stop)
 
     def acknowledge(self) -> None:
-        """Return at once: each message is acknowledged when it is received, or by the transaction."""
+        """Do nothing: a message is acknowledged when it is received, or by the transaction."""
         self._check()
 
     def _check(self) -> None:
-        """Raise IllegalState if the context is over."""
+        """Raise IllegalState if the context has ended."""
         self._runner.check()
 
     def _end(self, why: str) -> bool:
-        """The context is over, and ``why`` is what its calls say. Return whether no task is within a call."""
+        """End the context; its calls raise IllegalState with the text ``why``. Return whether no task is within a call."""
         return self._runner.end(why)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Around calls of a task. Raises IllegalState if the context is over, or of another event loop."""
+        """Guard a call of a task. Raises IllegalState if the context has ended or belongs to another event loop."""
         with self._runner.working():
             self._check()
             yield
@@ -175,16 +175,16 @@ class AsyncManagedContext(AsyncContext):
 
 
 class AsyncManagedConsumer(AsyncConsumer):
-    """A consumer of an AsyncManagedContext. It has no listener."""
+    """A consumer of an AsyncManagedContext. It cannot have a listener."""
 
     def __init__(self, context: AsyncManagedContext, state: ConsumerState) -> None:
-        """Made by the context."""
+        """Consumers are created by the context."""
         super().__init__(context, state)
         self._managed = context
 
     @property
     def prefetch(self) -> int:
-        """How many messages are asked for ahead; 0: each when it is waited for."""
+        """The number of messages to prefetch; with 0, each receive requests one message."""
         return self.state.prefetch
 
     @prefetch.setter
@@ -194,7 +194,7 @@ class AsyncManagedConsumer(AsyncConsumer):
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """There is none: a message is received where the work is done."""
+        """Always None: the application receives messages where it does its work."""
         return None
 
     @listener.setter

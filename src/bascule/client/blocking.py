@@ -1,8 +1,8 @@
-"""The blocking face: JMSContext, JMSProducer and JMSConsumer of Jakarta Messaging 3.1, in Python's ways.
+"""The blocking API: JMSContext, JMSProducer and JMSConsumer of Jakarta Messaging 3.1.
 
-A context is for one thread at a time; ``create_context`` makes another on the same connection. The connection has a thread of its own
-for heartbeats, reconnects and completions, and each context with listeners one for them. Times are in seconds; a ``timeout_s`` that is
-not given is the connection's.
+Only one thread at a time may use a context; ``create_context`` returns another context on the same connection. A connection has one
+thread for heartbeats, reconnects and completions. A context with listeners has one thread for them. Times are in seconds; the default of
+``timeout_s`` is the connection's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class SendingContext(Protocol):
-    """What a producer needs of its context: see Context."""
+    """The part of a context that a producer uses: see Context."""
 
     def _send(
         self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
@@ -42,10 +42,10 @@ class SendingContext(Protocol):
 
 
 class Context:
-    """JMSContext: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
+    """JMSContext: a session on a connection of its own or a shared one. Closing the last context closes the connection."""
 
     def __init__(self, thread: ConnectionThread, session: ClientSession, on_exception: ExceptionListener | None) -> None:
-        """Made by ``connect`` and ``create_context``."""
+        """Contexts are created by ``connect`` and ``create_context``."""
         self._thread = thread
         self._session = session
         self._on_exception = on_exception
@@ -54,11 +54,11 @@ class Context:
         session.acknowledging = lambda arrived: self._call(lambda: session.acknowledge(arrived))
 
     def __enter__(self) -> Self:
-        """The context."""
+        """Return the context."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close. What went wrong before is not hidden by what closing says."""
+        """Close the context. If the block raised, errors of the close are suppressed."""
         if kind is None:
             self.close()
         else:
@@ -67,28 +67,29 @@ class Context:
 
     @property
     def client_id(self) -> str | None:
-        """The client id, where the connection was given one."""
+        """The client id, or None if the connection has none."""
         return self._thread.core.settings.client_id
 
     @property
     def acknowledge_mode(self) -> Acknowledge:
-        """When messages are acknowledged."""
+        """The acknowledgement mode."""
         return self._session.mode
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to a broker at this moment."""
+        """Whether the connection to a broker is open now."""
         return self._thread.core.up
 
     def create_context(self, acknowledge: Acknowledge = Acknowledge.AUTO, *, timeout_s: float | None = None) -> Context:
-        """Another context on this connection, for another thread."""
+        """Return a new context on the same connection, for another thread."""
         session = self._thread.run(self._thread.core.open_session(acknowledge, self._until(timeout_s)))
         return Context(self._thread, session, self._on_exception)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for a listener at work and for what was sent, roll back what is open, close. From any thread but a listener's.
+        """Wait for a running listener and for pending sends, roll back open work, and close. A listener must not call this.
 
-        Raises TimedOut; it is closed then, too: a listener that is still at work meets with IllegalState.
+        Raises TimedOut after ``timeout_s`` seconds; the context is closed even then, and calls of a listener that still runs raise
+        IllegalState.
         """
         self._not_by_listener("close")
         try:
@@ -110,7 +111,7 @@ class Context:
         time_to_live_s: float = 0.0,
         delivery_delay_s: float = 0.0,
     ) -> Producer:
-        """A producer for one destination, or for one that each send names; the rest is for messages that do not say otherwise."""
+        """Return a producer. Without ``destination``, each send names one. The options apply to messages that do not set them."""
         return Producer(self, destination, SendOptions(persistent, priority, time_to_live_s, delivery_delay_s))
 
     def send(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
@@ -118,11 +119,11 @@ class Context:
         return self.producer(destination).send(content, timeout_s=timeout_s)
 
     def request(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Send a message and return the answer to it, which comes by a temporary queue. Raises TimedOut, ConnectionLost."""
+        """Send a message and return the reply, received from a temporary queue. Raises TimedOut, ConnectionLost."""
         return self._run(self._session.request(destination, content, SendOptions(), self._until(timeout_s)))
 
     def reply(self, request: Message, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Answer a message that was received. Raises InvalidDestination where it does not say where to."""
+        """Reply to a received message. Raises InvalidDestination if the message has no ``reply_to``."""
         return self.send(*request.answer(content), timeout_s=timeout_s)
 
     # --- receiving ---------------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Context:
         prefetch: int | None = None,
         timeout_s: float | None = None,
     ) -> Consumer:
-        """A consumer of a queue, or of a topic while it lives. Raises InvalidDestination, InvalidSelector, Refused."""
+        """Return a consumer of a queue, or a nondurable consumer of a topic. Raises InvalidDestination, InvalidSelector, Refused."""
         return self._consumer(Subscription(destination, selector, no_local), None, prefetch, timeout_s)
 
     def durable_consumer(
@@ -149,95 +150,95 @@ class Context:
         prefetch: int | None = None,
         timeout_s: float | None = None,
     ) -> Consumer:
-        """The one consumer of a durable subscription, which gathers messages while nobody is there. Needs a client id."""
+        """Return the only consumer of an unshared durable subscription, which keeps messages while it is offline. Needs a client id."""
         return self._consumer(Subscription(topic, selector, no_local, durable=True), name, prefetch, timeout_s)
 
     def shared_consumer(
         self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
     ) -> Consumer:
-        """One of the consumers of a subscription, which lasts while it has any."""
+        """Return a consumer of a shared subscription, which exists while it has consumers."""
         return self._consumer(Subscription(topic, selector, shared=True), name, prefetch, timeout_s)
 
     def shared_durable_consumer(
         self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
     ) -> Consumer:
-        """One of the consumers of a durable subscription."""
+        """Return a consumer of a shared durable subscription."""
         return self._consumer(Subscription(topic, selector, durable=True, shared=True), name, prefetch, timeout_s)
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> Consumer:
-        # Not kept to the context's thread: listeners are set up from outside theirs.
+        # # No check for the context's thread: another thread may create consumers to set their listeners.
         return Consumer(self, self._thread.run(self._session.consumer(wanted, name, prefetch, self._until(timeout_s))))
 
     def unsubscribe(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Delete a durable subscription. Raises InvalidDestination where there is none, Refused where it has a consumer."""
+        """Delete a durable subscription. Raises InvalidDestination if it does not exist, Refused if it has a consumer."""
         self._run(self._session.unsubscribe(name, self._until(timeout_s)))
 
     def browse(self, queue: Queue, *, selector: str = "", timeout_s: float | None = None) -> Iterator[Message]:
-        """The messages that wait in a queue now, in order; they stay there."""
+        """Yield the messages that wait in a queue, in order, without removing them."""
         browser = self._consumer(Subscription(queue, selector, browse=True), None, 0, timeout_s)
         with browser:
             while (message := self._run(self._session.browse(browser.state, self._until(timeout_s)))) is not None:
                 yield message
 
     def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with this connection."""
+        """Create a temporary queue, which is deleted with the connection."""
         queue = TemporaryQueue("temporary")
         self._run(self._session.temporary(queue, self._until(timeout_s)))
         return queue
 
     def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with this connection."""
+        """Create a temporary topic, which is deleted with the connection."""
         topic = TemporaryTopic("temporary")
         self._run(self._session.temporary(topic, self._until(timeout_s)))
         return topic
 
     def delete(self, destination: TemporaryQueue | TemporaryTopic, *, timeout_s: float | None = None) -> None:
-        """Delete a temporary destination before its connection ends. Raises IllegalState while it has consumers."""
+        """Delete a temporary destination before its connection closes. Raises IllegalState if it has consumers."""
         self._run(self._session.delete_temporary(destination, self._until(timeout_s)))
 
     def start(self) -> None:
-        """Hand messages over again after ``stop``."""
+        """Resume delivery after ``stop``."""
         self._thread.call(self._session.start)
 
     def stop(self, *, timeout_s: float | None = None) -> None:
-        """Hand over no messages until ``start``; returns when no listener is at work. From any thread but a listener's."""
+        """Stop delivery until ``start``, and wait for a running listener. A listener must not call this."""
         self._not_by_listener("stop")
         self._thread.run(self._session.stop(self._until(timeout_s)))
 
     # --- acknowledging, transactions ---------------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """CLIENT, INDIVIDUAL: acknowledge every message received so far."""
+        """Acknowledge all messages received so far, in mode CLIENT or INDIVIDUAL."""
         self._call(self._session.acknowledge)
 
     def recover(self, *, timeout_s: float | None = None) -> None:
-        """Have every message that was received and not acknowledged delivered again, marked as redelivered."""
+        """Redeliver all received messages that are not acknowledged, marked as redelivered."""
         self._run(self._session.recover(self._until(timeout_s)))
 
     def commit(self, *, timeout_s: float | None = None) -> None:
-        """Commit what was sent and received. Raises TransactionRolledBack, TransactionInDoubt."""
+        """Commit the messages sent and received. Raises TransactionRolledBack, TransactionInDoubt."""
         self._run(self._session.commit(self._until(timeout_s)))
 
     def rollback(self, *, timeout_s: float | None = None) -> None:
-        """Undo what was sent and received; what was received comes again."""
+        """Roll back the messages sent and received; the received messages are redelivered."""
         self._run(self._session.rollback(self._until(timeout_s)))
 
     @contextmanager
     def transaction(self, *, timeout_s: float | None = None) -> Iterator[None]:
-        """A block whose sends and receives happen together at its end, or not at all where it raises.
+        """Run a block as a transaction: commit at its end, or roll back if it raises.
 
-        Raises TransactionRolledBack, TransactionInDoubt at its end; IllegalState within another.
+        Raises TransactionRolledBack or TransactionInDoubt at the end of the block, IllegalState if a transaction is open.
         """
         block = self._call(self._session.begin)
         try:
             try:
                 yield
             except BaseException:
-                with suppress(BasculeError):  # what went wrong in the block is what counts; the end of its link rolls back, too
+                with suppress(BasculeError):  # keep the error of the block; detaching the coordinator link rolls back as well
                     self._run(self._session.end(block, self._until(timeout_s), failed=True))
                 raise
             self._run(self._session.end(block, self._until(timeout_s), failed=False))
-        finally:  # another thread may be within a call: then the end of the block was refused
+        finally:  # the end of the block is refused while another thread is within a call
             self._thread.call(lambda: self._session.leave_block(block))
 
     # --- inside ------------------------------------------------------------------------------------------------------------------
@@ -264,11 +265,11 @@ class Context:
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
-        """A context is for one thread (Jakarta Messaging 3.1, section 2.14). Raises IllegalState."""
+        """Guard a call: only one thread at a time may use a context (Jakarta Messaging 3.1, section 2.14). Raises IllegalState."""
         if self._listener_thread not in (None, threading.current_thread()):
-            raise IllegalState("this context has listeners and is theirs: use another one here, by create_context()")
+            raise IllegalState("the context has listeners, so only they may use it; use another one, made by create_context()")
         if not self._in_use.acquire(blocking=False):
-            raise IllegalState("this context is in use by another thread: use another one here, by create_context()")
+            raise IllegalState("another thread is using the context; use another one, made by create_context()")
         try:
             yield
         finally:
@@ -279,9 +280,9 @@ class Context:
         return threading.current_thread() is self._listener_thread
 
     def _not_by_listener(self, what: str) -> None:
-        """Jakarta Messaging 3.1, sections 6.1.5 and 6.1.8 leave it to fail or to succeed."""
+        """Raise IllegalState within a listener. Jakarta Messaging 3.1, sections 6.1.5 and 6.1.8, allow the call to fail."""
         if self._in_listener:
-            raise IllegalState(f"a listener cannot {what} its own context: it would wait for itself")
+            raise IllegalState(f"a listener cannot {what} its own context, because {what}() waits for it; use another thread")
 
     def _listen(self) -> None:
         if self._listener_thread is None:
@@ -289,8 +290,8 @@ class Context:
             self._listener_thread.start()
 
     def _listening_failed(self, error: BaseException) -> None:
-        """No listener of this context gets a message any more: the application is told, and the connection ends."""
-        failure = ConnectionLost(f"the thread of the listeners failed: {error!r}")
+        """Report the failure of the listener thread to the application and end the connection."""
+        failure = ConnectionLost(f"the listener thread failed: {error!r}")
         self._thread.call(lambda: self._thread.core.fail(failure))
         self._session.tell(self._on_exception, failure)
 
@@ -312,7 +313,7 @@ class Context:
             try:
                 listener(message)
                 failed = False
-            except BaseException:  # SystemExit would end this thread, without a word
+            except BaseException:  # SystemExit would end the listener thread silently
                 log.exception("listener failed", message=message.message_id)
             finally:
                 self._thread.call(lambda: session.listened(arrived, failed))  # noqa: B023
@@ -322,29 +323,29 @@ class Producer:
     """JMSProducer: sends messages."""
 
     def __init__(self, context: SendingContext, destination: Destination | None, options: SendOptions) -> None:
-        """Made by Context.producer."""
+        """Producers are created by Context.producer."""
         self._context = context
         self._destination = destination
         self._options = options
 
     def send(self, content: Message | Body, *, to: Destination | None = None, timeout_s: float | None = None) -> Message:
-        """Send, and return when the broker has the message (in a transaction: at once). Gives the message, with its id.
+        """Send a message and return it, with its id, when the broker has stored it; in a transaction, return at once.
 
-        Raises MessageRefused, InvalidDestination, TimedOut, ConnectionLost. Over a failover URL a send that lost its answer is repeated
-        under the same id until ``timeout_s`` is over.
+        With a failover URL, a send whose answer was lost is repeated under the same id until ``timeout_s`` seconds have passed. Raises
+        MessageRefused, InvalidDestination, TimedOut, ConnectionLost.
         """
         return self._send(content, to, timeout_s, AT_ITS_END)
 
     def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
-        """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
+        """Send a message in doubt again under the same id. A broker that has stored the message discards the duplicate."""
         return self._send(message, message.destination, timeout_s, SendCompletion(repeat=True))
 
     def send_async(
         self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
     ) -> Future[Message]:
-        """Send; the future is done when the broker has the message. Waits only where too many are on their way.
+        """Send a message; the future completes when the broker has stored it. Waits only if too many sends are unanswered.
 
-        ``on_done(message, error)`` is called on the connection's thread: it may not use the context.
+        ``on_done(message, error)`` is called on the connection's thread and must not use the context.
         """
         future: Future[Message] = Future()
         future.set_running_or_notify_cancel()
@@ -361,7 +362,7 @@ class Producer:
         return future
 
     def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
-        """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
+        """Send messages without waiting for each; return their number when the broker has stored all. Raises the first refusal."""
         refusals: list[BasculeError] = []
         count = 0
         for content in contents:
@@ -375,35 +376,35 @@ class Producer:
         return count
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Return when everything that the context sent has its answer."""
+        """Wait until the broker has answered every send of the context."""
         self._context._flush(timeout_s)
 
     def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, completion: SendCompletion) -> Message:
         destination = to or self._destination
         if destination is None:
-            raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
+            raise InvalidInput("the producer has no destination; name one in the call, as in send(..., to=Queue(...))")
         return self._context._send(destination, content, self._options, timeout_s, completion)
 
 
 class Consumer:
-    """JMSConsumer: receives messages, one after the other or by a listener."""
+    """JMSConsumer: receives messages, by calls or by a listener."""
 
     def __init__(self, context: Context, state: ConsumerState) -> None:
-        """Made by Context.consumer and its kin."""
+        """Consumers are created by Context.consumer and the similar methods."""
         self._context = context
         self.state = state
 
     def __enter__(self) -> Self:
-        """The consumer."""
+        """Return the consumer."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the consumer."""
         with suppress(BasculeError):
             self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, for ever; ``messages`` ends."""
+        """Yield messages without end; see ``messages`` for an iterator with a timeout."""
         return self.messages(math.inf)
 
     @property
@@ -413,7 +414,7 @@ class Consumer:
 
     @property
     def prefetch(self) -> int:
-        """How many messages are asked for ahead; 0: each when it is waited for."""
+        """The number of messages to prefetch; with 0, each receive requests one message."""
         return self.state.prefetch
 
     @prefetch.setter
@@ -421,31 +422,32 @@ class Consumer:
         self.state.prefetch = count
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when there was none in time, or the consumer was closed. ``math.inf`` waits for ever.
+        """Return the next message, or None after ``timeout_s`` seconds or if the consumer was closed. ``math.inf`` waits without limit.
 
-        A broker that is connected is asked once more before None is said, which may take the connection's time-out.
+        Before it returns None, the client asks a connected broker once more, which may take the connection's timeout.
 
-        Raises TimedOut where it does not answer that, ConnectionLost, and what the broker has ended the consumer with: InvalidDestination
-        where it has deleted what that consumes from, else Refused.
+        Raises TimedOut if the broker does not answer, ConnectionLost, InvalidDestination if the broker deleted the destination, and Refused
+        if the broker ended the consumer for another reason.
         """
         self._only_without_listener()
         return self._context._run(self._context._session.receive(self.state, self._context._until(timeout_s)))
 
     def receive_no_wait(self, *, timeout_s: float | None = None) -> Message | None:
-        """A message if the broker has one now: it is asked, which may take ``timeout_s``."""
+        """Return a message if the broker has one now. The request to the broker takes at most ``timeout_s`` seconds."""
         self._only_without_listener()
         return self._context._run(self._context._session.receive_no_wait(self.state, self._context._until(timeout_s)))
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Messages until none comes for ``timeout_s``."""
+        """Yield messages until none arrives for ``timeout_s`` seconds."""
         while (message := self.receive(timeout_s)) is not None:
             yield message
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """Called with each message, on the context's own listener thread. AUTO: a message on which it raises comes again.
+        """The function called with each message, on the context's listener thread. In mode AUTO, an error causes redelivery.
 
-        Where the broker ends the consumer (its queue is deleted, say), ``on_exception`` is told why, once; to set one then raises it.
+        If the broker ends the consumer, for example because its queue was deleted, ``on_exception`` gets the error once. After that,
+        setting a listener raises the error.
         """
         return self.state.listener
 
@@ -457,13 +459,13 @@ class Consumer:
             context._listen()
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Close; returns when its listener, unless that calls this, has returned. A durable subscription stays, ``unsubscribe`` deletes it.
+        """Close the consumer and wait for its running listener, unless the listener is the caller.
 
-        Raises TimedOut; it is closed then, too.
+        A durable subscription remains until ``unsubscribe``. Raises TimedOut after ``timeout_s`` seconds; the consumer is closed even then.
         """
         context = self._context
         context._thread.run(context._session.close_consumer(self.state, context._until(timeout_s), by_listener=context._in_listener))
 
     def _only_without_listener(self) -> None:
         if self.state.listener is not None:
-            raise IllegalState("this consumer has a listener: its messages go there")
+            raise IllegalState("the consumer has a listener, which gets its messages; set listener = None before receive()")

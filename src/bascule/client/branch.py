@@ -1,4 +1,4 @@
-"""A context in the hands of a transaction manager: it sends and receives within a transaction that others commit or roll back."""
+"""Contexts of a transaction manager: they send and receive within a transaction that the manager commits or rolls back."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
-#: What a context says when its branch has ended.
-BRANCH_OVER: Final = "the transaction is over, and this context with it"
-#: Where a broker takes requests (docs/reference/amqp.md).
+#: # The error of calls after the end of the branch.
+BRANCH_OVER: Final = "the transaction has ended and its context with it; use the context of the next transaction"
+#: # The address for management requests (docs/reference/amqp.md).
 MANAGEMENT: Final = Queue("$management")
 
 
 class BranchSession:
-    """A transacted context that branches use one after the other, with the consumers that they made; and one to ask the broker."""
+    """A transacted context and its consumers, used by one branch after another, and a second context for requests to the broker."""
 
     def __init__(self, connection: Context, consumers_max: int) -> None:
-        """On the connection of a context; of the consumers so many are kept, those used last. Raises ConnectionLost, TimedOut."""
+        """Open the contexts on the connection of ``connection``; keep the last ``consumers_max`` consumers used.
+
+        Raises ConnectionLost, TimedOut.
+        """
         self._consumers_max = consumers_max
         self.context = connection.create_context(Acknowledge.TRANSACTED)
         try:
@@ -34,7 +37,7 @@ class BranchSession:
             self.context.close()
             raise
         self.consumers: dict[tuple[Subscription, str | None], ConsumerState] = {}
-        #: Consumers of the present branch alone.
+        #: # Consumers of the current branch only.
         self.passing: list[ConsumerState] = []
 
     @property
@@ -43,7 +46,7 @@ class BranchSession:
         return self.context._thread
 
     def end(self) -> None:
-        """No more work comes for the branch: messages that it was sent ahead, and did not receive, go back to the broker."""
+        """End the work of the branch: prefetched messages that it did not receive return to the broker."""
         context = self.context
         context._run(context._session.set_aside(context._until(None)))
         while self.passing:
@@ -67,7 +70,7 @@ class BranchSession:
         return context._run(context._session.refusal(transaction, context._until(None)))
 
     def rollback(self) -> None:
-        """Undo the branch's transaction. Raises TimedOut, ConnectionLost: then the end of the connection undoes it."""
+        """Roll back the branch's transaction. Raises TimedOut or ConnectionLost; closing the connection then rolls it back."""
         self.context.rollback()
         self.end()
 
@@ -83,24 +86,24 @@ class BranchSession:
         except Refused as error:
             try:
                 self.check()
-            except BasculeError:  # not the request was refused: the broker ended the connection, whatever for
+            except BasculeError:  # the broker ended the connection; it did not refuse the request
                 raise ConnectionLost(str(error)) from error
             raise
 
     def check(self) -> None:
-        """Raises what ended the connection, or one of the sessions."""
+        """Raise the error that ended the connection or one of the sessions."""
         for each in (self.context, self.control):
             each._call(each._session.check)
 
     def close(self) -> None:
-        """Close both contexts. What is open is rolled back."""
+        """Close both contexts. Open work is rolled back."""
         for each in (self.context, self.control):
             with suppress(BasculeError):
                 each.close()
 
 
 def ended(connection: Context) -> bool:
-    """Whether the connection of a context is gone for good: not only for as long as its broker is away."""
+    """Return whether the connection of a context has ended for good; a connection that is reconnecting has not."""
     return connection._thread.core.error is not None
 
 
@@ -111,24 +114,24 @@ class EndingContext(Protocol):
 
 
 def end_branch(context: EndingContext) -> bool:
-    """A branch is over for the application. Return whether no other thread, or task, is within a call of its context."""
+    """End the branch for the application. Return whether no other thread or task is within a call of its context."""
     return context._end(BRANCH_OVER)
 
 
 class BranchContext(ManagedContext):
-    """What an application works with in a branch. The transaction begins with the first message and ends with the branch."""
+    """The context of an application within a branch. The transaction begins with the first message and ends with the branch."""
 
-    _refusal = "this context is part of a transaction over several resources, which its manager begins and ends"
+    _refusal = "the context takes part in a distributed transaction; commit and rollback are controlled by the transaction manager"
 
     def __init__(self, workplace: BranchSession) -> None:
-        """Made by a resource, for one branch."""
+        """Contexts are created by a resource, for one branch."""
         super().__init__(workplace.context)
         self._workplace = workplace
 
     close = refused(Context.close)
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> BranchConsumer:
-        """A consumer that is kept for the next branches, unless ``_keeps`` says otherwise."""
+        """Return a consumer that is kept for the next branches if ``_keeps`` allows it."""
         with self._one_thread():
             if not self._keeps(wanted):
                 own = super()._consumer(wanted, name, prefetch, timeout_s).state
@@ -144,19 +147,19 @@ class BranchContext(ManagedContext):
             return BranchConsumer(self, state)
 
     def _keeps(self, wanted: Subscription) -> bool:
-        """Return whether such a consumer is there for the next branches, too. A browser never is."""
+        """Return whether the consumer is kept for the next branches. A browser never is."""
         return not wanted.browse
 
 
 class BranchConsumer(ManagedConsumer):
-    """A consumer that stays when it is closed, for the next branch, if its context keeps it."""
+    """A consumer that stays open for the next branch after ``close``, if its context keeps it."""
 
     def __init__(self, context: BranchContext, state: ConsumerState) -> None:
-        """Made by the context."""
+        """Consumers are created by the context."""
         super().__init__(context, state)
         self._kept = context._keeps(state.subscription)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Close it, unless it is kept: then it goes with the resource."""
+        """Close the consumer, unless it is kept; a kept consumer is closed with the resource."""
         if not self._kept:
             super().close(timeout_s=timeout_s)

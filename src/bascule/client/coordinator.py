@@ -1,4 +1,4 @@
-"""The link by which a session begins and ends its transactions (AMQP 1.0 part 4)."""
+"""The coordinator link of a session, which begins and ends its transactions (AMQP 1.0 part 4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Control:
-    """A declare or discharge on its way. ``lost``: the connection went before its answer."""
+    """A declare or discharge without an answer yet. ``lost``: the connection was lost before the answer."""
 
     def __init__(self) -> None:
         self.outcome: Any = None
@@ -24,11 +24,11 @@ class Control:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether there is an answer, or none can arrive."""
         return self.outcome is not None or self.lost
 
     def answered(self, state: Any) -> None:
-        """The broker's outcome."""
+        """Store the broker's outcome."""
         self.outcome = state
 
 
@@ -47,11 +47,11 @@ class CoordinatorState(ClientLink):
 
     @property
     def usable(self) -> bool:
-        """Whether it may send now."""
+        """Whether the link can send now."""
         return self.attached and self.link.credit > 0
 
     def declare(self) -> Control:
-        """Ask for a transaction, unless that was done ahead, or one was declared that nobody has taken."""
+        """Declare a transaction, or return the answer with a declared transaction that nobody has taken."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (not ahead.done or isinstance(ahead.outcome, Declared)):
             return ahead
@@ -64,11 +64,11 @@ class CoordinatorState(ClientLink):
             self._ahead = self.send(Declare())
 
     def keep(self, declare: Control) -> None:
-        """Nobody waits for this answer any more. The transaction that it declares is for the next who asks: nobody would end it."""
+        """Keep the answer of a declare whose caller has given up, so that the next caller uses its transaction."""
         self._kept.append(declare)
 
     def take(self) -> Control | None:
-        """Return the answer with a transaction that nobody has taken; None without one."""
+        """Return an answer with a declared transaction that nobody has taken, or None."""
         found = next((each for each in self._kept if isinstance(each.outcome, Declared)), None)
         if found is not None:
             self._kept.remove(found)
@@ -80,7 +80,7 @@ class CoordinatorState(ClientLink):
         return any(isinstance(each.outcome, Declared) for each in self._kept)
 
     def send(self, control: Declare | Discharge) -> Control:
-        """Send one. Acknowledgements that belong to the transaction go before it."""
+        """Send a declare or discharge, after the acknowledgements that belong to the transaction."""
         self.session.engine.flush_settled()
         waiting = Control()
         self._waiting = [each for each in self._waiting if not each.done]
@@ -89,12 +89,12 @@ class CoordinatorState(ClientLink):
         return waiting
 
     def detached(self, error: AmqpError | None) -> None:
-        """What it controlled is rolled back."""
+        """Mark the open requests as lost; the broker has rolled the transactions of the link back."""
         super().detached(error)
         self._lose()
 
     def lost(self) -> None:
-        """Answers will not come."""
+        """Mark the open requests as lost."""
         super().lost()
         self._lose()
 

@@ -1,7 +1,7 @@
-"""A client's connection without IO, over all its reconnects: the protocol engine of the moment, and the sessions that live on.
+"""A client connection without IO, across reconnects: the current protocol engine, and the sessions, which survive it.
 
-A shell (pump.py) connects a socket to it: ``begin`` when there is one, ``receive`` what it reads, write ``data_to_send``, ``lost`` when
-it is gone. Whatever ``error`` says is final.
+A driver (pump.py) connects a socket to the core. It calls ``begin`` for a new socket, ``receive`` with the bytes read and ``lost`` when the
+socket is closed, and it writes ``data_to_send``. The connection has ended for good once ``error`` is set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: Silence of the broker after which it counts as gone; brokers send heartbeats at half of what they are told.
+#: # Close the connection after this silence of the broker, in seconds; brokers send heartbeats at half of the announced timeout.
 IDLE_TIMEOUT_S: Final = 60.0
 NONCE_BYTES: Final = 18
 DESIRED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
@@ -42,7 +42,7 @@ _FAILOVER_LIST: Final = Symbol("failover-server-list")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """What a connection is made with. Times in seconds."""
+    """The settings of a connection. Times are in seconds."""
 
     user: str | None = None
     password: str | None = None
@@ -54,7 +54,7 @@ class ConnectionSettings:
 
 
 def _mechanisms(settings: ConnectionSettings) -> list[ClientMechanism]:
-    """How to log in, what is safest first: the server's offer decides."""
+    """Return the SASL mechanisms, safest first. The client uses the first one that the server offers."""
     if settings.user:
         password = settings.password or ""
         return [ScramClient(settings.user, password, secrets.token_hex(NONCE_BYTES)), PlainClient(settings.user, password)]
@@ -65,40 +65,40 @@ class Core:
     """One connection of an application."""
 
     def __init__(self, settings: ConnectionSettings, clock: Callable[[], float]) -> None:
-        """``clock`` is monotonic, in seconds."""
+        """``clock`` returns monotonic seconds."""
         self.settings = settings
         self.clock = clock
-        # The broker knows a repeated message by this id and the message's own, so it stays the same over reconnects.
+        # # The broker detects duplicates by this id and the message id, so the container id stays the same across reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
-        self._restored = False  # all sessions have sent their begin on the connection there is
+        self._restored = False  # all sessions have sent their begin on the current connection
         self.up = False
         self.ever_up = False
-        self.generation = 0  # of connections that were up
+        self.generation = 0  # number of connections opened so far
         self.closing = False
-        self.congested = False  # the socket takes no more for now
+        self.congested = False  # the socket's write buffer is full
         self.error: BasculeError | None = None
-        self.reason: BasculeError = Unavailable("no broker has answered yet")
+        self.reason: BasculeError = Unavailable("no broker has answered yet; check the host, the port and whether the broker runs")
         self.offered: frozenset[str] = frozenset()
         self.completed: deque[PendingSend] = deque()
         self.other_endpoints: list[Endpoint] = []
-        self.own = ClientSession(self, Acknowledge.AUTO)  # for temporary destinations, which belong to the connection
+        self.own = ClientSession(self, Acknowledge.AUTO)  # owns the temporary destinations, which belong to the connection
         self.sessions: list[ClientSession] = []
         self._message_ids = (f"ID:{prefix}:{number}" for prefix in (uuid.uuid4(),) for number in itertools.count(1))
         self._link_names = itertools.count(1)
 
     def message_id(self) -> str:
-        """A JMSMessageID that nobody else has."""
+        """Return a unique JMSMessageID."""
         return next(self._message_ids)
 
     def link_name(self, what: str) -> str:
-        """A name for a link, the same after a reconnect."""
+        """Return a unique link name, which the link keeps across reconnects."""
         return f"{what}-{next(self._link_names)}-{self.container_id}"
 
     # --- what the shell does -----------------------------------------------------------------------------------------------------
 
     def begin(self, endpoint: Endpoint) -> None:
-        """There is a socket."""
+        """Start the protocol on a new socket."""
         settings = self.settings
         sasl = SaslClient(_mechanisms(settings), endpoint.host)
         self.amqp = Connection(Role.CLIENT, container_id=self.container_id, sasl=sasl, idle_timeout_s=IDLE_TIMEOUT_S)
@@ -110,7 +110,7 @@ class Core:
         )
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take bytes. After the end what they say concerns nobody."""
+        """Handle received bytes. After the end of the connection, their events are ignored."""
         if self.amqp is not None:
             for event in self.amqp.receive(data, now_s):
                 if self.error is None:
@@ -118,37 +118,37 @@ class Core:
 
     @property
     def opened(self) -> bool:
-        """Whether sessions may begin and links attach. After a close they wait for the next connection, though the socket is there yet."""
+        """Whether sessions may begin and links attach. False after a close, even while the socket is still open."""
         return self._restored and self.amqp is not None and not self.amqp.closed
 
     def data_to_send(self) -> bytes:
-        """Bytes due."""
+        """Return the bytes to write."""
         return b"" if self.amqp is None else self.amqp.data_to_send()
 
     @property
     def pending(self) -> bool:
-        """Whether the shell has something to do: bytes to write, outcomes to report."""
+        """Whether the driver has bytes to write or outcomes to report."""
         amqp = self.amqp
         return bool(self.completed or (amqp is not None and (amqp.out or amqp.unflushed)))
 
     def tick(self, now_s: float) -> float:
-        """Heartbeats and time limits; returns when to call again, at the latest."""
+        """Send heartbeats and check timeouts at ``now_s``; return the time of the next call at the latest, in monotonic seconds."""
         if self.amqp is None:
             return float("inf")
         due_s = self.amqp.tick(now_s)
         if self.amqp.closed:
-            self.reason = ConnectionLost(str(self.amqp.error or "the broker did not answer"))
+            self.reason = ConnectionLost(str(self.amqp.error or "the broker did not answer within the idle timeout"))
         return due_s
 
     def congestion(self, congested: bool) -> None:
-        """The socket takes no more, or takes more again."""
+        """Record whether the socket's write buffer is full; resume sending when it is not."""
         self.congested = congested
         if not congested:
             for session in self.sessions:
                 session.pump()
 
     def lost(self, reason: BasculeError | None = None) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
         if self.amqp is None:
             return
         self.reason = reason or self.reason
@@ -163,7 +163,7 @@ class Core:
             log.warning("connection lost, reconnecting", reason=self.reason)
 
     def fail(self, error: BasculeError) -> None:
-        """There will be no connection any more; a broker that is still there is told, and takes back what was not acknowledged."""
+        """End the connection for good. A connected broker gets a close, and takes back the messages that were not acknowledged."""
         if self.error is None:
             if self.amqp is not None:
                 self.amqp.close()
@@ -174,25 +174,28 @@ class Core:
     # --- what sessions do --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises what ended the connection."""
+        """Raise the error that ended the connection."""
         if self.error is not None:
-            # A copy: one exception object that several threads raise would gather the tracebacks of all.
+            # # Raise a copy: one exception raised by several threads would collect the tracebacks of all.
             raise type(self.error)(*self.error.args)
 
     def until(self, condition: Callable[[], bool], what: str, until_s: float) -> Operation[None]:
-        """Wait for what an answer of the broker will make true. Raises TimedOut, and what ended the connection."""
+        """Wait until ``condition()`` is true.
+
+        ``what`` names the operation in the error. Raises TimedOut, and the error that ended the connection.
+        """
         while not condition():
             self.check()
             if not (yield Wait(lambda: condition() or self.error is not None, until_s)):
                 why = "" if self.up else f" (not connected: {self.reason})"
-                raise TimedOut(f"{what}: no answer from the broker in time{why}")
+                raise TimedOut(f"{what}: no answer from the broker before the timeout{why}")
 
     def connected(self, until_s: float) -> Operation[None]:
-        """Return when the broker has let us in."""
+        """Wait until the broker has accepted the connection."""
         yield from self.until(lambda: self.up, "connect", until_s)
 
     def open_session(self, mode: Acknowledge, until_s: float) -> Operation[ClientSession]:
-        """A session, begun. One that cannot be begun leaves nothing behind."""
+        """Open a session. If it cannot begin, it is removed."""
         self.check()
         session = ClientSession(self, mode)
         if self.opened:
@@ -207,16 +210,16 @@ class Core:
         return session
 
     def shut(self) -> None:
-        """Close in order if there is still a broker to hear it."""
+        """Close the connection, with an orderly close if a broker is connected."""
         self.closing = True
         self.fail(IllegalState("the connection is closed"))
 
     def gone(self, until_s: float) -> Operation[None]:
-        """Return when the broker has answered the close, or time is up."""
+        """Wait until the broker has answered the close, or until ``until_s``."""
         yield Wait(lambda: self.amqp is None or self.amqp.closed, until_s)
 
     def named(self, destination: Destination) -> None:
-        """A temporary destination has its name."""
+        """Attach the consumers of a temporary destination that has got its name."""
         for session in self.sessions:
             session.attach_waiting(destination)
 
@@ -272,12 +275,13 @@ class Core:
         error = event.error
         by_us = not event.by_peer and error is not None and not isinstance(error, AuthenticationFailed)
         self.reason = ConnectionLost(str(error)) if by_us else of_connection(error)
-        # The next broker would say the same; of a client id it would not where it is our last connection that still seems to hold it.
+        # # Do not try other brokers: they would refuse as well. A client id in use may be held by our own lost connection, so then
+        # reconnect.
         if isinstance(self.reason, SecurityDenied) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):
             self.fail(self.reason)
 
     def _nothing(self, event: Any) -> None:
-        """Nothing to do."""
+        """Ignore an event."""
 
 
 _HANDLERS: Final[dict[type[events.Event], Callable[[Core, Any], None]]] = {

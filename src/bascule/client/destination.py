@@ -1,4 +1,4 @@
-"""Queues and topics, as an application names them."""
+"""Queues and topics."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from bascule.core.errors import InvalidInput
 
 
 class Destination:
-    """A queue or a topic, by its name. Two of the same kind and name are equal."""
+    """A queue or a topic. Two destinations of the same kind and name are equal."""
 
     __slots__ = ("name",)
 
-    #: As the annotations of a message have it (bascule.jms.message.DESTINATION_KINDS).
+    #: # The kind in the message annotations (bascule.jms.message.DESTINATION_KINDS).
     kind: ClassVar[str]
 
     def __init__(self, name: str) -> None:
-        """Raises InvalidInput for a name that is none."""
+        """Raises InvalidInput if ``name`` is empty or not a string."""
         if not isinstance(name, str) or not name:
-            raise InvalidInput(f"a {self.kind} has a name, not {name!r}")
+            raise InvalidInput(f"invalid name of a {self.kind}: {name!r}; it must be a string that is not empty")
         self.name = name
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Destination) and self.kind == other.kind and self.name == other.name
 
     def __hash__(self) -> int:
-        return hash(self.kind)  # the name of a temporary one changes with its connection
+        return hash(self.kind)  # the name of a temporary destination changes with its connection
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
 
 class Queue(Destination):
-    """Each message goes to one consumer."""
+    """A queue: each message goes to one consumer."""
 
     __slots__ = ()
     kind: ClassVar[str] = "queue"
 
 
 class Topic(Destination):
-    """Each message goes to every subscription."""
+    """A topic: each message goes to every subscription."""
 
     __slots__ = ()
     kind: ClassVar[str] = "topic"
 
 
 class TemporaryQueue(Queue):
-    """A queue that goes with the connection that made it (``context.temporary_queue()``); only that one may consume from it.
+    """A queue that is deleted with the connection that created it (``context.temporary_queue()``).
 
-    After a reconnect it is made anew, and ``name`` is another.
+    Only that connection may consume from the queue. After a reconnect, the queue is recreated and ``name`` changes.
     """
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class TemporaryQueue(Queue):
 
 
 class TemporaryTopic(Topic):
-    """A topic that goes with the connection that made it (``context.temporary_topic()``)."""
+    """A topic that is deleted with the connection that created it (``context.temporary_topic()``)."""
 
     __slots__ = ()
     kind: ClassVar[str] = "temporary-topic"
@@ -66,5 +66,5 @@ _BY_KIND: Final[dict[str, type[Destination]]] = {each.kind: each for each in (Qu
 
 
 def destination_of(name: str | None, kind: str | None) -> Destination | None:
-    """The destination that a message names. A queue where nobody says what it is."""
+    """Return the destination named in a message, None without a name. Without a kind, it is a queue."""
     return _BY_KIND[kind or Queue.kind](name) if name else None

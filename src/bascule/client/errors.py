@@ -1,20 +1,20 @@
-"""What can go wrong for an application, and what it can do about it.
+"""The errors of the client.
 
 BasculeError
-├── Unavailable                  the broker is not there (yet, or any more)
-│   ├── TimedOut                 no answer in time; what was asked for may or may not happen
-│   └── ConnectionLost           the connection ended and is not made again
+├── Unavailable                  no broker is available, or not yet
+│   ├── TimedOut                 no answer before the timeout; the operation may still happen
+│   └── ConnectionLost           the connection ended and will not be restored
 ├── InvalidInput
-│   └── Refused                  the broker said no: the same again will fail again
-│       ├── InvalidDestination   there is no such queue, topic or subscription
+│   └── Refused                  the broker refused the request; the same request will fail again
+│       ├── InvalidDestination   the queue, topic or subscription does not exist
 │       ├── InvalidSelector
-│       ├── InvalidClientId      somebody else is connected under it
-│       ├── SecurityDenied       user, password or permission
-│       └── MessageRefused       this message, not the others
-├── IllegalState                 a call that the state of the context does not allow: a bug of the caller
+│       ├── InvalidClientId      another connection uses the client id
+│       ├── SecurityDenied       wrong user or password, or no permission
+│       └── MessageRefused       the broker refused this message only
+├── IllegalState                 the state of the context does not allow the call: an error of the caller
 └── TransactionError
-    ├── TransactionRolledBack    nothing of it happened: do the work again
-    └── TransactionInDoubt       all of it happened or nothing: look before doing it again
+    ├── TransactionRolledBack    the transaction had no effect: do the work again
+    └── TransactionInDoubt       committed completely or not at all: check before doing the work again
 """
 
 from __future__ import annotations
@@ -37,53 +37,53 @@ RESOURCE_DELETED = "amqp:resource-deleted"
 
 
 class TimedOut(Unavailable):
-    """The broker did not answer in time. What was asked for may still happen."""
+    """The broker did not answer before the timeout. The operation may still happen."""
 
 
 class ConnectionLost(Unavailable):
-    """The connection ended; what was sent and not answered may or may not have been taken."""
+    """The connection ended. Messages that were sent but not answered may or may not have been stored."""
 
     scope = Scope.CONNECTION
     xa_rollback_code = Code.XA_RBCOMMFAIL
 
 
 class Refused(InvalidInput):
-    """The broker said no."""
+    """The broker refused the request."""
 
     xa_rollback_code = Code.XA_RBOTHER
 
 
 class InvalidDestination(Refused):
-    """There is no such queue, topic or subscription, or it is not this connection's to consume from."""
+    """The queue, topic or subscription does not exist, or the connection may not consume from it."""
 
     condition = NOT_FOUND
     http_status = 404
 
 
 class InvalidSelector(Refused):
-    """The selector is not one; the text has the column."""
+    """The selector is invalid; the message of the error has the column."""
 
 
 class InvalidClientId(Refused):
-    """Somebody else is connected under this client id."""
+    """Another connection uses the client id."""
 
     scope = Scope.CONNECTION
     http_status = 409
 
 
 class SecurityDenied(Refused):
-    """User, password or permission."""
+    """The user or password is wrong, or a permission is missing."""
 
     condition = UNAUTHORIZED_ACCESS
     http_status = 403
 
 
 class MessageRefused(Refused):
-    """The broker did not take this message; others are not touched by it."""
+    """The broker refused the message; other messages are not affected."""
 
 
 class IllegalState(BasculeError):
-    """The context does not allow this call now."""
+    """The state of the context does not allow the call."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -100,9 +100,9 @@ _BY_CONDITION: dict[str, type[Refused]] = {
 
 
 def of_connection(error: AmqpError | None) -> BasculeError:
-    """Why a connection ended, in an application's terms."""
+    """Return the error of the client for the AMQP error that closed the connection."""
     if error is None:
-        return ConnectionLost("the connection is closed")
+        return ConnectionLost("the broker closed the connection without an error")
     if error.condition == CONNECTION_FORCED:
         return ConnectionLost(str(error))
     if error.condition == INVALID_FIELD and (error.info or {}).get(Symbol("invalid-field")) == "container-id":
@@ -111,9 +111,9 @@ def of_connection(error: AmqpError | None) -> BasculeError:
 
 
 def of_link(error: AmqpError | None, *, selector: bool) -> BasculeError:
-    """Why a link was refused or closed. ``selector``: it has one, which is what an invalid field means then."""
+    """Return the error of the client for the AMQP error that closed a link. ``selector``: an invalid field means an invalid selector."""
     if error is None:
-        return ConnectionLost("the broker closed the link")
+        return ConnectionLost("the broker closed the link without an error")
     if error.condition == INVALID_FIELD and selector:
         return InvalidSelector(str(error))
     return _BY_CONDITION.get(error.condition, Refused)(str(error))

@@ -1,4 +1,4 @@
-"""ConnectionFactory: where the broker is and as whom to connect, in one place."""
+"""The connection factory: the address of the broker and the options of connections."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ PREFETCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFactory:
-    """Makes contexts. What is given here goes before what the URL says.
+    """Creates contexts. The arguments take precedence over the options of the URL.
 
     ``url``: ``amqp://[USER:PASSWORD@]HOST[:PORT]``, ``amqps://...``, ``failover:(URL,URL)?failover.maxReconnectDelay=5000``.
-    ``tls`` is an ``ssl.SSLContext`` for amqps; by default the machine's authorities are trusted. ``timeout_s`` is the limit of every
-    call that is not given its own; ``prefetch`` the messages that a consumer is sent ahead. ``on_exception`` is called, where
-    listeners run, with what kept them from a message: a transaction that the connection took with it (they go on in the next one), an
-    answer that did not come (they go on), the end of the connection (they end).
+    ``tls``: an ``ssl.SSLContext`` for amqps. The default trusts the certificate authorities of the machine.
+    ``timeout_s``: the timeout in seconds of calls without a timeout of their own (default: 30).
+    ``prefetch``: the number of messages that a consumer prefetches (default: 1000).
+    ``on_exception``: called on the thread or task of the listeners with an error that kept a message from them. After a transaction that
+    was rolled back with its connection, and after a timeout, the listeners continue; after the end of the connection they end.
     """
 
     url: str
@@ -43,7 +44,7 @@ class ConnectionFactory:
     on_exception: ExceptionListener | None = None
 
     def connect(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Context:
-        """A blocking context on a connection of its own. Raises Unavailable, SecurityDenied, InvalidClientId, TimedOut."""
+        """Open a connection and return a blocking context. Raises Unavailable, SecurityDenied, InvalidClientId, TimedOut."""
         core, plan = self._core()
         thread = ConnectionThread(core, plan, self.tls)
         try:
@@ -56,7 +57,7 @@ class ConnectionFactory:
         return Context(thread, session, self.on_exception)
 
     def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
-        """A context for asyncio on a connection of its own: ``async with`` it, or ``await`` it. Raises as ``connect`` does."""
+        """Open a connection and return an asyncio context, for ``async with`` or ``await``. Raises as ``connect`` does."""
         return Connecting(partial(self._connect_async, acknowledge))
 
     async def _connect_async(self, acknowledge: Acknowledge) -> AsyncContext:
@@ -88,33 +89,33 @@ class ConnectionFactory:
 
 
 class Connecting:
-    """An asyncio context to come."""
+    """An asyncio context that is being opened."""
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, AsyncContext]]) -> None:
-        """Made by ``connect_async`` of a factory."""
+        """Created by ``connect_async`` of a factory."""
         self._connect = connect
         self._context: AsyncContext | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncContext]:
-        """The context."""
+        """Open the context."""
         return self._connect().__await__()
 
     async def __aenter__(self) -> AsyncContext:
-        """The context, which is closed at the end of the block."""
+        """Open the context; the end of the block closes it."""
         self._context = await self
         return self._context
 
     async def __aexit__(self, *error: Any) -> None:
-        """Close."""
+        """Close the context."""
         if self._context is not None:
             await self._context.__aexit__(*error)
 
 
 def connect(url: str, *, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:
-    """A blocking context on a connection of its own; ``options`` are those of ConnectionFactory."""
+    """Open a connection and return a blocking context. ``options`` are the fields of ConnectionFactory."""
     return ConnectionFactory(url, **options).connect(acknowledge)
 
 
 def connect_async(url: str, *, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Connecting:
-    """A context for asyncio on a connection of its own; ``options`` are those of ConnectionFactory."""
+    """Open a connection and return an asyncio context. ``options`` are the fields of ConnectionFactory."""
     return ConnectionFactory(url, **options).connect_async(acknowledge)

@@ -1,4 +1,4 @@
-"""Links as a client keeps them over its reconnects: each knows how to attach itself again, and what to make of what it had under way."""
+"""The links of a client, across reconnects: each link attaches itself again and recovers its messages in flight."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bascule.client.session_links import SessionLinks
 
 OUTCOMES: Final = tuple(Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified"))
-#: Given back after it was seen: its delivery count goes up.
+#: # For a message that the application has seen: its delivery count goes up.
 FAILED: Final = Modified(delivery_failed=True)
-#: Not to be seen again by anybody.
+#: # For a message that must not be delivered again.
 UNDELIVERABLE: Final = Modified(delivery_failed=True, undeliverable_here=True)
 _SELECTOR: Final = ULong(0x0000468C00000004)
 _NO_LOCAL: Final = ULong(0x0000468C00000003)
@@ -42,13 +42,13 @@ _DURABLE: Final = 2  # terminus durability "unsettled-state" (AMQP 1.0 part 3, s
 
 
 class ClientLink:
-    """One link. ``link`` is the engine's, None while there is no connection or after the end."""
+    """A link. ``link`` is the link of the protocol engine, None without a connection and after the end."""
 
-    #: Whether what the link leads to stays when the link is closed: a durable subscription does.
+    #: # Whether the node of the link survives a close of the link, as a durable subscription does.
     outlives_link = False
 
     def __init__(self, session: SessionLinks, name: str) -> None:
-        """``name`` is the same after a reconnect: durable subscriptions are known by it."""
+        """``name`` stays the same across reconnects; it identifies a durable subscription."""
         self.session = session
         self.name = name
         self.link: Any = None
@@ -57,7 +57,7 @@ class ClientLink:
         self.error: BasculeError | None = None
 
     def attach(self) -> None:
-        """Ask for the link on the session's present connection."""
+        """Attach the link on the session's current connection."""
         self.link = self._make()
         self.link.context = self
 
@@ -66,72 +66,72 @@ class ClientLink:
 
     @property
     def decided(self) -> bool:
-        """Whether the broker has said yes or no."""
+        """Whether the broker has accepted or refused the link."""
         return self.attached or self.error is not None
 
     @property
     def gone(self) -> bool:
-        """Whether there is nothing to wait for after a close."""
+        """Whether the link is detached."""
         return self.link is None
 
     def close(self) -> None:
-        """Detach for good."""
+        """Detach the link for good."""
         self.closing = True
         if self.link is not None:
             self.link.detach(closed=not self.outlives_link)
 
     def confirmed(self) -> None:
-        """The broker's answer to the attach. A null terminus is a refusal: the reason follows (part 2, section 2.6.3)."""
+        """Handle the broker's attach. A null terminus means a refusal; its detach follows (AMQP 1.0 part 2, section 2.6.3)."""
         if (self.link.source if self.link.RECEIVER else self.link.target) is not None:
             self.attached = True
             self.ready()
 
     def ready(self) -> None:
-        """The link can be used."""
+        """Start using the attached link."""
 
     def flowed(self) -> None:
-        """Credit changed."""
+        """Handle a change of the credit."""
 
     def detached(self, error: AmqpError | None) -> None:
-        """The end of the link, by either side."""
+        """Handle the detach of the link by either side."""
         self.attached, self.link = False, None
         if not self.closing:
             self.error = of_link(error, selector=False)
         self.session.forget(self)
 
     def lost(self) -> None:
-        """The connection is gone, and the link with it."""
+        """Handle the loss of the connection and with it of the link."""
         self.attached, self.link = False, None
 
     def failed(self, error: BasculeError) -> None:
-        """There will be no other connection."""
+        """Handle the end of the connection for good."""
         self.lost()
         self.error = self.error or error
 
 
 class SessionTransaction:
-    """A local transaction. It is declared to the broker when the first message is sent or received in it."""
+    """A local transaction. The first message sent or received in it declares it to the broker."""
 
     def __init__(self) -> None:
         self.id: bytes | None = None
         self.state = TransactionalState(b"")
         self.accepted = TransactionalState(b"", ACCEPTED)
         self.declaring = False
-        self.ending = False  # it takes no more sends: they are for the next one
-        self.sending = 0  # calls of send that are within it
+        self.ending = False  # it accepts no more sends; later sends belong to the next transaction
+        self.sending = 0  # number of calls of send within the transaction
         self.unanswered = 0
-        self.refused: BasculeError | None = None  # a message of it was not taken
-        self.lost = False  # with its connection
+        self.refused: BasculeError | None = None  # the error of a message that the broker refused
+        self.lost = False  # lost with its connection
 
     def declared(self, txn_id: bytes) -> None:
-        """The broker knows it."""
+        """Store the id that the broker has assigned."""
         self.id = txn_id
         self.state = TransactionalState(txn_id)
         self.accepted = TransactionalState(txn_id, ACCEPTED)
 
     @contextmanager
     def send(self) -> Iterator[None]:
-        """Around a call that sends in it: a commit waits for that."""
+        """Count a call that sends in the transaction; a commit waits for these calls."""
         self.sending += 1
         try:
             yield
@@ -139,17 +139,17 @@ class SessionTransaction:
             self.sending -= 1
 
     def check(self) -> None:
-        """Raises TransactionRolledBack where it cannot be committed any more."""
+        """Raise TransactionRolledBack if the transaction can no longer be committed."""
         if self.lost:
-            lost = ConnectionLost("the connection was lost within the transaction")
-            raise TransactionRolledBack(f"{lost}: nothing of it happened; do its work again", cause=lost)
+            lost = ConnectionLost("the connection was lost during the transaction")
+            raise TransactionRolledBack(f"{lost}; the transaction was rolled back, do its work again", cause=lost)
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------------------
 
 
 class PendingSend:
-    """A message on its way to the broker."""
+    """A message that is being sent to the broker."""
 
     __slots__ = ("abandoned", "data", "done", "error", "message", "on_done", "refusals", "sender", "session", "transaction")
 
@@ -160,18 +160,18 @@ class PendingSend:
         self.session = sender.session
         self.transaction = transaction
         self.done = False
-        self.abandoned = False  # nobody waits for it any more: not to be repeated
+        self.abandoned = False  # no caller waits for the message, so it is not sent again
         self.error: BasculeError | None = None
         self.on_done: Callable[[Message, BasculeError | None], None] | None = None
-        self.refusals: list[BasculeError] | None = None  # gets the error before anybody who waits goes on
+        self.refusals: list[BasculeError] | None = None  # gets the error before waiting callers continue
 
     def answered(self, state: Any) -> None:
-        """The broker's outcome."""
+        """Handle the broker's outcome."""
         self.sender.sent.pop(self, None)
         self.finish(_refusal(state))
 
     def finish(self, error: BasculeError | None) -> None:
-        """It is over."""
+        """Complete the send, with its error or None."""
         if self.done:
             return
         self.done, self.error = True, error
@@ -186,16 +186,16 @@ class PendingSend:
 
 
 def _refusal(state: Any) -> BasculeError | None:
-    """Why a message was not taken; None for one that was."""
+    """Return the error of an outcome, or None if the broker accepted the message."""
     if isinstance(state, Accepted):
         return None
     if isinstance(state, Rejected) and state.error is not None:
-        return MessageRefused(f"message refused: {state.error.exception()}")
-    return MessageRefused(f"message not taken: {type(state).__name__.lower()}")
+        return MessageRefused(f"the broker refused the message: {state.error.exception()}")
+    return MessageRefused(f"the broker did not accept the message; outcome: {type(state).__name__.lower()}")
 
 
 class SenderState(ClientLink):
-    """The link of all messages to one destination. What is unanswered when the connection breaks is sent again, in order."""
+    """The link for all messages to one destination. After a reconnect, unanswered messages are sent again in order."""
 
     def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
         super().__init__(session, name)
@@ -203,7 +203,7 @@ class SenderState(ClientLink):
         self.key = (destination.kind, destination.name)
         self.queue: deque[PendingSend] = deque()
         self.sent: dict[PendingSend, None] = {}
-        self.waiting = 0  # tasks that have a message for it once it is attached
+        self.waiting = 0  # tasks with a message that wait for the attach
 
     def _make(self) -> Link:
         kind, address = self.key
@@ -216,7 +216,7 @@ class SenderState(ClientLink):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way, or is about to be."""
+        """Whether no message is in flight or about to be sent."""
         return not self.queue and not self.sent and not self.waiting
 
     def holds_back(self, transaction: SessionTransaction) -> bool:
@@ -225,7 +225,7 @@ class SenderState(ClientLink):
         return any(each.transaction is transaction for each in unwritten)
 
     def put(self, sending: PendingSend) -> None:
-        """Send a message as soon as credit allows."""
+        """Send a message as soon as the credit allows."""
         self.session.unanswered += 1
         if sending.transaction is not None:
             sending.transaction.unanswered += 1
@@ -233,7 +233,7 @@ class SenderState(ClientLink):
         self.flowed()
 
     def withdraw(self, sending: PendingSend, error: BasculeError | None = None) -> bool:
-        """Forget about a message; whether it has certainly not been sent. ``error`` is for who wants to be told."""
+        """Withdraw a message and report ``error`` for it. Return whether the message was certainly not sent."""
         sending.abandoned = True
         if sending in self.queue:
             self.queue.remove(sending)
@@ -242,7 +242,7 @@ class SenderState(ClientLink):
         return False
 
     def flowed(self) -> None:
-        """Send what credit, and the socket, allow."""
+        """Send as many messages as the credit and the socket allow."""
         link = self.link
         if not self.attached or not isinstance(link, SenderLink):
             return
@@ -250,7 +250,7 @@ class SenderState(ClientLink):
         while self.queue and link.credit > 0 and not self.session.core.congested:
             sending = self.queue.popleft()
             if largest and len(sending.data) > largest:
-                sending.finish(MessageRefused(f"message of {len(sending.data)} bytes: the broker takes no more than {largest}"))
+                sending.finish(MessageRefused(f"message of {len(sending.data)} bytes is too large; the broker accepts {largest}"))
                 continue
             self.sent[sending] = None
             transaction = sending.transaction
@@ -259,25 +259,25 @@ class SenderState(ClientLink):
     ready = flowed
 
     def detached(self, error: AmqpError | None) -> None:
-        """Nobody will answer what is on its way."""
+        """Fail the messages in flight; the broker will not answer them."""
         super().detached(error)
         self._finish_all(self.error or of_link(error, selector=False))
 
     def lost(self) -> None:
-        """What was not answered is sent again under the same id; what was part of a transaction went with it."""
+        """Queue unanswered messages to be sent again under the same id; messages of a transaction fail with it."""
         super().lost()
         unanswered = [*self.sent, *self.queue]
         self.sent.clear()
         self.queue = deque(each for each in unanswered if each.transaction is None and not each.abandoned)
         for each in unanswered:
             if each.transaction is not None:
-                lost = ConnectionLost("the connection was lost within the transaction")
+                lost = ConnectionLost("the connection was lost during the transaction")
                 each.finish(TransactionRolledBack(str(lost), cause=lost))
             elif each.abandoned:
                 each.finish(None)
 
     def failed(self, error: BasculeError) -> None:
-        """Nothing more will be sent."""
+        """Fail all messages."""
         super().failed(error)
         self._finish_all(error)
 
@@ -289,7 +289,7 @@ class SenderState(ClientLink):
 
 
 class TemporaryState(ClientLink):
-    """What keeps a temporary destination: it goes with this link, and is made anew after a reconnect, under another name."""
+    """The link that keeps a temporary destination. The destination is recreated after a reconnect, under another name."""
 
     def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
         super().__init__(session, name)
@@ -305,7 +305,7 @@ class TemporaryState(ClientLink):
         return self.session.engine.attach_sender(self.name, Source(address=self.name, outcomes=OUTCOMES), target)
 
     def ready(self) -> None:
-        """The broker has named it; who consumes from it may attach."""
+        """Store the name from the broker and attach the consumers of the destination."""
         self.destination.name = str(self.link.target.address)
         self.session.core.named(self.destination)
 
@@ -314,7 +314,7 @@ class TemporaryState(ClientLink):
 
 
 class ReceivedDelivery(NamedTuple):
-    """A delivery that the application has not seen. ``link`` tells those of an earlier connection, which need no answer."""
+    """A delivery that the application has not seen. ``link`` identifies deliveries of an earlier connection, which need no answer."""
 
     link: ReceiverLink
     delivery_id: int
@@ -323,7 +323,7 @@ class ReceivedDelivery(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """What a consumer wants."""
+    """The source of a consumer: the destination, the selector and the kind of subscription."""
 
     destination: Destination
     selector: str = ""
@@ -334,7 +334,7 @@ class Subscription(NamedTuple):
 
 
 class ConsumerState(ClientLink):
-    """A consumer, or a browser. ``prefetch`` messages are asked for ahead; with 0 each is asked for when it is waited for."""
+    """A consumer or a browser. It prefetches ``prefetch`` messages; with 0, each receive requests one message."""
 
     def __init__(self, session: SessionLinks, subscription: Subscription, name: str, prefetch: int) -> None:
         super().__init__(session, name)
@@ -343,10 +343,10 @@ class ConsumerState(ClientLink):
         self.prefetch = prefetch
         self.buffer: deque[ReceivedDelivery] = deque()
         self.listener: Callable[[Message], Any] | None = None
-        self.receiving = 0  # tasks at it
-        self.waiting = 0  # those of them for whom a message is to be asked for
+        self.receiving = 0  # number of tasks that receive
+        self.waiting = 0  # number of these tasks that need a message requested
         self.suspended = False
-        self.lazy: list[ReceivedDelivery] = []  # DUPS_OK: seen, and acknowledged by and by
+        self.lazy: list[ReceivedDelivery] = []  # DUPS_OK: seen, and not yet acknowledged
 
     def _make(self) -> Link:
         destination, selector, no_local, durable, shared, browse = self.subscription
@@ -376,17 +376,17 @@ class ConsumerState(ClientLink):
 
     @property
     def available(self) -> bool:
-        """Whether a message can be handed over now."""
+        """Whether a message can be delivered now."""
         return bool(self.buffer) and self.session.started
 
     def arrived(self, event: Transferred) -> None:
-        """A message."""
+        """Handle a message."""
         self.buffer.append(ReceivedDelivery(event.link, event.delivery_id, event.payload, event.settled))
         self._leave_to_others()
 
     @contextmanager
     def receives(self) -> Iterator[None]:
-        """While somebody receives. After that nothing is kept, or still asked for, without prefetch: another consumer may wait for it."""
+        """Guard a receive. Without prefetch, an unused message and unused credit are returned afterwards, for other consumers."""
         self.receiving += 1
         try:
             yield
@@ -402,13 +402,13 @@ class ConsumerState(ClientLink):
             self.link.flow(self.link.credit, drain=True)
 
     def ready(self) -> None:
-        """Ask for the first messages."""
+        """Request the first messages."""
         self.top_up()
 
-    flowed = ready  # a drain is over, and who asked for it may be gone
+    flowed = ready  # a drain has ended, and its caller may no longer wait
 
     def top_up(self) -> None:
-        """Ask for more when half is used."""
+        """Request more messages when half of the prefetched messages are used."""
         if not self.attached or not self.session.started or self.suspended or self.closing or self.subscription.browse or self.link.drain:
             return
         wanted = self.prefetch or max(self.waiting, int(self.listener is not None))
@@ -417,31 +417,31 @@ class ConsumerState(ClientLink):
             self.link.flow(wanted - held)
 
     def give_back(self) -> None:
-        """What the application has not seen goes back as if it had never been sent."""
+        """Release the messages that the application has not seen, as if they had never been sent."""
         for each in self.buffer:
             each.link.settle(each.delivery_id, RELEASED)
         self.buffer.clear()
 
     def accept_lazily(self, arrived: ReceivedDelivery) -> None:
-        """Acknowledge now and then."""
+        """Acknowledge a message later, in a batch."""
         self.lazy.append(arrived)
         if not self.buffer or len(self.lazy) > self.prefetch // 2:
             self.accept_lazy()
 
     def accept_lazy(self) -> None:
-        """Acknowledge what has gathered."""
+        """Acknowledge the batch."""
         for each in self.lazy:
             each.link.settle(each.delivery_id, ACCEPTED)
         self.lazy.clear()
 
     def close(self) -> None:
-        """Give back what was not seen, and detach."""
+        """Release unseen messages and detach."""
         self.accept_lazy()
         self.give_back()
         super().close()
 
     def detached(self, error: AmqpError | None) -> None:
-        """The broker ended it."""
+        """Handle the end of the consumer by the broker."""
         selector = bool(self.subscription.selector)
         super().detached(error)
         if not self.closing:
@@ -451,17 +451,18 @@ class ConsumerState(ClientLink):
                 self.session.untold.append(self.error)
 
     def lost(self) -> None:
-        """What was not acknowledged comes again from the broker."""
+        """Forget the messages of the lost connection; the broker redelivers those that are not acknowledged."""
         super().lost()
         self.buffer.clear()
         self.lazy.clear()
 
 
 class UnsubscribingState(ClientLink):
-    """Looks a durable subscription up by its name; closing this link deletes it."""
+    """A link that finds a durable subscription by its name; closing the link deletes the subscription."""
 
     def _make(self) -> Link:
-        # Without a client id it can only be a shared one that is everybody's: brokers want to be told, as Qpid JMS does it.
+        # # Without a client id, only a shared subscription with a global name is possible. Brokers need the capabilities, as Qpid JMS sends
+        # them.
         everybodys = self.session.core.settings.client_id is None
         hints = (Symbol("shared"), Symbol("global")) if everybodys else ()
         return self.session.engine.attach_receiver(self.name, None, Target(address=self.name), desired_capabilities=hints)

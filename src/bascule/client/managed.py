@@ -1,7 +1,7 @@
-"""Contexts that a transaction manager or a pool lends to an application: the session goes on when the context is over.
+"""Contexts lent by a transaction manager or a pool: their session outlives them.
 
-Such a context has the methods of Context. What belongs to the lender is refused, as in a container of Jakarta EE: Jakarta Messaging 3.1,
-sections 12.2 and 12.3.
+Such a context has the methods of Context. The methods that belong to the lender are refused, as in a container of Jakarta EE (Jakarta
+Messaging 3.1, sections 12.2 and 12.3).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def refused(method: CallT) -> CallT:
-    """Return a method with the signature of ``method`` that raises IllegalState, with the reason that its context has."""
+    """Return a method with the signature of ``method`` that raises IllegalState with the reason of its context."""
 
     @functools.wraps(method)
     def refuse(context: Any, *_: Any, **__: Any) -> NoReturn:
         raise IllegalState(f"{method.__name__}() is refused: {context._refusal}")
 
-    refuse.__doc__ = "Raise IllegalState: only whoever lends this context may do so."
+    refuse.__doc__ = "Raise IllegalState: only the transaction manager or pool that owns the session may do this."
     return cast("CallT", refuse)
 
 
 def refuse_listener(listener: object) -> None:
     """Raise IllegalState for a listener (Jakarta Messaging 3.1, section 12.2)."""
     if listener is not None:
-        raise IllegalState("a listener is refused: a context of a transaction manager or of a pool has none; call receive()")
+        raise IllegalState("a context of a transaction manager or pool cannot have listeners; call receive()")
 
 
 class ManagedContext(Context):
-    """A context on the session of another one, for a time. A consumer asks for no message ahead unless it is given a ``prefetch``."""
+    """A context that uses the session of another context for a time. Its consumers prefetch nothing unless ``prefetch`` is given."""
 
-    _refusal = "whoever lends this context does so"
+    _refusal = "the owner of the session controls this"
 
     def __init__(self, of: Context) -> None:
-        """``of`` is the context that has the session, and goes on."""
+        """``of`` is the context that owns the session and outlives this one."""
         super().__init__(of._thread, of._session, None)
         self._over = ""
 
     def start(self) -> None:
-        """Return at once: messages are handed over, for ``stop`` is refused."""
+        """Do nothing: delivery is never stopped, because ``stop`` is refused."""
         self._check()
 
     create_context = refused(Context.create_context)
@@ -59,16 +59,16 @@ class ManagedContext(Context):
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
         with super()._one_thread():
-            self._check()  # who comes after the end finds it over
+            self._check()  # within the lock, so that a call after the end is refused
             yield
 
     def _check(self) -> None:
-        """Raise IllegalState if the context is over."""
+        """Raise IllegalState if the context has ended."""
         if self._over:
             raise IllegalState(self._over)
 
     def _end(self, why: str) -> bool:
-        """The context is over, and ``why`` is what its calls say. Return whether no other thread is within a call."""
+        """End the context; its calls raise IllegalState with the text ``why``. Return whether no other thread is within a call."""
         self._over = self._over or why
         if not self._in_use.acquire(blocking=False):
             return False
@@ -81,16 +81,16 @@ class ManagedContext(Context):
 
 
 class ManagedConsumer(Consumer):
-    """A consumer of a ManagedContext. It has no listener."""
+    """A consumer of a ManagedContext. It cannot have a listener."""
 
     def __init__(self, context: ManagedContext, state: ConsumerState) -> None:
-        """Made by the context."""
+        """Consumers are created by the context."""
         super().__init__(context, state)
         self._managed = context
 
     @property
     def prefetch(self) -> int:
-        """How many messages are asked for ahead; 0: each when it is waited for."""
+        """The number of messages to prefetch; with 0, each receive requests one message."""
         return self.state.prefetch
 
     @prefetch.setter
@@ -100,7 +100,7 @@ class ManagedConsumer(Consumer):
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """There is none: a message is received where the work is done."""
+        """Always None: the application receives messages where it does its work."""
         return None
 
     @listener.setter

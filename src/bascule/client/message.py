@@ -1,4 +1,4 @@
-"""A message as an application writes and reads it, on top of bascule.jms.message."""
+"""Messages of the client, on top of bascule.jms.message."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ Body = str | bytes | dict[str, Any] | list[Any] | None
 _KIND_OF_BODY: Final[tuple[tuple[type, str], ...]] = (
     (str, "text"), (bytes, "bytes"), (bytearray, "bytes"), (dict, "map"), (list, "stream"), (tuple, "stream"), (type(None), "message"),
 )  # fmt: skip
-#: What JMS allows as the value of a property; Int, Short, Byte and Float are those of Java.
+#: # The types of property values that JMS allows; Int, Short, Byte and Float are the types of Java.
 _PROPERTY_TYPES: Final = (bool, int, float, str, type(None))
 _INT_MIN, _INT_MAX, _LONG_MAX = -(1 << 31), (1 << 31) - 1, (1 << 63) - 1
-#: Properties that are fields.
+#: # Properties that are fields of a message.
 _FIELDS: Final = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_sequence"}
 _IDENTIFIER: Final = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
 _RESERVED: Final = frozenset({"NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"})
 
 
 class Long(int):
-    """Integer of 64 bits of Java, also where the value would fit into 32."""
+    """A 64-bit integer (Java's long), even if the value fits into 32 bits."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message. What the application gives:
+    """A message.
 
-    ``body`` says by its type which kind of JMS message it is: str text, bytes bytes, dict map, list stream, None a message without
-    body; ``kind="object"`` makes bytes a serialized Java object. ``properties`` are bool, int, float or str; an int that fits is an
-    ``int`` of Java, else a ``long``; Byte, Short, Long, Float say another type. ``persistent``, ``priority`` (0-9), ``time_to_live_s`` and
-    ``delivery_delay_s`` left at None are the producer's.
+    The application sets these fields:
 
-    What sending and receiving fill in: ``message_id``, ``destination``, and the times in ms since the epoch, 0 for none.
-    ``delivery_count`` is JMSXDeliveryCount: 1 the first time.
+    ``body``: its type decides the kind of the JMS message: str is a text message, bytes a bytes message, dict a map message, list a stream
+    message, and None a message without a body. ``kind="object"`` marks bytes as a serialized Java object.
+    ``properties``: values are bool, int, float or str. An int of at most 32 bits is sent as Java's int, a larger one as long; Byte, Short,
+    Long and Float choose another type.
+    ``persistent``, ``priority`` (0-9), ``time_to_live_s`` and ``delivery_delay_s``: None means the value of the producer.
+
+    Sending and receiving set ``message_id``, ``destination`` and the times, in ms since the epoch, 0 for none. ``delivery_count`` is
+    JMSXDeliveryCount; the first delivery has 1.
     """
 
     body: Body = None
@@ -71,30 +74,30 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """JMSRedelivered: it may have been seen before."""
+        """JMSRedelivered: whether the message may have been delivered before."""
         return self.delivery_count > 1
 
     def acknowledge(self) -> None:
-        """CLIENT: this message and all that its context received before; INDIVIDUAL: this one. In other modes nothing."""
+        """Acknowledge the message (INDIVIDUAL), or all messages that the context has received (CLIENT). Other modes ignore the call."""
         if self._acknowledge is not None:
             self._acknowledge()
 
     def answer(self, content: Message | Body) -> tuple[Destination, Message]:
-        """Where an answer to this message goes, and the answer. Raises InvalidDestination where it wants none."""
+        """Return the destination of the reply, and the reply. Raises InvalidDestination if the message has no ``reply_to``."""
         if self.reply_to is None:
-            raise InvalidDestination(f"message {self.message_id} does not say where to answer to")
+            raise InvalidDestination(f"cannot reply to message {self.message_id}: it has no reply_to")
         answer = Message.of(content)
         answer.correlation_id = self.correlation_id or self.message_id
         return self.reply_to, answer
 
     @classmethod
     def of(cls, content: Message | Body) -> Message:
-        """A message, or one with this body."""
+        """Return ``content`` if it is a message, otherwise a message with this body."""
         return content if isinstance(content, Message) else cls(content)
 
     @classmethod
     def received(cls, jms: JmsMessage) -> Message:
-        """What a broker delivered."""
+        """Return the message that a broker delivered."""
         return cls(
             body=_longs(jms.body) if jms.body_kind in ("map", "stream") else jms.body,
             kind=jms.body_kind,
@@ -118,7 +121,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """A producer's defaults, for what a message leaves open. Raises InvalidInput for what cannot be."""
+    """The default values of a producer. Raises InvalidInput for a value out of range."""
 
     persistent: bool = True
     priority: int = DEFAULT_PRIORITY
@@ -127,12 +130,13 @@ class SendOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 9:
-            raise InvalidInput(f"priority {self.priority}; 0 to 9 are there")
+            raise InvalidInput(f"invalid priority {self.priority}: it must be from 0 to 9")
         if self.time_to_live_s < 0 or self.delivery_delay_s < 0:
-            raise InvalidInput("time_to_live_s and delivery_delay_s are 0 or more")
+            times = f"time_to_live_s={self.time_to_live_s:g}, delivery_delay_s={self.delivery_delay_s:g}"
+            raise InvalidInput(f"{times}: neither may be negative")
 
     def of(self, message: Message) -> SendOptions:
-        """What holds for one message."""
+        """Return the options of one message: its own values, and the defaults for the others."""
         given = (message.persistent, message.priority, message.time_to_live_s, message.delivery_delay_s)
         own = (self.persistent, self.priority, self.time_to_live_s, self.delivery_delay_s)
         if all(each is None for each in given):
@@ -141,18 +145,18 @@ class SendOptions:
 
 
 def stamp(message: Message, destination: Destination, options: SendOptions, message_id: str, now_ms: int) -> None:
-    """Fill in what sending fills in (Jakarta Messaging 3.1, section 3.4.11)."""
+    """Set the fields that sending sets (Jakarta Messaging 3.1, section 3.4.11)."""
     chosen = options.of(message)
     message.persistent, message.priority = chosen.persistent, chosen.priority
     message.message_id, message.destination, message.timestamp_ms = message_id, destination, now_ms
     message.delivery_time_ms = now_ms + round(chosen.delivery_delay_s * 1000) if chosen.delivery_delay_s else 0
-    # A life begins when the message is sent, not when it may be delivered (section 3.4.13).
+    # # The time to live starts when the message is sent, not at its delivery time (section 3.4.13).
     message.expiration_ms = now_ms + max(round(chosen.time_to_live_s * 1000), 1) if chosen.time_to_live_s else 0
     message.delivery_count = 1
 
 
 def encode(message: Message) -> bytes:
-    """The AMQP message. Raises InvalidInput for what JMS has not."""
+    """Return the encoded AMQP message. Raises InvalidInput for content that JMS does not allow."""
     kind = message.kind or _kind_of(message.body)
     body: Any = message.body
     if isinstance(body, bytearray):
@@ -185,25 +189,25 @@ def _kind_of(body: object) -> str:
     for type_, kind in _KIND_OF_BODY:
         if isinstance(body, type_):
             return kind
-    raise InvalidInput(f"a {type(body).__name__} is no body: str, bytes, dict, list or None (json.dumps makes text of anything else)")
+    raise InvalidInput(f"invalid type of a body: {type(body).__name__}; use str, bytes, dict, list or None, or convert it with json.dumps")
 
 
 def _name(name: str) -> str:
     if name in _FIELDS:
-        raise InvalidInput(f"property {name} is the message's field {_FIELDS[name]}")
+        raise InvalidInput(f"property {name} cannot be set as a property; set the field {_FIELDS[name]} of the message")
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or name.upper() in _RESERVED:
-        raise InvalidInput(f"property name {name!r}: must be an identifier of Java, and no word of the selector language")
+        raise InvalidInput(f"invalid property name {name!r}: it must be a Java identifier and not a reserved word of selectors")
     return name
 
 
 def _property(name: str, value: Any) -> Any:
     if not isinstance(value, _PROPERTY_TYPES):
-        raise InvalidInput(f"property {name}: a {type(value).__name__} is no value; bool, int, float or str are")
+        raise InvalidInput(f"property {name} has the invalid type {type(value).__name__}; use bool, int, float, str or None")
     return _java_number(value)
 
 
 def _longs(value: Any) -> Any:
-    """Say which ints were longs: what is sent on keeps its types."""
+    """Mark received ints as Long, so that a message that is sent on keeps its types."""
     if type(value) is int:
         return Long(value)
     if isinstance(value, dict):
@@ -214,7 +218,7 @@ def _longs(value: Any) -> Any:
 
 
 def _java_number(value: Any) -> Any:
-    """A Python int as the narrowest of Java's int and long: a reader that asks for a long gets it from either, one for an int does not."""
+    """Return a Python int as Java's int if it fits, otherwise as long. A reader can get an int as long, but not the reverse."""
     if type(value) is Long:
         return int(value)
     if type(value) is not int:
@@ -222,7 +226,7 @@ def _java_number(value: Any) -> Any:
     if _INT_MIN <= value <= _INT_MAX:
         return Int(value)
     if not -_LONG_MAX - 1 <= value <= _LONG_MAX:
-        raise InvalidInput(f"{value} has more than the 64 bits of a long")
+        raise InvalidInput(f"integer {value} is out of range: a long has 64 bits")
     return value
 
 

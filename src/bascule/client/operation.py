@@ -1,6 +1,6 @@
-"""Operations: what a context does, written once as generators that yield what they wait for; the blocking and the asyncio face run them.
+"""Operations of a context: generators that yield the conditions they wait for. The blocking and the asyncio API both run them.
 
-A generator gets True when its condition came true, False when time ran out. It runs undisturbed between two waits.
+A generator receives True when its condition is true, False after the timeout. It runs without interruption between two waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """Go on when ``condition()`` is true, or when the clock of the connection shows ``until_s``."""
+    """Continue when ``condition()`` is true, or when the connection's clock reaches ``until_s``."""
 
     condition: Callable[[], bool]
     until_s: float

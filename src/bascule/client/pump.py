@@ -1,6 +1,6 @@
-"""The one place with sockets: keeps a Core connected, on an event loop, whichever face the application has.
+"""The only module of the client with sockets: it keeps a Core connected on an event loop.
 
-The blocking face gives it a loop on a thread of its own, and a lock; the asyncio face its own loop, and no lock.
+The blocking API gives it an event loop on its own thread and a lock; the asyncio API gives it the application's loop and no lock.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: For TCP and TLS; a broker that takes longer is as good as away.
+#: # Timeout of connecting, with TCP and TLS.
 CONNECT_TIMEOUT_S: Final = 15.0
-#: What may wait in the socket's buffer before messages are held back.
+#: # Maximum size of the socket's write buffer; sending pauses when it is full.
 WRITE_BUFFER_BYTES: Final = 1 << 20
-#: For the last words to go out, once all is said; then the socket goes without them.
+#: # Timeout of writing the last frames before the socket is closed.
 LAST_WORDS_S: Final = 5.0
-#: How often heartbeats are looked at, at least and at most.
+#: # Maximum and minimum interval between calls of Core.tick.
 TICK_S_MAX, TICK_S_MIN = 10.0, 0.05
 
 
 class Pump:
-    """Connects, reads, writes, and connects again."""
+    """Connects, reads, writes and reconnects."""
 
     def __init__(
         self, core: Core, plan: Plan, tls: ssl.SSLContext | None, lock: AbstractContextManager[object], changed: Callable[[], None]
     ) -> None:
-        """``changed`` is called within ``lock`` when something may have come true that an operation waits for."""
+        """``changed`` is called within ``lock`` when the condition of a waiting operation may have become true."""
         self.core = core
         self.lock = lock
         self.changed = changed
@@ -44,16 +44,16 @@ class Pump:
         self._wire: ClientSocket | None = None
 
     async def run(self) -> None:
-        """Keep the core connected until it ends, or is not to be connected again. Whatever ends this ends the core."""
+        """Keep the core connected until it ends or may not reconnect. An error here ends the core."""
         reason: BasculeError = ConnectionLost("the task of the connection was cancelled")
         try:
             await self._keep_connected()
         except Exception as error:
-            log.exception("the connection ends")
-            reason = ConnectionLost(f"the connection ends: {error!r}")
+            log.exception("connection failed")
+            reason = ConnectionLost(f"the connection failed: {error!r}")
         finally:
             with self.lock:
-                self.core.fail(reason)  # of one that has ended already the reason stays
+                self.core.fail(reason)  # the reason of an earlier end stays
                 self.changed()
             self.report()
 
@@ -71,17 +71,17 @@ class Pump:
             await self._serve(endpoint)
 
     async def _serve(self, endpoint: Endpoint) -> None:
-        """One connection, from its beginning to its end."""
+        """Connect to ``endpoint`` and serve the connection until it ends."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 tls = (self._tls or ssl.create_default_context()) if endpoint.tls else None
                 transport, wire = await loop.create_connection(lambda: ClientSocket(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
-        # TimeoutError and ssl.SSLError are kinds of the first; the others say that this can be no host, or no port.
+        # # TimeoutError and ssl.SSLError are subclasses of OSError; ValueError and OverflowError mean an invalid host or port.
         except (OSError, ValueError, OverflowError) as error:
             with self.lock:
-                self.core.reason = Unavailable(f"no broker at {endpoint}: {_cause(error)}")
-            log.debug("connection ended", reason=self.core.reason)
+                self.core.reason = Unavailable(f"cannot connect to broker {endpoint}: {_cause(error)}")
+            log.debug("connection attempt failed", reason=self.core.reason)
             return
         self._wire = wire
         try:
@@ -91,20 +91,20 @@ class Pump:
             self._wire = None
 
     def succeeded(self, endpoint: Endpoint) -> None:
-        """The broker has let us in."""
+        """Record that the broker has accepted the connection."""
         self._plan.succeeded(endpoint)
         for other in self.core.other_endpoints:
             self._plan.learn(other)
         self.core.other_endpoints.clear()
 
     def flush(self) -> None:
-        """Write what is due. On the loop's thread."""
+        """Write pending bytes. Must run on the loop's thread."""
         if self._wire is not None:
             self._wire.flush()
         self.report()
 
     def report(self) -> None:
-        """Tell who wanted to know what became of a message. Outside the lock: what they do is theirs."""
+        """Call the callbacks of completed sends. Must run outside the lock, because callbacks are code of the application."""
         completed = self.core.completed
         while completed:
             with suppress(IndexError):
@@ -123,7 +123,7 @@ def _cause(error: Exception) -> str:
 
 
 class ClientSocket(asyncio.Protocol):
-    """One socket."""
+    """The protocol of one socket."""
 
     def __init__(self, pump: Pump, endpoint: Endpoint) -> None:
         self._pump = pump
@@ -136,15 +136,15 @@ class ClientSocket(asyncio.Protocol):
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there."""
-        self._transport = cast("asyncio.Transport", transport)  # as the loop gives to a Protocol
+        """Start the core's protocol on the new socket."""
+        self._transport = cast("asyncio.Transport", transport)  # asyncio passes a Transport to a Protocol
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         with self._pump.lock:
             self._core.begin(self._endpoint)
         self._tick()
 
     def data_received(self, data: bytes) -> None:
-        """The broker speaks."""
+        """Pass received bytes to the core."""
         with self._pump.lock:
             self._core.receive(data, self._loop.time())
             if self._core.up and not self._welcome:
@@ -155,18 +155,18 @@ class ClientSocket(asyncio.Protocol):
         self._pump.report()
 
     def pause_writing(self) -> None:
-        """The socket is full."""
+        """Pause sending: the write buffer is full."""
         with self._pump.lock:
             self._core.congestion(True)
 
     def resume_writing(self) -> None:
-        """It has room again."""
+        """Resume sending: the write buffer has room again."""
         with self._pump.lock:
             self._core.congestion(False)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Report the closed socket to the core."""
         if self._timer is not None:
             self._timer.cancel()
         with self._pump.lock:
@@ -178,7 +178,7 @@ class ClientSocket(asyncio.Protocol):
             self.ended.set_result(None)
 
     def flush(self) -> None:
-        """Write what is due; close when all is said."""
+        """Write pending bytes; close the socket after the last ones."""
         if self._transport.is_closing():
             return
         with self._pump.lock:
@@ -187,7 +187,7 @@ class ClientSocket(asyncio.Protocol):
         if data:
             self._transport.write(data)
         if closed:
-            self._transport.close()  # which waits for a broker that does not read, for ever
+            self._transport.close()  # waits without limit for a broker that does not read
             self._again(LAST_WORDS_S, self._transport.abort)
 
     def _tick(self) -> None:
@@ -198,7 +198,7 @@ class ClientSocket(asyncio.Protocol):
             self._pump.changed()
         self.flush()
         if silent:
-            self._transport.abort()  # nobody is there to read what still waits
+            self._transport.abort()  # the silent broker will not read the pending bytes
         elif not self._transport.is_closing():
             self._again(min(max(due_s - now_s, TICK_S_MIN), TICK_S_MAX), self._tick)
 

@@ -1,4 +1,4 @@
-"""What a context sends: by links that it keeps, a window ahead of the broker's answers."""
+"""Sends of a context. A context keeps its sender links and sends up to a window of messages ahead of the broker's answers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from bascule.client.operation import Operation
 from bascule.client.transactions import Transactions
 from bascule.core.errors import BasculeError
 
-#: Messages on their way to the broker, unanswered: enough to hide a round trip, little to send again.
+#: # Maximum number of unanswered messages: enough to hide a round trip, few to send again after a reconnect.
 SEND_WINDOW: Final = 1000
-#: Links to destinations that a context keeps for its next message there.
+#: # Maximum number of sender links that a context keeps.
 SENDERS_MAX: Final = 32
 
 OnDone = Callable[[Message, BasculeError | None], None]
 
 
 class SendCompletion(NamedTuple):
-    """How a send ends, and who is told of it."""
+    """How a send completes and who gets its result."""
 
-    #: Whether to return when the broker has the message; in a transaction a send returns at once.
+    #: # Whether to wait until the broker has stored the message; in a transaction a send returns at once.
     wait: bool = True
-    #: Whether the message is sent once more under the id that it has.
+    #: # Whether the message is sent again under its existing id.
     repeat: bool = False
-    #: Called some time after the answer.
+    #: # Called after the answer.
     on_done: OnDone | None = None
-    #: Gets the error of the message before ``flush`` returns.
+    #: # Receives the error of the message before ``flush`` returns.
     refusals: list[BasculeError] | None = None
     #: Called when the message is on its way: what it sends, on whatever session of the connection, goes behind the message.
     behind: Callable[[], None] | None = None
@@ -42,12 +42,12 @@ AT_ITS_END: Final = SendCompletion()
 
 
 def now_ms() -> int:
-    """The time that messages carry, in ms since the epoch."""
+    """Return the current time in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class Sends(Transactions):
-    """The part of a session that sends, in a transaction or without."""
+    """The sends of a session, in a transaction or outside of one."""
 
     def send(
         self,
@@ -64,7 +64,7 @@ class Sends(Transactions):
         if not (completion.repeat and message.message_id):
             stamp(message, destination, options, self.core.message_id(), now_ms())
         if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
-            raise MessageRefused("this broker does not offer delivery delay")
+            raise MessageRefused("the broker does not support delivery delay; send with delivery_delay_s = 0")
         with nullcontext() if transaction is None else transaction.send():
             sending = yield from self._put(message, destination, transaction, until_s, completion)
         if completion.wait and transaction is None:
@@ -79,7 +79,7 @@ class Sends(Transactions):
         until_s: float,
         completion: SendCompletion,
     ) -> Operation[PendingSend]:
-        """Put a message on its way."""
+        """Queue a message on the sender link of its destination."""
         data = encode(message)
         if transaction is not None:
             yield from self._declare(transaction, until_s)
@@ -103,7 +103,7 @@ class Sends(Transactions):
         except TimedOut as error:
             if self._withdrawn(sending):
                 raise TimedOut(f"{error}; the message was not sent") from None
-            raise TimedOut(f"{error}; whether the broker has stored it is not known: repeat() it, under the same id") from None
+            raise TimedOut(f"{error}; the message may or may not be stored, send it again with repeat() under the same id") from None
         except BaseException:
             self._withdrawn(sending)
             raise
@@ -114,13 +114,13 @@ class Sends(Transactions):
         key = (destination.kind, destination.name)
         if key not in self.senders:
             yield from self._evict(until_s)
-        self.check()  # who has waited so far may find it closed
+        self.check()  # the context may have been closed during the wait
         known = self.senders.pop(key, None)
         sender = known or SenderState(self, destination, self.core.link_name("sender"))
-        self.senders[key] = sender  # the one used last is the last to go
+        self.senders[key] = sender  # the dict is in order of last use
         if known is None and self.core.opened:
             sender.attach()
-        if known is None or (self.core.up and not sender.decided):  # else it sends once there is a connection
+        if known is None or (self.core.up and not sender.decided):  # an existing link sends when it is connected again
             sender.waiting += 1
             try:
                 yield from self.core.until(lambda: sender.decided, f"send to {destination.name}", until_s)
@@ -131,13 +131,13 @@ class Sends(Transactions):
         return sender
 
     def _drop_unused(self, sender: SenderState) -> None:
-        """Do not attach what nobody waits for any more. Other tasks may: the last one to give up closes it."""
+        """Close a sender link that is not attached yet and that no task waits for."""
         if not sender.decided and sender.idle:
             sender.close()
             self.forget(sender)
 
     def _withdrawn(self, sending: PendingSend) -> bool:
-        """Forget about a message; whether it has certainly not been sent."""
+        """Withdraw a message. Return whether the message was certainly not sent."""
         withdrawn = sending.sender.withdraw(sending)
         self._drop_unused(sending.sender)
         return withdrawn
@@ -150,5 +150,5 @@ class Sends(Transactions):
                 yield from self._detach(oldest, until_s)
 
     def flush(self, until_s: float) -> Operation[None]:
-        """Return when everything sent so far has its answer."""
+        """Wait until the broker has answered every send."""
         yield from self.core.until(lambda: not self.unanswered, "flush", until_s)

@@ -1,4 +1,4 @@
-"""What one context does: sends, receives, acknowledges, transactions. One AMQP session at a time, over all reconnects."""
+"""The session of one context: sends, receives, acknowledgements and transactions, across reconnects."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: What a browser asks for at once.
+#: # Credit of a browser.
 BROWSE_AHEAD: Final = 100
-#: A broker may end a drain before its browser has looked at the queue again (Artemis does, rarely): the end is asked for twice.
+#: # Number of drains before a browser ends: Artemis may rarely end a drain before the browser has read the queue again.
 BROWSE_ASKS: Final = 2
 FOREVER: Final = float("inf")
 
-#: Between an error of what listeners need and the next attempt: a broker may say no as often as it is asked.
+#: # Delay after an error of a listener's session, so that a broker that refuses is not asked in a tight loop.
 LISTENERS_REST_S: Final = 1.0
 
 ExceptionListener = Callable[[BasculeError], None]
 
 
 class PendingRequest:
-    """A request that waits for its answer."""
+    """A request that waits for its reply."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -46,20 +46,20 @@ class PendingRequest:
 
 
 class ClientSession(Sends):
-    """One session: what a context sends, receives and acknowledges.
+    """The session of a context: its sends, receives and acknowledgements.
 
-    ``acknowledging`` is how a message's own ``acknowledge`` gets here, through the face's lock.
+    A message's own ``acknowledge`` calls ``acknowledging``, which holds the lock of the API.
     """
 
     def __init__(self, core: Core, mode: Acknowledge) -> None:
         super().__init__(core, mode)
         self.acknowledging: Callable[[ReceivedDelivery], None] = self.acknowledge
-        self.answers: ConsumerState | None = None  # to requests
-        self.asked: list[PendingRequest] = []  # requests that wait
-        self.preparing = False  # for answers
-        self.listening: ConsumerState | None = None  # whose listener has a message in its hands
-        self.listeners_next = True  # listeners get another message
-        self._rest_until_s = 0.0  # of listeners
+        self.answers: ConsumerState | None = None  # consumer of replies
+        self.asked: list[PendingRequest] = []  # requests that wait for a reply
+        self.preparing = False  # a task is creating the consumer of replies
+        self.listening: ConsumerState | None = None  # the consumer whose listener runs
+        self.listeners_next = True  # whether listeners get further messages
+        self._rest_until_s = 0.0  # pause of the listeners after an error
 
     # --- requests ----------------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class ClientSession(Sends):
         For ``behind`` see SendCompletion.
         """
         if self.transaction is not None:
-            raise IllegalState("a request in a transaction is not sent before the commit: nobody can answer it")
+            raise IllegalState("request() is not possible in a transaction: the broker delivers the request only after the commit")
         answers = yield from self._answers(until_s)
         generation = self.core.generation
         asked = PendingRequest(Message.of(content))
@@ -94,17 +94,17 @@ class ClientSession(Sends):
                 if asked.answer is not None:
                     break
                 if self.core.generation != generation:
-                    raise ConnectionLost("the connection was lost before the answer came, and its temporary queue with it: ask again")
+                    raise ConnectionLost("connection and temporary queue lost before the reply arrived; send the request again")
                 self._check_consumer(answers)
                 if not came:
-                    raise TimedOut(f"no answer to {asked.message.message_id} from {destination.name} in time")
+                    raise TimedOut(f"no reply to {asked.message.message_id} from {destination.name} before the timeout")
             return asked.answer
         finally:
             self.asked.remove(asked)
 
     def _answers(self, until_s: float) -> Operation[ConsumerState]:
-        """The one consumer of the answers to all requests. Nobody else wants them, so some are always asked for ahead."""
-        yield from self.core.until(lambda: not self.preparing, "request", until_s)  # by another task
+        """Return the consumer of the replies to all requests. It always prefetches, because no other consumer wants these messages."""
+        yield from self.core.until(lambda: not self.preparing, "request", until_s)  # while another task creates it
         if self.answers is None or self.answers.error is not None:
             self.preparing = True
             try:
@@ -116,10 +116,10 @@ class ClientSession(Sends):
         return self.answers
 
     def _hand_out(self, answers: ConsumerState) -> None:
-        """To each request its answer, whichever task finds it here; one that nobody waits for is dropped. Done with, whatever the mode."""
+        """Give each reply to its request, acknowledge it in every mode, and drop replies to unknown requests."""
         while answers.available:
             arrived = answers.buffer.popleft()
-            with suppress(MalformedMessage):  # rejected: the broker keeps it among the dead letters
+            with suppress(MalformedMessage):  # rejected; the broker moves it to the dead letters
                 answer = self._read(arrived)
                 if answer is not None:
                     arrived.link.settle(arrived.delivery_id, ACCEPTED)
@@ -129,7 +129,7 @@ class ClientSession(Sends):
         answers.top_up()
 
     def _asker(self, correlation_id: str | bytes | None) -> PendingRequest | None:
-        """Whose answer has this id. One without an id is for the only request that waits."""
+        """Return the request with this id. A reply without an id belongs to the only waiting request."""
         waiting = [each for each in self.asked if each.answer is None]
         if correlation_id is None:
             return waiting[0] if len(waiting) == 1 else None
@@ -138,9 +138,11 @@ class ClientSession(Sends):
     # --- consumers ---------------------------------------------------------------------------------------------------------------
 
     def close_consumer(self, consumer: ConsumerState, until_s: float, *, by_listener: bool = False) -> Operation[None]:
-        """Close a consumer; what of it was received and not acknowledged can still be: the link goes with the last of it.
+        """Close a consumer. Received messages can still be acknowledged; the link is closed after the last of them.
 
-        Returns when its listener has returned (Jakarta Messaging 3.1, JMSConsumer.close), unless that is the caller. Raises TimedOut.
+        Waits until the consumer's listener has returned (Jakarta Messaging 3.1, JMSConsumer.close), unless the listener is the caller.
+        Raises
+        TimedOut.
         """
         if consumer.closing:
             pass
@@ -156,7 +158,7 @@ class ClientSession(Sends):
             yield from self._await_listener("close", lambda: self.listening is not consumer, until_s)
 
     def receive(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
-        """The next message, None when time is up or the consumer is closed. Raises what ended the consumer."""
+        """Return the next message, or None after the timeout or if the consumer is closed. Raises the error that ended the consumer."""
         self._check_consumer(consumer)
         with consumer.receives():
             while True:
@@ -169,11 +171,11 @@ class ClientSession(Sends):
                     return None
                 else:
                     self._check_consumer(consumer)
-                    if not came:  # else another task was faster
+                    if not came:  # otherwise another task has taken the message
                         return None
 
     def _await_message(self, consumer: ConsumerState, until_s: float) -> Operation[bool]:
-        """Whether one came, or the end of the consumer, before time was up."""
+        """Return whether a message arrived, or the consumer ended, before the timeout."""
         consumer.waiting += 1
         consumer.top_up()
         try:
@@ -185,7 +187,7 @@ class ClientSession(Sends):
         return came
 
     def receive_no_wait(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
-        """A message if the broker has one now."""
+        """Return a message if the broker has one now."""
         self._check_consumer(consumer)
         with consumer.receives():
             while self.started:
@@ -200,7 +202,7 @@ class ClientSession(Sends):
             return None
 
     def browse(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
-        """The next message of a browser, None after the last."""
+        """Return the next message of a browser, or None after the last."""
         for _ in range(BROWSE_ASKS):
             if not consumer.buffer:
                 yield from self._drain(consumer, BROWSE_AHEAD, until_s)
@@ -218,9 +220,9 @@ class ClientSession(Sends):
             raise type(consumer.error)(*consumer.error.args)
 
     def _take(self, consumer: ConsumerState, outcome: Any) -> Operation[Message | None]:
-        """Hand the oldest message over, acknowledged as the mode has it; it waits for nothing then.
+        """Deliver the oldest message, acknowledged as the mode requires. Waits only if a transaction has to begin.
 
-        None where the caller is to look again: it has expired, or a transaction had to begin first, and much may have changed meanwhile.
+        Returns None if the message has expired or a transaction had to begin first; the caller then looks at the consumer again.
         """
         transaction = self.transaction
         if transaction is not None:
@@ -238,7 +240,7 @@ class ClientSession(Sends):
         elif self.mode in (Acknowledge.CLIENT, Acknowledge.INDIVIDUAL):
             self.unacknowledged[arrived] = consumer
             message._acknowledge = partial(self._acknowledge_message, arrived)
-        elif outcome is None:  # of a listener, which has not seen it yet
+        elif outcome is None:  # for a listener, which has not seen the message yet
             self.unacknowledged[arrived] = consumer
         elif self.mode is Acknowledge.DUPS_OK:
             consumer.accept_lazily(arrived)
@@ -247,7 +249,7 @@ class ClientSession(Sends):
         return message
 
     def _read(self, arrived: ReceivedDelivery) -> Message | None:
-        """A message; None for one that has expired meanwhile. Raises MalformedMessage. Neither of them comes again."""
+        """Return the message, or None if it has expired. Raises MalformedMessage. Neither is redelivered."""
         try:
             message = Message.received(decode_message(arrived.payload))
         except MalformedMessage:
@@ -264,17 +266,20 @@ class ClientSession(Sends):
     # --- listeners ---------------------------------------------------------------------------------------------------------------
 
     def listen(self, consumer: ConsumerState, listener: Callable[[Message], Any] | None) -> None:
-        """Messages of a consumer go to a listener from now on, or to none any more. Raises what has ended the consumer."""
+        """Set or remove the listener of a consumer. Raises the error that ended the consumer."""
         if listener is not None:
             self._check_consumer(consumer)
         consumer.listener = listener
         consumer.top_up()
 
     def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, ReceivedDelivery] | None]:
-        """The next message of any consumer that has a listener; None when the context is closed.
+        """Return the next message of any consumer with a listener, or None if the context is closed.
 
-        Raises what ended the session, which is ``over`` then; what ended a consumer, once; else what kept the message, which waits for the
-        next call. After TransactionRolledBack the next transaction has begun: what was received in the last one comes again.
+        Raises the error that ended the session, which is ``over`` then; the error that ended a consumer, once; or another error that kept
+        the
+        message, and the next call tries again. After TransactionRolledBack the next transaction has begun, and the messages of the last one
+        are
+        redelivered.
         """
 
         def ready() -> ConsumerState | None:
@@ -299,10 +304,11 @@ class ClientSession(Sends):
             try:
                 message = yield from self._take(consumer, None)
             except MalformedMessage:
-                continue  # rejected: the broker keeps it among the dead letters
+                continue  # rejected; the broker moves it to the dead letters
             except BasculeError as error:
                 if isinstance(error, TransactionRolledBack):
-                    if self.block is not None:  # another task's: the end of the block tells that one, which must not commit its second half
+                    # another task's block: its end reports the rollback, and must not commit only the second half
+                    if self.block is not None:
                         yield Wait(lambda: self.transaction is not transaction or self.over, FOREVER)  # noqa: B023
                         continue
                     self._next_transaction()
@@ -310,12 +316,15 @@ class ClientSession(Sends):
                 raise
             if message is not None:
                 self.consumers.remove(consumer)
-                self.consumers.append(consumer)  # the others have their turn first
+                self.consumers.append(consumer)  # round robin over the consumers
                 self.listening = consumer
                 return listener, message, arrived
 
     def listened(self, arrived: ReceivedDelivery, failed: bool) -> None:
-        """A listener returned, or raised: then the message comes again, where it is not for the application to acknowledge."""
+        """Handle the return of a listener.
+
+        After an error the message is redelivered, unless the application acknowledges messages itself.
+        """
         self.listening = None
         if self.mode in (Acknowledge.CLIENT, Acknowledge.INDIVIDUAL):
             return
@@ -331,9 +340,12 @@ class ClientSession(Sends):
         self._detach_done()
 
     def tell(self, on_exception: ExceptionListener | None, error: BasculeError) -> None:
-        """Tell the application what listeners met with, in its own code: outside the lock."""
+        """Report an error of the listeners to the application.
+
+        Must run outside the lock, because the callback is code of the application.
+        """
         if on_exception is None:
-            log.error("transaction of a listener failed", listeners="end" if self.over else "go on", error=error)
+            log.error("listener did not get a message", listeners="end" if self.over else "go on", error=error)
             return
         try:
             on_exception(error)
@@ -343,7 +355,7 @@ class ClientSession(Sends):
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 
     def acknowledge(self, arrived: ReceivedDelivery | None = None) -> None:
-        """Acknowledge all that was received, or with INDIVIDUAL the one given. What an earlier connection delivered comes again."""
+        """Acknowledge all received messages, or in mode INDIVIDUAL the given one. Deliveries of an earlier connection are redelivered."""
         self.check()
         chosen = [arrived] if arrived is not None and self.mode is Acknowledge.INDIVIDUAL else list(self.unacknowledged)
         for each in chosen:
@@ -352,10 +364,10 @@ class ClientSession(Sends):
         self._detach_done()
 
     def recover(self, until_s: float) -> Operation[None]:
-        """Have everything that was received and not acknowledged delivered again, marked."""
+        """Redeliver all received messages that are not acknowledged, marked as redelivered."""
         self.check()
         if self.transaction is not None:
-            raise IllegalState("recover() is not for transactions: roll back")
+            raise IllegalState("recover() is not possible in a transaction; call rollback()")
         consumers = list(self.consumers)
         try:
             yield from self._suspend(consumers, until_s)
@@ -363,7 +375,7 @@ class ClientSession(Sends):
                 each.link.settle(each.delivery_id, FAILED)
             self.unacknowledged.clear()
             self._detach_done()
-            self.engine.flush_settled()  # before new credit: the broker is to have all of them back when it delivers again
+            self.engine.flush_settled()  # before new credit, so that the broker has all messages back when it delivers again
         finally:
             self._resume(consumers)
 
@@ -375,7 +387,7 @@ class ClientSession(Sends):
                 consumer.close()
 
     def stop(self, until_s: float) -> Operation[None]:
-        """Hand over no more messages; returns when no listener has one in its hands. Until then it has everything, answers, too."""
+        """Stop delivery and wait for a running listener. Until it returns, the listener can use the whole context."""
         self.check()
         try:
             yield from self._quiet("stop", until_s)
@@ -383,17 +395,17 @@ class ClientSession(Sends):
             self.started = False
 
     def _quiet(self, what: str, until_s: float) -> Operation[None]:
-        """Give listeners no other message; returns when the one at work, which may use everything, has returned. Raises TimedOut."""
+        """Start no other listener call and wait for the running one, which can use the whole context. Raises TimedOut."""
         self.listeners_next = False
         yield from self._await_listener(what, lambda: self.listening is None, until_s)
 
     def _await_listener(self, what: str, returned: Callable[[], bool], until_s: float) -> Operation[None]:
-        """Also where the session has ended: what a listener does is the application's."""
+        """Wait until a listener has returned, even if the session has ended: a listener is code of the application."""
         if not returned() and not (yield Wait(returned, until_s)):
-            raise TimedOut(f"{what}: a listener is still at work")
+            raise TimedOut(f"{what}: a listener is still running")
 
     def start(self) -> None:
-        """Hand messages over (again)."""
+        """Start or resume delivery."""
         self.check()
         self.started = self.listeners_next = True
         for consumer in self.consumers:
@@ -402,9 +414,9 @@ class ClientSession(Sends):
     # --- the end -----------------------------------------------------------------------------------------------------------------
 
     def close(self, until_s: float) -> Operation[None]:
-        """Flush, roll back what is open, give back what was not acknowledged; the connection goes with its last context.
+        """Flush, roll back open work, release unacknowledged messages and close. The connection ends with its last context.
 
-        A listener at work has all of the context until it returns (Jakarta Messaging 3.1, JMSContext.close), or time is up.
+        A running listener can use the whole context until it returns (Jakarta Messaging 3.1, JMSContext.close) or the timeout is reached.
         """
         if self.closing:
             return
@@ -412,7 +424,7 @@ class ClientSession(Sends):
             yield from self._quiet("close", until_s)
             if not self.over:
                 yield from self.flush(until_s)
-        finally:  # without a wait: a caller that was cancelled does not come back here
+        finally:  # do not wait here: a cancelled caller would not return
             for consumer in list(self.consumers):
                 consumer.accept_lazy()
                 consumer.give_back()
@@ -421,8 +433,8 @@ class ClientSession(Sends):
             yield from self.core.gone(until_s)
 
     def leave(self) -> None:
-        """End, begun or not; the connection goes with its last session."""
-        if self.closing:  # by another task, meanwhile
+        """End the session, whether it has begun or not. The connection ends with its last session."""
+        if self.closing:  # another task has closed it
             return
         self.closing = True
         if self.core.opened:
@@ -435,9 +447,9 @@ class ClientSession(Sends):
             self.core.shut()
 
     def _drop_answers(self) -> None:
-        """The temporary queue of the answers to requests is the connection's: it would stay there, and nobody else knows of it."""
+        """Delete the temporary queue of replies. It belongs to the connection and would remain."""
         link = None if self.answers is None else self._temporary_link(self.answers.subscription.destination)
         if link is not None:
             link.close()
-            if link.gone:  # there is no connection now, and the next one need not make the queue again
+            if link.gone:  # without a connection; the next one must not recreate the queue
                 self.core.own.forget(link)

@@ -1,4 +1,4 @@
-"""The links of a session over all reconnects: attached, lost, attached again; temporary destinations and subscriptions."""
+"""The links of a session across reconnects, with temporary destinations and subscriptions."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from bascule.core.errors import BasculeError
 if TYPE_CHECKING:
     from bascule.client.core import Core
 
-#: An answer to a drain takes a round trip; a broker that has given none by then has forgotten it.
+#: # Timeout of an answer to a drain, which takes a round trip; then the drain is sent again.
 DRAIN_AGAIN_S: Final = 2.0
 
 
 class Acknowledge(enum.Enum):
-    """When a message that was received is done with (Jakarta Messaging 3.1, section 6.2.10)."""
+    """When a received message is acknowledged (Jakarta Messaging 3.1, section 6.2.10)."""
 
-    AUTO = "auto"  # when receive() returns it, or its listener returns
-    CLIENT = "client"  # when the application says so, for all received so far
-    DUPS_OK = "dups-ok"  # by and by: after a crash some come again
-    INDIVIDUAL = "individual"  # when the application says so, for each
+    AUTO = "auto"  # when receive() returns the message, or its listener returns
+    CLIENT = "client"  # when the application calls acknowledge(), for all messages received so far
+    DUPS_OK = "dups-ok"  # in batches; messages may be redelivered after a crash
+    INDIVIDUAL = "individual"  # when the application calls acknowledge(), for each message
     TRANSACTED = "transacted"  # with context.commit(), together with what was sent
 
 
 class SessionLinks:
-    """What a session keeps when its connection goes, and how it gets it back."""
+    """The state of a session that survives the connection, and its recovery."""
 
     def __init__(self, core: Core, mode: Acknowledge) -> None:
         self.core = core
@@ -50,21 +50,21 @@ class SessionLinks:
         self.begun = False
         self.started = True
         self.closing = False
-        self.block: object = None  # that a transaction is open for
+        self.block: object = None  # the block whose transaction is open
         self.unanswered = 0
         self.error: BasculeError | None = None
         self.senders: dict[tuple[str, str], SenderState] = {}
         self.consumers: list[ConsumerState] = []
-        self.others: list[ClientLink] = []  # temporary destinations, a subscription being deleted
+        self.others: list[ClientLink] = []  # temporary destinations, and subscriptions being deleted
         self.coordinator: CoordinatorState | None = None
         self.transaction = SessionTransaction() if mode is Acknowledge.TRANSACTED else None
         self.unacknowledged: dict[ReceivedDelivery, ConsumerState] = {}
-        self.untold: deque[BasculeError] = deque()  # why the broker has ended consumers with listeners
+        self.untold: deque[BasculeError] = deque()  # errors that ended consumers with listeners
 
     # --- over reconnects ---------------------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Begin on the connection there is, with all links but those to temporary destinations that have no name yet."""
+        """Begin on the current connection and attach all links, except those to temporary destinations without a name."""
         amqp = self.core.amqp
         if amqp is None:
             raise ConnectionLost("a session cannot begin without a connection")
@@ -75,46 +75,46 @@ class SessionLinks:
                 link.attach()
 
     def attach_waiting(self, destination: Destination) -> None:
-        """A temporary destination has its name: attach who waits for it."""
+        """Attach the consumers of a temporary destination that has got its name."""
         for consumer in self.consumers:
             if consumer.subscription.destination is destination and consumer.link is None and consumer.error is None:
                 consumer.attach()
 
     def _unnamed(self, link: ClientLink) -> bool:
-        """Whether a link leads to a temporary destination that the broker has not made (again) yet."""
+        """Return whether the link leads to a temporary destination that the broker has not created, or not recreated, yet."""
         if not isinstance(link, ConsumerState):
             return False
         temporary = self._temporary_link(link.subscription.destination)
         return temporary is not None and not temporary.attached
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         self.begun = False
         if self.transaction is not None and self.transaction.id is not None:
             self.transaction.lost = True
         for link in self._links():
             link.lost()
         self.coordinator = None
-        # A temporary destination of somebody else may be gone: only what is on its way there is a reason to look again.
+        # # The temporary destination of another connection may be deleted, so attach its sender again only for messages in flight.
         self.senders = {key: each for key, each in self.senders.items() if not (each.idle and key[0].startswith("temporary"))}
         self.others = [each for each in self.others if isinstance(each, TemporaryState) and not each.closing]
         self.consumers = [each for each in self.consumers if not each.closing]
         self.unacknowledged.clear()
 
     def failed(self, error: BasculeError) -> None:
-        """There will be no other connection."""
+        """Handle the end of the connection for good."""
         for link in self._links():
             link.failed(error)
 
     def ended(self, error: BasculeError) -> None:
-        """The broker ended the session, or answered our end."""
+        """Handle the broker's end of the session."""
         self.begun = False
         if not self.closing:
             self.error = error
         self.failed(error)
 
     def forget(self, link: ClientLink) -> None:
-        """A link is detached."""
+        """Remove a detached link."""
         if isinstance(link, SenderState):
             if self.senders.get(link.key) is link:
                 del self.senders[link.key]
@@ -129,7 +129,7 @@ class SessionLinks:
             self.others.remove(link)
 
     def pump(self) -> None:
-        """The socket takes more."""
+        """Send queued messages after the socket has room again."""
         for sender in list(self.senders.values()):
             sender.flowed()
 
@@ -141,11 +141,11 @@ class SessionLinks:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended for good, or is being closed."""
+        """Whether the session has ended for good, or is being closed."""
         return self.closing or self.error is not None or self.core.error is not None
 
     def check(self) -> None:
-        """Raises what ended the session."""
+        """Raise the error that ended the session."""
         if self.closing:
             raise IllegalState("the context is closed")
         self.core.check()
@@ -174,21 +174,21 @@ class SessionLinks:
     # --- destinations ------------------------------------------------------------------------------------------------------------
 
     def temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
-        """Have the broker make and name a temporary destination."""
+        """Create a temporary destination, which the broker names."""
         self.check()
         own = self.core.own
         link = TemporaryState(own, destination, self.core.link_name(destination.kind))
         own.others.append(link)
-        yield from own._attach(link, f"make a {destination.kind}", until_s)
+        yield from own._attach(link, f"create a {destination.kind}", until_s)
 
     def delete_temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
-        """Delete it, and what is in it. Raises IllegalState while it has consumers of this connection."""
+        """Delete a temporary destination and its messages. Raises IllegalState if it has consumers of this connection."""
         self.check()
         if any(each.subscription.destination is destination for session in self.core.sessions for each in session.consumers):
-            raise IllegalState(f"{destination!r} has a consumer: close it first")
+            raise IllegalState(f"cannot delete {destination!r}: it has a consumer; close the consumer first")
         link = self._temporary_link(destination)
         if link is None:
-            raise InvalidDestination(f"{destination!r} is not one of this connection")
+            raise InvalidDestination(f"cannot delete {destination!r}: it belongs to another connection or was deleted")
         yield from self.core.own._detach(link, until_s)
 
     def _temporary_link(self, destination: Destination) -> TemporaryState | None:
@@ -196,15 +196,15 @@ class SessionLinks:
         return next((each for each in others if isinstance(each, TemporaryState) and each.destination is destination), None)
 
     def consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, until_s: float) -> Operation[ConsumerState]:
-        """A consumer, attached. ``name`` is that of its subscription. Raises InvalidDestination, InvalidSelector, Refused."""
+        """Attach a consumer; ``name`` is the name of its subscription. Raises InvalidDestination, InvalidSelector, Refused."""
         self.check()
         destination, has_client_id = wanted.destination, self.core.settings.client_id is not None
         if isinstance(destination, TemporaryQueue | TemporaryTopic) and self._temporary_link(destination) is None:
-            raise InvalidDestination(f"{destination!r} is not one of this connection: only the one that made it consumes from it")
+            raise InvalidDestination(f"cannot consume from {destination!r}: only the connection that created it may do so")
         if name is not None and not isinstance(destination, Topic):
-            raise InvalidDestination(f"{destination!r} is no topic: only topics have subscriptions")
+            raise InvalidDestination(f"cannot subscribe to {destination!r}: only a topic can have subscriptions")
         if wanted.durable and not wanted.shared and not has_client_id:
-            raise IllegalState("a durable subscription that is not shared belongs to a client id: connect(..., client_id=...)")
+            raise IllegalState("an unshared durable subscription needs a client id; use connect(..., client_id=...)")
         link_name = self.core.link_name("consumer") if name is None else self._subscription_link(name, wanted)
         if prefetch is None:
             prefetch = self.core.settings.prefetch
@@ -214,7 +214,7 @@ class SessionLinks:
         return consumer
 
     def _subscription_link(self, name: str, wanted: Subscription) -> str:
-        """The link name by which brokers know a subscription: several links of one need different ones (as Qpid JMS has them)."""
+        """Return the link name that identifies a subscription to brokers. Each link of a shared one needs its own name, as in Qpid JMS."""
         if not wanted.shared:
             return name
         everybodys = "" if self.core.settings.client_id is not None else "global"
@@ -229,10 +229,10 @@ class SessionLinks:
             number += 1
 
     def unsubscribe(self, name: str, until_s: float) -> Operation[None]:
-        """Delete a durable subscription. Raises InvalidDestination for one that is not there, Refused for one in use."""
+        """Delete a durable subscription. Raises InvalidDestination if it does not exist, Refused if it has a consumer."""
         self.check()
         if any(each.name.partition("|")[0] == name for session in self.core.sessions for each in session.consumers):
-            raise Refused(f"subscription {name!r} has a consumer: close it first")
+            raise Refused(f"cannot delete subscription {name!r}: it has a consumer; close the consumer first")
         link = UnsubscribingState(self, name if self.core.settings.client_id is not None else f"{name}|global")
         self.others.append(link)
         yield from self._attach(link, f"unsubscribe {name}", until_s)
@@ -241,9 +241,9 @@ class SessionLinks:
     # --- credit ---------------------------------------------------------------------------------------------------------------------
 
     def _drain(self, consumer: ConsumerState, credit: int, until_s: float) -> Operation[None]:
-        """Have the broker send what it has, up to ``credit`` messages, and give the rest of the credit back.
+        """Have the broker send up to ``credit`` available messages and return the rest of the credit.
 
-        Asked again where no answer comes: Artemis forgets a drain that reaches it while it is about to have answered the one before.
+        If no answer arrives, send the drain again: Artemis ignores a drain that reaches it just before it answers the previous one.
         """
         link = consumer.link
         if link is None or not consumer.attached or not max(link.credit, credit):
@@ -263,7 +263,7 @@ class SessionLinks:
                 link.flow(link.credit, drain=True)
 
     def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
-        """No more messages come, and those that came go back unseen."""
+        """Stop the delivery to ``consumers`` and release their unseen messages."""
         for consumer in consumers:
             consumer.suspended = True
         for consumer in consumers:

@@ -1,4 +1,4 @@
-"""The blocking face's shell: a connection's own thread, and how operations run on the application's."""
+"""The connection thread of the blocking API, and how operations run on the application's threads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bascule.client.url import Plan
 from bascule.threads.lasting import lasting_thread
 
 T = TypeVar("T")
-#: For threads of ours to end once they have nothing to do.
+#: # Timeout of joining a thread that has nothing more to do.
 JOIN_TIMEOUT_S: Final = 10.0
 
 
 class ConnectionThread:
-    """A connection's own thread: an event loop that pumps the core. Operations run on the threads of the application."""
+    """The thread of a connection: its event loop runs the pump of the core. Operations run on the threads of the application."""
 
     def __init__(self, core: Core, plan: Plan, tls: SSLContext | None) -> None:
-        """Start it."""
+        """Start the thread."""
         self.core = core
         self._changed = threading.Condition()
         self._observers: set[Callable[[], None]] = set()
@@ -43,23 +43,23 @@ class ConnectionThread:
             runner.run(self._run())
 
     def _failed(self, error: BaseException) -> None:
-        """Nobody serves the socket any more: every operation of the connection raises ConnectionLost from now on."""
+        """Fail the connection after an error of the thread: every operation raises ConnectionLost from now on."""
         with self._changed:
             self._stopped = True
-            self.core.fail(ConnectionLost(f"the thread of the connection failed: {error!r}"))
+            self.core.fail(ConnectionLost(f"the connection thread failed: {error!r}"))
             self._notify()
 
     async def _run(self) -> None:
         try:
             self._task = asyncio.create_task(self._pump.run())
             await self._task
-            await asyncio.Event().wait()  # completions are still to be reported, until ``stop``
+            await asyncio.Event().wait()  # completions are reported until ``stop``
         finally:
             with self._changed:
-                self._stopped = True  # before the loop is closed: it takes no call then
+                self._stopped = True  # set before the loop is closed, because a closed loop accepts no calls
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation on this thread."""
+        """Run an operation on the calling thread."""
         with self._changed:
             try:
                 wait = next(operation)
@@ -76,7 +76,7 @@ class ConnectionThread:
                 self._stepped()
 
     def step(self, operation: Operation[Any], came: bool | None) -> Wait:
-        """Run an operation up to its next wait; ``came`` is the answer to the last one. Raises StopIteration at its end."""
+        """Run an operation to its next wait; ``came`` is the result of the previous wait. Raises StopIteration at its end."""
         with self._changed:
             try:
                 return next(operation) if came is None else operation.send(came)
@@ -84,16 +84,16 @@ class ConnectionThread:
                 self._stepped()
 
     def observe(self, wait: Wait, came: Callable[[], object]) -> Callable[[], None]:
-        """Call ``came``, in any thread, as soon as the condition is true. Returns what ends that.
+        """Call ``came`` as soon as the condition is true, on any thread. Return a function that cancels this.
 
-        ``came`` calls an event loop that is not this connection's. If that loop is closed, nobody waits in it any more.
+        ``came`` schedules a call on another event loop. If that loop is closed, the observer is removed.
         """
 
         def look() -> None:
             if wait.condition():
                 try:
                     came()
-                except RuntimeError:  # the loop is closed; whoever has made the condition true goes on
+                except RuntimeError:  # that loop is closed; the thread that made the condition true must continue
                     self._observers.discard(look)
 
         with self._changed:
@@ -106,13 +106,13 @@ class ConnectionThread:
             self._observers.discard(observer)
 
     def _notify(self) -> None:
-        """Something may have come true that an operation waits for. Within the lock."""
+        """Wake the waiting operations whose condition may have become true. Called within the lock."""
         self._changed.notify_all()
         for observer in [*self._observers]:
             observer()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing."""
+        """Call a function that does not wait."""
         with self._changed:
             try:
                 return function()
@@ -120,7 +120,7 @@ class ConnectionThread:
                 self._stepped()
 
     def _stepped(self) -> None:
-        """Something was done: have what is due written, and wake who waits for it."""
+        """Schedule pending writes and wake the waiting operations after a step of an operation."""
         self._notify()
         if self.core.pending and not self._flush_due and not self._stopped:
             self._flush_due = True
@@ -132,7 +132,7 @@ class ConnectionThread:
         self._pump.flush()
 
     def stop(self) -> None:
-        """End the thread, and the socket with it."""
+        """End the thread and close its socket."""
         with self._changed:
             if self._stopped:
                 return

@@ -15,24 +15,24 @@ from bascule.core.errors import BasculeError
 
 
 class Block:
-    """One block of a transaction, as against those before and after it."""
+    """One block of a transaction; its identity distinguishes it from earlier and later blocks."""
 
 
 class Transactions(SessionLinks):
-    """Begins transactions, commits them and rolls them back. One at a time."""
+    """Begins transactions, commits them and rolls them back, one at a time."""
 
     def begin(self) -> Block:
-        """A transaction for a block. Raises IllegalState within another."""
+        """Begin a transaction for a block. Raises IllegalState within another transaction."""
         self.check()
         if self.block is not None or (self.transaction is not None and self.transaction.id is not None):
-            raise IllegalState("transactions do not nest: this context has one open; another context can have its own")
+            raise IllegalState("the context already has an open transaction; commit it first or use another context")
         block = self.block = Block()
         if self.transaction is None:
             self.transaction = SessionTransaction()
         return block
 
     def end(self, block: Block, until_s: float, *, failed: bool) -> Operation[None]:
-        """The end of a block: commit, or roll back where it failed. Raises TransactionRolledBack, TransactionInDoubt."""
+        """End a block: commit, or roll back if ``failed``. Raises TransactionRolledBack, TransactionInDoubt."""
         try:
             if failed:
                 yield from self.rollback(until_s)
@@ -41,19 +41,19 @@ class Transactions(SessionLinks):
                 yield from self.commit(until_s, ends_block=True)
             except TimedOut as error:
                 yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
-                raise TransactionRolledBack(f"{error}; rolled back", cause=error) from error
+                raise TransactionRolledBack(f"{error}; the transaction was rolled back", cause=error) from error
         finally:
             self.leave_block(block)
 
     def leave_block(self, block: Block) -> None:
-        """A block is over; what has not been ended is rolled back. A block that another one has followed is over already."""
+        """Leave a block and roll back its open transaction. A block that was followed by another has already ended."""
         if self.block is block:
             self.block = None
             self._abandon()
             self._next_transaction()
 
     def _abandon(self) -> None:
-        """Nobody ends the transaction any more: the end of the link that controls it rolls it back, whenever the broker hears of it."""
+        """Abandon the transaction: detaching the coordinator link makes the broker roll it back."""
         transaction = self.transaction
         if transaction is None or transaction.id is None or transaction.lost:
             return
@@ -62,13 +62,13 @@ class Transactions(SessionLinks):
             self.coordinator.close()
 
     def _withdraw(self, transaction: SessionTransaction) -> None:
-        """What of it waits for credit is not sent any more."""
+        """Withdraw the messages of the transaction that wait for credit."""
         for sender in self.senders.values():
             for sending in [each for each in sender.queue if each.transaction is transaction]:
                 sender.withdraw(sending, _withdrawn())
 
     def transaction_to_send_in(self, until_s: float) -> Operation[SessionTransaction | None]:
-        """The transaction that the next message belongs to; None outside of transactions. One that is being ended is waited for."""
+        """Return the transaction of the next message, None outside of transactions. Waits for a transaction that is ending."""
         while (transaction := self.transaction) is not None and transaction.ending:
             yield from self.core.until(partial(self._ended_or_not_ending, transaction), "send", until_s)
         return transaction
@@ -77,7 +77,7 @@ class Transactions(SessionLinks):
         return self.transaction is not transaction or not transaction.ending
 
     def check_open(self, transaction: SessionTransaction) -> None:
-        """Raises TransactionRolledBack where a message cannot be sent in a transaction any more."""
+        """Raise TransactionRolledBack if a message can no longer be sent in the transaction."""
         if transaction is not self.transaction or transaction.ending:
             raise _withdrawn()
         transaction.check()
@@ -86,9 +86,9 @@ class Transactions(SessionLinks):
         self.transaction = SessionTransaction() if self.block is not None or self.mode is Acknowledge.TRANSACTED else None
 
     def commit(self, until_s: float, *, ends_block: bool = False) -> Operation[None]:
-        """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible.
+        """Commit. Raises TransactionRolledBack, TransactionInDoubt, and TimedOut if nothing is decided and a rollback is possible.
 
-        After a commit that ``ends_block`` a call of another task is outside of the block: nobody would commit what it does.
+        After a commit with ``ends_block``, calls of other tasks are outside of the block, because no one would commit their work.
         """
         self.check()
         transaction = self._open_transaction()
@@ -109,11 +109,11 @@ class Transactions(SessionLinks):
         try:
             yield from self.core.until(lambda: control.done, "commit", until_s)
         except BasculeError as error:
-            raise TransactionInDoubt(f"commit without an answer: {error}", cause=error) from error
+            raise TransactionInDoubt(f"the broker did not answer the commit: {error}", cause=error) from error
         if control.lost:
             raise TransactionInDoubt("the connection was lost before the commit was answered")
         if not isinstance(control.outcome, Accepted):
-            raise TransactionRolledBack(f"the broker rolled back: {_reason(control.outcome)}")
+            raise TransactionRolledBack(f"the broker rolled the transaction back: {_reason(control.outcome)}")
 
     def hand_over(self, until_s: float, *, answered: bool) -> Operation[SessionTransaction | None]:
         """Give the transaction to somebody else, who ends it by its id. Return None for an empty one. The next transaction begins.
@@ -150,7 +150,7 @@ class Transactions(SessionLinks):
     def _taken(self, transaction: SessionTransaction, what: str, until_s: float, *, answered: bool = True) -> Operation[None]:
         """Return when no task is within a send, and the broker has all messages; with ``answered`` false, when all are on their way.
 
-        Raises TransactionRolledBack, TimedOut; IllegalState if another task ends the transaction meanwhile.
+        Raises TransactionRolledBack, TimedOut, and IllegalState if another task ends the transaction meanwhile.
         """
 
         def taken() -> bool:
@@ -170,15 +170,15 @@ class Transactions(SessionLinks):
         return transaction.unanswered > 0 and any(sender.holds_back(transaction) for sender in self.senders.values())
 
     def set_aside(self, until_s: float) -> Operation[None]:
-        """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""
+        """Stop the delivery to all consumers until they are resumed; prefetched messages are released."""
         yield from self._suspend(list(self.consumers), until_s)
 
     def resume(self, consumer: ConsumerState) -> None:
-        """A consumer is sent messages again."""
+        """Resume the delivery to a consumer."""
         self._resume([consumer])
 
     def rollback(self, until_s: float) -> Operation[None]:
-        """Undo the transaction: its sends are gone, what was received in it comes again."""
+        """Roll back the transaction: its sends are discarded, and its received messages are redelivered."""
         self.check()
         transaction = self._open_transaction()
         self._withdraw(transaction)
@@ -192,7 +192,7 @@ class Transactions(SessionLinks):
             control = yield from self._discharge(transaction, until_s, fail=True)
             yield from self.core.until(lambda: control.done, "rollback", until_s)
         except TransactionRolledBack:
-            pass  # by the end of the connection
+            pass  # the end of the connection rolled it back
         except BaseException:
             self._abandon()
             raise
@@ -202,14 +202,14 @@ class Transactions(SessionLinks):
 
     def _open_transaction(self) -> SessionTransaction:
         if self.transaction is None:
-            raise IllegalState("no transaction: connect(..., acknowledge=Acknowledge.TRANSACTED), or context.transaction()")
+            raise IllegalState("no transaction; use connect(..., acknowledge=Acknowledge.TRANSACTED) or context.transaction()")
         if self.transaction.ending:
             raise _ended_by_another()
         return self.transaction
 
     def _declare(self, transaction: SessionTransaction, until_s: float) -> Operation[None]:
-        """Make the transaction known to the broker, if it is not, and is not over meanwhile."""
-        if transaction.declaring:  # by another task
+        """Declare the transaction to the broker if needed, unless the transaction ends meanwhile."""
+        if transaction.declaring:  # another task declares it
             yield from self.core.until(lambda: not transaction.declaring, "begin a transaction", until_s)
         if transaction.id is not None:
             transaction.check()
@@ -221,18 +221,18 @@ class Transactions(SessionLinks):
                 control = yield from self._declared(coordinator, until_s)
                 if isinstance(control.outcome, Declared):
                     if self.coordinator is not coordinator:
-                        continue  # it is gone, and with it what it has begun
+                        continue  # the coordinator link was lost, and its transactions with it
                     if transaction is self.transaction:
                         transaction.declared(control.outcome.txn_id)
                     else:
                         coordinator.keep(control)
                 elif not control.lost:
-                    raise Refused(f"no transaction: {_reason(control.outcome)}")
+                    raise Refused(f"the broker refused to begin a transaction: {_reason(control.outcome)}")
         finally:
             transaction.declaring = False
 
     def _declared(self, coordinator: CoordinatorState, until_s: float) -> Operation[Control]:
-        """Ask for a transaction; return the answer, or one that came too late for whoever had asked."""
+        """Declare a transaction; return the answer, or the answer to an earlier declare whose caller has given up."""
         control = coordinator.declare()
         try:
             while not control.done:
@@ -246,7 +246,7 @@ class Transactions(SessionLinks):
         return control
 
     def _coordinator(self, until_s: float) -> Operation[CoordinatorState]:
-        """The link that controls transactions, ready to send."""
+        """Return the coordinator link, ready to send."""
         while True:
             current = self.coordinator
             if current is None:
@@ -268,16 +268,16 @@ class Transactions(SessionLinks):
         coordinator = yield from self._coordinator(until_s)
         transaction.check()
         if transaction.id is None:
-            raise IllegalState("the transaction was not declared to the broker, so it cannot be committed or rolled back")
+            raise IllegalState("cannot commit or roll back the transaction: it was not declared to the broker")
         return coordinator.send(Discharge(transaction.id, fail))
 
 
 def _ended_by_another() -> IllegalState:
-    return IllegalState("another task ends this transaction: let one task do so, when the others have sent and received")
+    return IllegalState("another task is ending the transaction; only one task may end it, after the others have sent and received")
 
 
 def _withdrawn() -> TransactionRolledBack:
-    return TransactionRolledBack("its transaction was rolled back before it was sent")
+    return TransactionRolledBack("the message was not sent: its transaction was rolled back")
 
 
 def _reason(outcome: Any) -> str:

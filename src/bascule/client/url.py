@@ -1,4 +1,4 @@
-"""Where brokers are: ``amqp://``, ``amqps://`` and ``failover:(...)`` URLs, with the options of Qpid JMS that mean something here."""
+"""Broker URLs: ``amqp://``, ``amqps://`` and ``failover:(...)``, with the supported options of Qpid JMS."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 from bascule.core.errors import InvalidInput
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
-_FORM: Final = "a broker is given as amqp://[USER:PASSWORD@]HOST[:PORT], amqps://... or failover:(URL,URL)"
+_FORM: Final = "use amqp://[USER:PASSWORD@]HOST[:PORT], amqps://... or failover:(URL,URL)"
 
 
 class Endpoint(NamedTuple):
-    """One broker."""
+    """The address of a broker."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """How often and how fast to connect again. ``attempts_max`` -1 is for ever; so many rounds over all endpoints are tried."""
+    """When to reconnect. ``attempts_max`` is the number of rounds over all endpoints; -1 is unlimited."""
 
     initial_delay_s: float = 0.0
     delay_s: float = 0.1
@@ -41,7 +41,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """What a URL says. ``reconnect`` is None for one broker that is not to be connected to again; None: the URL does not say."""
+    """The parts of a broker URL. None means that the URL does not set the value. Without ``reconnect``, the client does not reconnect."""
 
     endpoints: tuple[Endpoint, ...]
     reconnect: Reconnect | None = None
@@ -53,7 +53,7 @@ class BrokerUrl:
 
     @classmethod
     def parse(cls, url: str) -> BrokerUrl:
-        """Of a URL. Raises InvalidInput, which names what is wrong."""
+        """Parse a URL. Raises InvalidInput with the part that is invalid."""
         failover = re.fullmatch(r"failover:(?://)?\((?P<urls>[^()]*)\)(?:\?(?P<query>.*))?", url)
         if failover is None:
             return _single(url)
@@ -67,9 +67,9 @@ def _single(url: str) -> BrokerUrl:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError as error:
-        raise InvalidInput(f"{url!r}: {error}") from error
+        raise InvalidInput(f"invalid broker URL {url!r}: {error}") from error
     if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/"):
-        raise InvalidInput(f"{url!r}: {_FORM}")
+        raise InvalidInput(f"invalid broker URL {url!r}; {_FORM}")
     user, password = (urllib.parse.unquote(part) if part else None for part in (parts.username, parts.password))
     return _with_options(BrokerUrl((Endpoint(parts.hostname, port, parts.scheme == "amqps"),), None, user, password), parts.query)
 
@@ -86,7 +86,7 @@ def _truth(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-#: Options of Qpid JMS: the field that each sets, and how its text is read. Times are in ms there.
+#: # Options of Qpid JMS: the field that each option sets, and the parser of its value. Times in the URL are in ms.
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "jms.username": ("user", str),
     "jms.password": ("password", str),
@@ -106,14 +106,14 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
 def _with_options(address: BrokerUrl, query: str) -> BrokerUrl:
     for name, text in urllib.parse.parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
-            raise InvalidInput(f"URL option {name!r} is not known; there are {', '.join(_OPTIONS)}")
+            raise InvalidInput(f"unknown URL option {name!r}; the options are {', '.join(_OPTIONS)}")
         if name.startswith("failover.") and address.reconnect is None:
-            raise InvalidInput(f"URL option {name} belongs behind failover:(...)")
+            raise InvalidInput(f"URL option {name} is only valid after failover:(...)")
         to, read = _OPTIONS[name]
         try:
             value = read(text)
         except (ValueError, KeyError):
-            raise InvalidInput(f"URL option {name}={text!r} cannot be read") from None
+            raise InvalidInput(f"invalid value of URL option {name}: {text!r}") from None
         if name.startswith("failover.") and address.reconnect is not None:
             address = replace(address, reconnect=replace(address.reconnect, **{to: value}))
         else:
@@ -123,23 +123,23 @@ def _with_options(address: BrokerUrl, query: str) -> BrokerUrl:
 
 @dataclass(slots=True)
 class Plan:
-    """Which broker to try next, and after which wait."""
+    """The order and the delays of connection attempts."""
 
     endpoints: list[Endpoint]
     reconnect: Reconnect | None
     random: random.Random = field(default_factory=random.Random)
-    _tried: int = 0  # since the last success
+    _tried: int = 0  # attempts since the last success
     _ever: bool = False
 
     def next(self) -> tuple[Endpoint, float] | None:
-        """The next endpoint, and how long to wait before it; None when all has been tried."""
+        """Return the next endpoint and the delay before it in seconds, or None after the last attempt."""
         policy = self.reconnect
         turn, place = divmod(self._tried, len(self.endpoints))
         self._tried += 1
         if policy is None:
             return (self.endpoints[place], 0.0) if not self._ever and not turn else None
         limit = policy.attempts_max if self._ever or policy.startup_attempts_max < 0 else policy.startup_attempts_max
-        if 0 <= limit < turn:  # the first round is no repetition
+        if 0 <= limit < turn:  # the first round is not a retry
             return None
         if place == 0 and policy.randomize:
             self.random.shuffle(self.endpoints)
@@ -151,13 +151,13 @@ class Plan:
         return self.endpoints[place], delay_s
 
     def succeeded(self, endpoint: Endpoint) -> None:
-        """Connected. The same broker is the first to be tried again."""
+        """Record a successful connection. The next reconnect tries the same broker first."""
         self._tried, self._ever = 0, True
         if not (self.reconnect and self.reconnect.randomize):
             self.endpoints.remove(endpoint)
             self.endpoints.insert(0, endpoint)
 
     def learn(self, endpoint: Endpoint) -> None:
-        """A broker that another one named."""
+        """Add a broker that another broker has announced."""
         if self.reconnect is not None and endpoint not in self.endpoints:
             self.endpoints.append(endpoint)

@@ -157,7 +157,7 @@ def test_request_is_answered_within_a_transaction_and_asked_outside_of_one(shop:
     with shop.factory.connect() as context:
         assert body(context.request(ORDERS, "one", timeout_s=SOON_S)) == "re: one"
     answering.result(SOON_S)
-    with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(IllegalState, match="not sent before the commit"):
+    with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(IllegalState, match="only after the commit"):
         context.request(ORDERS, "two")
 
 
@@ -266,12 +266,12 @@ def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop) 
         context.start,
     ]
     for call in [partial(next, browser), *calls]:
-        with pytest.raises(IllegalState, match="transaction is over"):
+        with pytest.raises(IllegalState, match="transaction has ended"):
             call()
     with shop.manager.begin(), shop.factory.connect() as following:
         following.send(BILLS, "in time")
         for call in calls:
-            with pytest.raises(IllegalState, match="transaction is over"):
+            with pytest.raises(IllegalState, match="transaction has ended"):
                 call()
     context.close()
     consumer.close()

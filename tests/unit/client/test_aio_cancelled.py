@@ -295,7 +295,7 @@ async def test_a_close_waits_for_the_listener_at_work_which_has_its_context_unti
         happened.append("closed")
 
     async def listener(message: Message) -> None:
-        with pytest.raises(IllegalState, match="wait for itself"):
+        with pytest.raises(IllegalState, match="waits for it"):
             await context.close()
         closing.append(asyncio.create_task(close()))
         await asyncio.wait(closing, timeout=0.2)  # it does not end
@@ -328,7 +328,7 @@ async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
         consumer.listener = listener
         await asyncio.wait_for(at_work.wait(), 10)
         for close in (context.stop, consumer.close, context.close):
-            with pytest.raises(TimedOut, match="a listener is still at work"):
+            with pytest.raises(TimedOut, match="a listener is still running"):
                 await asyncio.wait_for(close(timeout_s=0.1), 20)
         assert context._task._task.done()
         enough.set()

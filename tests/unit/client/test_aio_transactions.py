@@ -96,7 +96,7 @@ async def test_send_that_is_within_a_transaction_that_is_rolled_back_is_told_so_
     async with slow_send(slow) as (context, other, sending):
         await context.rollback()
         await other.send(GO, "go")
-        with pytest.raises(TransactionRolledBack, match="before it was sent"):
+        with pytest.raises(TransactionRolledBack, match="the message was not sent"):
             await sending
         await context.send(QUICK, "next")
         await context.commit()
@@ -131,7 +131,7 @@ def test_block_that_ends_beside_a_call_of_another_thread_is_rolled_back_and_leav
                     other.send(QUICK, "answered")
 
         sending: list[Any] = []
-        with pytest.raises(IllegalState, match="in use by another thread"):
+        with pytest.raises(IllegalState, match="another thread is using the context"):
             block()
         other.send(GO, "go")
         assert isinstance(sending[0].exception(WAIT_S), TransactionRolledBack)
@@ -221,7 +221,7 @@ async def test_transaction_that_is_declared_when_it_is_over_is_left_to_the_next_
             await until_said(late, "declare", other)
             await context.rollback()
             await other.send(GO, "go")
-            with pytest.raises(TransactionRolledBack, match="before it was sent"):
+            with pytest.raises(TransactionRolledBack, match="the message was not sent"):
                 await sending
             await context.send(QUICK, "next")
             await context.commit()

@@ -182,8 +182,8 @@ def test_a_refused_producer_says_why_and_the_context_lives_on() -> None:
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (Rejected(Error("amqp:link:message-size-exceeded", "too large")), "message refused: .*too large"),
-        (Released(), "message not taken: released"),
+        (Rejected(Error("amqp:link:message-size-exceeded", "too large")), "refused the message: .*too large"),
+        (Released(), "did not accept the message; outcome: released"),
     ],
 )
 def test_a_message_not_taken_is_an_error_of_the_sender(outcome: Any, text: str) -> None:
@@ -230,7 +230,7 @@ def test_a_server_that_does_not_answer_is_told_as_in_doubt_after_the_time() -> N
             obliging(connection, event)
 
     with server(react) as url, connect(url) as context:
-        with pytest.raises(TimedOut, match=r"not known: repeat\(\)"):
+        with pytest.raises(TimedOut, match=r"may or may not be stored, send it again with repeat\(\)"):
             context.send(QUEUE, "x", timeout_s=1.0)
         with pytest.raises(TimedOut):
             context.close(timeout_s=0.1)

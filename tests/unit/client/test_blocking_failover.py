@@ -162,11 +162,11 @@ def test_a_client_id_in_use_is_told_so() -> None:
 def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: "):
+    with pytest.raises(Unavailable, match=f"cannot connect to broker 127.0.0.1:{port}: "):
         connect(f"amqp://127.0.0.1:{port}")
-    with pytest.raises(TimedOut, match=f"no broker at 127.0.0.1:{port}: "):
+    with pytest.raises(TimedOut, match=f"cannot connect to broker 127.0.0.1:{port}: "):
         connect(failover(f"amqp://127.0.0.1:{port}"), timeout_s=0.2)
-    with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: "):
+    with pytest.raises(Unavailable, match=f"cannot connect to broker 127.0.0.1:{port}: "):
         connect(f"failover:(amqp://127.0.0.1:{port})?failover.maxReconnectAttempts=2&failover.reconnectDelay=1")
 
 
@@ -190,7 +190,7 @@ def test_an_address_that_leads_nowhere_is_one_attempt_and_the_next_is_tried(bad:
 
 
 def test_an_address_that_can_be_none_is_told() -> None:
-    with pytest.raises(Unavailable, match=r"no broker at broker1\.\.example:5672: .*idna"):
+    with pytest.raises(Unavailable, match=r"cannot connect to broker broker1\.\.example:5672: .*idna"):
         connect("amqp://broker1..example")
 
 
@@ -208,7 +208,7 @@ def test_transactions_do_not_nest() -> None:
         server(obliging) as url,
         connect(url) as context,
         context.transaction(),
-        pytest.raises(IllegalState, match="do not nest"),
+        pytest.raises(IllegalState, match="already has an open transaction"),
         context.transaction(),
     ):
         pass
@@ -261,7 +261,7 @@ def test_a_send_that_waited_for_credit_when_its_transaction_was_rolled_back_is_t
     with server(without_credit) as url, connect(url, acknowledge=Acknowledge.TRANSACTED) as context:
         sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
         context.rollback()
-        with pytest.raises(TransactionRolledBack, match="before it was sent"):
+        with pytest.raises(TransactionRolledBack, match="the message was not sent"):
             sent.result(10)
         eventually(lambda: told == [sent.exception()])
         context.commit()

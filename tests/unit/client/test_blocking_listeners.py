@@ -121,7 +121,7 @@ def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
         assert at_work.wait(10)
         begun_s = time.monotonic()
         for close in (context.stop, consumer.close, context.close):
-            with pytest.raises(TimedOut, match="a listener is still at work"):
+            with pytest.raises(TimedOut, match="a listener is still running"):
                 close(timeout_s=0.1)
         assert time.monotonic() - begun_s < 20
         enough.set()
@@ -169,7 +169,7 @@ def test_a_listener_cannot_wait_for_itself(what: str) -> None:
 
         context.consumer(QUEUE).listener = listener
         eventually(lambda: len(met) == len(BODIES))
-    assert met[0] == f"a listener cannot {what} its own context: it would wait for itself"
+    assert met[0] == f"a listener cannot {what} its own context, because {what}() waits for it; use another thread"
 
 
 def test_a_message_that_cannot_be_read_is_rejected_and_its_listener_gets_the_next() -> None:

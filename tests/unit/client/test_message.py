@@ -38,12 +38,12 @@ def test_an_int_is_an_int_of_java_where_it_fits_and_a_long_where_it_says_so() ->
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (Message(1.5), "a float is no body"),  # type: ignore[arg-type]
+        (Message(1.5), "invalid type of a body: float"),  # type: ignore[arg-type]
         (Message("a", kind="map"), "a str is no body for a map message"),
         (Message(properties={"a b": 1}), "property name 'a b'"),
         (Message(properties={"": 1}), "property name ''"),
         (Message(properties={"like": 1}), "property name 'like'"),
-        (Message(properties={"a": [1]}), "property a: a list"),
+        (Message(properties={"a": [1]}), "property a has the invalid type list"),
         (Message(properties={"a": 1 << 64}), "64 bits"),
         (Message(properties={"JMSXGroupID": "g"}), "field group_id"),
     ],
@@ -72,7 +72,7 @@ def test_destinations_are_equal_by_kind_and_name() -> None:
     assert Queue("a") == Queue("a") != Topic("a")
     assert Queue("a") != TemporaryQueue("a")
     assert len({Queue("a"), Queue("a"), Topic("a")}) == 2
-    with pytest.raises(InvalidInput, match="has a name"):
+    with pytest.raises(InvalidInput, match="invalid name of a"):
         Queue("")
 
 

@@ -135,9 +135,9 @@ def test_application_is_told_and_calls_fail_when_thread_of_listeners_fails(monke
         context = ConnectionFactory(url, on_exception=told.append).connect()
         context.consumer(Queue("queue")).listener = print
         wait_for(lambda: told, "the application to be told")
-        with pytest.raises(ConnectionLost, match="the thread of the listeners failed"):
+        with pytest.raises(ConnectionLost, match="the listener thread failed"):
             context.create_context(timeout_s=5)
-        assert "the thread of the listeners failed" in str(told[0])
+        assert "the listener thread failed" in str(told[0])
         assert not context.connected
         wait_for(lambda: closed, "the broker to hear of the end, which takes back what was not acknowledged")
         context.close(timeout_s=1)

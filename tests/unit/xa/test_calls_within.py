@@ -180,7 +180,7 @@ def test_call_that_comes_after_the_end_of_the_branch_is_told_so() -> None:
         handle.send(ORDERS, "bill")
         broker.end(xid, success=True)
         for call in (lambda: handle.send(ORDERS, "late"), lambda: consumer.receive(0), lambda: handle.consumer(ORDERS)):
-            with pytest.raises(IllegalState, match="the transaction is over"):
+            with pytest.raises(IllegalState, match="the transaction has ended"):
                 call()
 
 

@@ -70,7 +70,7 @@ def test_session_that_another_thread_is_within_a_call_of_is_not_used_again_after
             assert resource._idle == []
             leave.set()
             calling.result(WAIT_S)
-        with pytest.raises(IllegalState, match="transaction is over"):
+        with pytest.raises(IllegalState, match="transaction has ended"):
             handle._call(lambda: None)
         resource.start(second, timeout_s=5)
         resource.rollback(second)
