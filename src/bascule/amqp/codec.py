@@ -1,7 +1,7 @@
-"""AMQP 1.0 values from bytes (part 1, sections 1.2 to 1.6), and to bytes by :mod:`bascule.amqp.encoder`.
+"""Decoding of AMQP 1.0 values (part 1, sections 1.2 to 1.6); :mod:`bascule.amqp.encoder` encodes them.
 
-Decoding goes by a table over the 256 constructor codes. Nothing a peer writes is trusted: sizes and counts are held against the bytes
-that are there and against ``limits.py``.
+The decoder uses a table over the 256 constructor codes. It does not trust the peer: it checks sizes and counts against the bytes available
+and against ``limits.py``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ __all__ = ["Budget", "decode", "encode", "skip"]
 
 
 class Budget:
-    """What may still be decoded: levels of nesting, and items of lists, maps and arrays, counted over all values within one another."""
+    """The limits of a decoding: nesting depth, and the number of items of lists, maps and arrays, counted over all nested values."""
 
     __slots__ = ("depth", "items")
 
@@ -94,20 +94,20 @@ class Budget:
         self.items = items
 
     def enter(self, count: int) -> None:
-        """Begin a value that has ``count`` items. Raises DecodeError."""
+        """Begin a value with ``count`` items. Raises DecodeError."""
         self.depth -= 1
         if self.depth < 0:
-            raise DecodeError(f"values nested more than {DEPTH_MAX} deep")
+            raise DecodeError(f"values are nested more than {DEPTH_MAX} levels deep")
         self.items -= count
         if self.items < 0:
-            raise DecodeError(f"{-self.items} items too many in lists, maps and arrays")
+            raise DecodeError(f"lists, maps and arrays have {-self.items} items more than allowed")
 
     def leave(self) -> None:
-        """End it."""
+        """End the value."""
         self.depth += 1
 
 
-#: buffer, position after the constructor code, what is left of the budget -> value, position after it
+#: # (buffer, position after the constructor code, remaining budget) -> (value, position after it)
 Reader = Callable[[bytes, int, Budget], tuple[Any, int]]
 
 _U32 = struct.Struct(">I")
@@ -116,16 +116,16 @@ _PAIR32 = struct.Struct(">II")
 
 
 def decode(buffer: bytes, position: int = 0, budget: Budget | None = None) -> tuple[Any, int]:
-    """Return the value at ``position``, and the position after it. Values that are decoded with one ``budget`` share it.
+    """Return the value at ``position`` and the position after it. Values decoded with one ``budget`` share its limits.
 
     Raises DecodeError.
     """
     try:
         return _READERS[buffer[position]](buffer, position + 1, budget or Budget())
     except (struct.error, IndexError):
-        raise DecodeError(f"the value at byte {position} is cut off") from None
+        raise DecodeError(f"the value at byte {position} is truncated") from None
     except UnicodeDecodeError as error:
-        raise DecodeError(f"the value at byte {position} holds text that is none: {error.reason}") from None
+        raise DecodeError(f"invalid text in the value at byte {position}: {error.reason}") from None
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _fixed(layout: str, make: Callable[[Any], Any] | None = None) -> Reader:
 def _octets(buffer: bytes, position: int, size: int) -> bytes:
     octets = buffer[position : position + size]
     if len(octets) != size:
-        raise DecodeError(f"{size} bytes announced at byte {position}, {len(octets)} are there")
+        raise DecodeError(f"value at byte {position} has a size of {size} bytes, but only {len(octets)} follow")
     return octets
 
 
@@ -185,19 +185,19 @@ def _variable32(make: Callable[[bytes], Any] | None) -> Reader:
 
 def _symbol(octets: bytes) -> Symbol:
     if len(octets) > SYMBOL_SIZE_BYTES_MAX:
-        raise DecodeError(f"symbol of {len(octets)} bytes, at most {SYMBOL_SIZE_BYTES_MAX} are taken")
+        raise DecodeError(f"symbol of {len(octets)} bytes exceeds the limit of {SYMBOL_SIZE_BYTES_MAX}")
     return Symbol(octets.decode("ascii"))
 
 
 def _char(number: int) -> Char:
     if number in SURROGATES or number > sys.maxunicode:
-        raise DecodeError(f"no Unicode character 0x{number:x}")
+        raise DecodeError(f"invalid Unicode character 0x{number:x}")
     return Char(chr(number))
 
 
 def _boolean(number: int) -> bool:
     if number > 1:
-        raise DecodeError(f"boolean of value {number}")
+        raise DecodeError(f"invalid boolean value {number}")
     return number == 1
 
 
@@ -206,27 +206,27 @@ def _uuid(octets: bytes) -> uuid.UUID:
 
 
 def _extent(buffer: bytes, position: int, pair: struct.Struct, budget: Budget) -> tuple[int, int, int]:
-    """(item count, position of the first item, end) of a list, map or array, which begins here."""
+    """Return (item count, position of the first item, end) of the list, map or array that begins here."""
     size, count = pair.unpack_from(buffer, position)
     start = position + pair.size
     end = position + pair.size // 2 + size
     if end > len(buffer) or end < start:
-        raise DecodeError(f"compound of {size} bytes at byte {position} does not fit")
+        raise DecodeError(f"list, map or array at byte {position} has a size of {size} bytes, which exceeds its container")
     budget.enter(count)
     return count, start, end
 
 
 def _items(buffer: bytes, position: int, count: int, end: int, budget: Budget) -> list[Any]:
-    """The items of a list or map, which ends with them."""
+    """Return the items of a list or map. Raises DecodeError unless the items end at ``end``."""
     if count > end - position:
-        raise DecodeError(f"{count} items announced in {end - position} bytes")
+        raise DecodeError(f"invalid count: {count} items in {end - position} bytes")
     readers = _READERS
     items: list[Any] = []
     for _ in range(count):
         value, position = readers[buffer[position]](buffer, position + 1, budget)
         items.append(value)
     if position != end:
-        raise DecodeError(f"the items of a compound end at byte {position}, not at {end}")
+        raise DecodeError(f"the items of a list or map end at byte {position}, but its size says {end}")
     budget.leave()
     return items
 
@@ -243,26 +243,26 @@ def _map(pair: struct.Struct) -> Reader:
     def read(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
         count, start, end = _extent(buffer, position, pair, budget)
         if count % 2:
-            raise DecodeError(f"map of {count} items: a key has no value")
+            raise DecodeError(f"map with {count} items: the last key has no value")
         items = _items(buffer, start, count, end, budget)
         keys = items[::2]
         if not _TEXT_KEYS.issuperset(map(type, keys)):
             _check_keys(keys)
         made = dict(zip(keys, items[1::2], strict=True))
         if len(made) < len(keys):
-            raise DecodeError(f"the map at byte {position - 1} has a key twice")
+            raise DecodeError(f"the map at byte {position - 1} has a duplicate key")
         return made, end
 
     return read
 
 
 def _check_keys(keys: list[Any]) -> None:
-    """Raise DecodeError for keys that cannot be looked up, or at a cost that grows with the square of their number."""
+    """Raise DecodeError for keys that are not hashable, and for too many keys whose hashes a peer can make collide."""
     kinds = set(map(type, keys)) - _TEXT_KEYS
     if wrong := kinds - _NUMBER_KEYS:
-        raise DecodeError(f"a key of a map is of type {', '.join(sorted(kind.__name__ for kind in wrong))}")
+        raise DecodeError(f"invalid type of a map key: {', '.join(sorted(kind.__name__ for kind in wrong))}")
     if sum(type(key) in kinds for key in keys) > NUMBER_KEYS_MAX:
-        raise DecodeError(f"a map with more than {NUMBER_KEYS_MAX} keys that are neither text nor binary")
+        raise DecodeError(f"a map has more than {NUMBER_KEYS_MAX} keys that are neither text nor binary")
 
 
 def _array(pair: struct.Struct) -> Reader:
@@ -274,14 +274,14 @@ def _array(pair: struct.Struct) -> Reader:
         code = buffer[start]
         start += 1
         if count > (ZERO_WIDTH_ITEMS_MAX if code in ZERO_WIDTH else end - start):
-            raise DecodeError(f"array of {count} items of type 0x{code:02x} in {end - start} bytes")
+            raise DecodeError(f"invalid count: array of {count} items of type 0x{code:02x} in {end - start} bytes")
         reader = _READERS[code] if code != DESCRIBED else _unknown
         items = []
         for _ in range(count):
             value, start = reader(buffer, start, budget)
             items.append(value)
         if start != end:
-            raise DecodeError(f"the items of an array end at byte {start}, not at {end}")
+            raise DecodeError(f"the items of an array end at byte {start}, but its size says {end}")
         budget.leave()
         return Array(code, tuple(items), descriptor), end
 
@@ -289,10 +289,10 @@ def _array(pair: struct.Struct) -> Reader:
 
 
 def _descriptor(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
-    """The descriptor at ``position``: AMQP reserves all types but ulong and symbol (part 1, section 1.2.1)."""
+    """Return the descriptor at ``position``. AMQP reserves all types but ulong and symbol (part 1, section 1.2.1)."""
     descriptor, end = _READERS[buffer[position]](buffer, position + 1, budget)
     if type(descriptor) is not ULong and type(descriptor) is not Symbol:
-        raise DecodeError(f"the descriptor at byte {position} is of type {type(descriptor).__name__}, not a ulong or symbol")
+        raise DecodeError(f"the descriptor at byte {position} is a {type(descriptor).__name__}; it must be a ulong or symbol")
     return descriptor, end
 
 
@@ -305,7 +305,7 @@ def _described(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
 
 
 def skip(data: bytes, position: int) -> int:
-    """Where the value at ``position`` ends by its own word, which may be beyond the data.
+    """Return the end of the value at ``position`` according to its size, which may be beyond the data.
 
     Raises IndexError, struct.error, ValueError, DecodeError.
     """
@@ -322,9 +322,9 @@ def skip(data: bytes, position: int) -> int:
     raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
 
 
-#: Keys whose hash has a secret of the process, so that no peer can make them collide.
+#: # Key types whose hash is randomized per process, so that a peer cannot make keys collide.
 _TEXT_KEYS: Final = frozenset({str, Symbol, bytes})
-#: Keys whose hash a peer can choose. Null and floats are no keys: NaN does not equal itself.
+#: # Key types whose hash a peer can choose. Null and floats are not allowed as keys, because NaN is not equal to itself.
 _NUMBER_KEYS: Final = frozenset({bool, UByte, UShort, UInt, ULong, Byte, Short, Int, int, Timestamp, Char, uuid.UUID})
 
 

@@ -1,6 +1,6 @@
-"""Composite types as tables: a class is its fields in wire order, each with its wire type, default and whether it must be there.
+"""Composite types as tables: a class lists its fields in wire order, each with its wire type, its default and whether it is mandatory.
 
-Decoding accepts numeric and symbolic descriptors, encoding writes numeric ones and leaves out trailing defaults (part 1, section 1.4).
+Decoding accepts numeric and symbolic descriptors. Encoding writes numeric descriptors and omits trailing defaults (part 1, section 1.4).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bascule.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, USh
 
 
 class Wire(NamedTuple):
-    """A field's type on the wire: ``load`` takes what the codec decoded, ``dump`` makes what the codec encodes."""
+    """The wire type of a field: ``load`` converts a decoded value, ``dump`` returns a value to encode."""
 
     name: str
     load: Callable[[Any], Any]
@@ -26,7 +26,7 @@ class Wire(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One row of a composite's table."""
+    """A field of a composite type."""
 
     name: str
     wire: Wire
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Composite:
-    """Root of the described lists."""
+    """The base class of composite types (described lists)."""
 
     __slots__ = ()
     CODE: ClassVar[int]
@@ -50,7 +50,7 @@ C = TypeVar("C", bound=Composite)
 
 @dataclass_transform()
 def composite(code: int, symbol: str) -> Callable[[type[C]], type[C]]:
-    """Make a class a composite type with its two descriptors."""
+    """Make a class a composite type with these two descriptors."""
 
     def register(cls: type[C]) -> type[C]:
         made = dataclasses.dataclass(slots=True)(cls)
@@ -63,12 +63,12 @@ def composite(code: int, symbol: str) -> Callable[[type[C]], type[C]]:
 
 
 def field(wire: Wire, default: Any = None, *, mandatory: bool = False) -> Any:
-    """A row of the table: a mandatory field must be there and is always written."""
+    """Declare a field. A mandatory field must be present and is always written."""
     return dataclasses.field(default=default, metadata={"wire": wire, "default": default, "mandatory": mandatory})
 
 
 def load(value: Any) -> Any:
-    """A decoded value with known descriptors made composites; others stay Described. Raises DecodeError."""
+    """Return a decoded value with known described types as composites; unknown ones stay Described. Raises DecodeError."""
     if type(value) is not Described:
         return value
     cls = _BY_DESCRIPTOR.get(value.descriptor)
@@ -76,7 +76,7 @@ def load(value: Any) -> Any:
         return value
     rows, values = cls.FIELDS, value.value
     if type(values) is not list or len(values) > len(rows):
-        raise DecodeError(f"{cls.SYMBOL} with a body that is no list of at most {len(rows)} fields")
+        raise DecodeError(f"{cls.SYMBOL} must have a list of at most {len(rows)} fields")
     loaded = cls()
     for row, item in zip(rows, values, strict=False):
         if item is not None:
@@ -86,12 +86,12 @@ def load(value: Any) -> Any:
                 raise DecodeError(f"{cls.SYMBOL} field {row.name} must be {row.wire.name}, not {type(item).__name__}") from None
     for row, item in zip(rows, values + [None] * (len(rows) - len(values)), strict=True):
         if row.mandatory and item is None:
-            raise DecodeError(f"{cls.SYMBOL} without its field {row.name}")
+            raise DecodeError(f"{cls.SYMBOL} has no field {row.name}, which is mandatory")
     return loaded
 
 
 def dump(value: Any) -> Any:
-    """A composite as the Described list that the codec encodes; other values as they are."""
+    """Return a composite as the Described list that the codec encodes, and any other value unchanged."""
     if not isinstance(value, Composite):
         return value
     values: list[Any] = []
@@ -107,25 +107,25 @@ def dump(value: Any) -> Any:
 
 
 def encode_composite(value: Composite) -> bytes:
-    """The bytes of a composite. Raises EncodeError."""
+    """Return the encoding of a composite. Raises EncodeError."""
     return encode(dump(value))
 
 
 def decode_composite(buffer: bytes, position: int = 0, *, size_bytes_max: int = UINT_MAX) -> tuple[Composite, int]:
-    """The composite at ``position`` and the position after it.
+    """Return the composite at ``position`` and the position after it.
 
-    Raises DecodeError, for unknown descriptors, too; LimitExceeded for one that says it has more than ``size_bytes_max``.
+    Raises DecodeError, also for an unknown descriptor; LimitExceeded if the size is more than ``size_bytes_max``.
     """
     try:
         size_bytes = skip(buffer, position) - position
     except (IndexError, struct.error, ValueError):
-        raise DecodeError(f"the value at byte {position} is cut off") from None
+        raise DecodeError(f"the value at byte {position} is truncated") from None
     if size_bytes > size_bytes_max:
-        raise LimitExceeded(f"a performative of {size_bytes} bytes, at most {size_bytes_max} are taken")
+        raise LimitExceeded(f"performative of {size_bytes} bytes exceeds the limit of {size_bytes_max}")
     value, position = decode(buffer, position, Budget(PERFORMATIVE_ITEMS_MAX))
     loaded = load(value)
     if not isinstance(loaded, Composite):
-        raise DecodeError(f"no performative of AMQP 1.0: {getattr(loaded, 'descriptor', type(loaded).__name__)!r:.60}")
+        raise DecodeError(f"not an AMQP 1.0 performative: {getattr(loaded, 'descriptor', type(loaded).__name__)!r:.60}")
     return loaded, position
 
 
@@ -164,14 +164,14 @@ def _dump_symbols(value: tuple[str, ...]) -> Array:
 
 
 def _symbol(value: Any) -> Symbol:
-    """A symbol, or an ASCII string: some peers write one for the other."""
+    """Return a symbol; ASCII strings are accepted, because some peers write them for symbols."""
     if not isinstance(value, str) or not value.isascii() or len(value) > SYMBOL_SIZE_BYTES_MAX:
         raise TypeError
     return Symbol(value)
 
 
 def _fields(value: Any) -> dict[Any, Any]:
-    """A map with symbols as keys; annotations may have ulongs, too."""
+    """Return a map with symbols as keys; annotations may also have ulongs."""
     return {key if type(key) is ULong else _symbol(key): load(item) for key, item in _of(dict)(value).items()}
 
 
@@ -180,7 +180,7 @@ def _dump_fields(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _unsettled(value: Any) -> None:
-    """Deliveries are not resumed: what a peer says of earlier ones is not kept."""
+    """Ignore the deliveries that a peer wants to resume, because deliveries are not resumed."""
     for tag in _of(dict)(value):
         _of(bytes)(tag)
 
@@ -192,7 +192,7 @@ def _transaction_id(value: Any) -> bytes:
 
 
 def a_composite(value: Any) -> Any:
-    """Load a field that must be a described type."""
+    """Load a field of a described type."""
     if type(value) is not Described:
         raise TypeError
     return load(value)

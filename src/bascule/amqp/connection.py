@@ -1,7 +1,7 @@
-"""A connection without IO: bytes in and events out, calls in and bytes out (part 2, section 2.4).
+"""A connection without IO: it converts received bytes to events, and calls to bytes to send (part 2, section 2.4).
 
-A shell gives what it read to ``receive``, answers the events by methods of connection, sessions and links, then writes
-``data_to_send``, and closes its socket where ``closed`` is true; it calls ``tick`` at the latest when the last one said.
+A driver passes received bytes to ``receive``, answers the events with methods of connection, sessions and links, writes
+``data_to_send``, and closes its socket if ``closed`` is true. It calls ``tick`` at the latest at the time that the last call returned.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
-#: An enum member of the hot path: a class attribute costs as much as a call.
+#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
 _AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
 
 
 class Connection:
-    """One AMQP connection, as a server or a client.
+    """An AMQP connection, as a server or a client.
 
-    ``max_frame_size`` in bytes, ``idle_timeout_s`` is how long the peer may be silent (None: for ever). ``closed`` says that nothing
-    more will come or go, once ``data_to_send`` has been sent; ``error`` then says why, where there was a reason. ``login_check`` is
-    the check of a password that the peer waits for, or None: call it beside the event loop, and give its result to ``login_checked``.
+    ``max_frame_size`` is in bytes; ``idle_timeout_s`` is the maximum silence of the peer in seconds (None: unlimited). If ``closed`` is
+    true, the connection ends once ``data_to_send`` is written; ``error`` has the reason, if there is one. ``login_check`` is the pending
+    password check, or None: call it outside of the event loop, and pass its result to ``login_checked``.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Connection:
         max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT, idle_timeout_s: float | None = 60.0, limits: ConnectionLimits | None = None,
         require_sasl: bool = False, started_s: float | None = None, in_steps: bool = False,
     ) -> None:  # fmt: skip
-        """A client speaks first: fetch ``data_to_send``. ``started_s``: when the handshake began; None: with the first input or tick.
+        """A client sends first: write ``data_to_send``. ``started_s`` is the start of the handshake; None: the first input or tick.
 
-        ``in_steps``: a detach, end, close or breach of the protocol waits until the application has handled the events before it.
+        ``in_steps``: a detach, end, close or protocol error is handled after the application has handled the earlier events.
         """
         self.role = role
         self.container_id = container_id
@@ -64,15 +64,15 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.login_check: Callable[[], bool] | None = None
-        #: Goes on with a disposition over more than ConnectionLimits.deliveries_per_piece, or what waits ``in_steps``, before all frames.
+        #: # Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, or an action delayed by ``in_steps``.
         self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
-        self.partial_bytes = 0  # of messages whose last frame has not come
-        self.partials = PartialBudget()  # or one that connections share
+        self.partial_bytes = 0  # bytes of incomplete messages
+        self.partials = PartialBudget()  # of this connection, or shared by connections
         self.outgoing = OutgoingMessages(self.limits.frames_per_piece_bytes)
-        self.unflushed: list[Session] = []  # sessions with dispositions to write
-        self.withholding: dict[Session, None] = {}  # sessions that may give back credit, once all that came is taken
-        self.sessions: dict[int, Session] = {}  # by the peer's channel
+        self.unflushed: list[Session] = []  # sessions with unwritten dispositions
+        self.withholding: dict[Session, None] = {}  # sessions that may show withheld credit again after all received frames
+        self.sessions: dict[int, Session] = {}  # by the channel of the peer
         self._own_channels: dict[int, Session] = {}
         self._sasl = sasl
         self._require_sasl = require_sasl
@@ -82,7 +82,7 @@ class Connection:
         self._idle_timeout_s = idle_timeout_s
         self._events: list[Event] = []
         self.emit = self._events.append
-        self._held: list[bytes] = []  # frames that wait for our open, which comes before all others
+        self._held: list[bytes] = []  # frames that wait for our open, which must be sent first
         self._open: Open | None = None
         self._open_sent = False
         self.buffer = frames.FrameBuffer()
@@ -94,7 +94,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over."""
+        """Whether the connection has ended."""
         return self.state is ConnectionState.ENDED
 
     # --- what the application does -----------------------------------------------------------------------------------------------
@@ -103,14 +103,14 @@ class Connection:
         self, *, hostname: str | None = None, offered_capabilities: tuple[str, ...] = (), desired_capabilities: tuple[str, ...] = (),
         properties: dict[Any, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Open, or answer Opened. A client may call it at once. Nothing happens where the peer is gone already."""
+        """Send the open; a server does so to answer Opened, a client at once. Does nothing if the peer has already closed."""
         if self.closed:
             return
         if self._open is not None:
-            raise IllegalUse("the connection was opened before")
+            raise IllegalUse("the connection is already open")
         self._open = Open(
             self.container_id, hostname, self._max_frame_size, self.limits.channel_max,
-            # Half of what we bear, as the standard advises: a peer that is just in time must not be cut off.
+            # # Announce half of our timeout, as the specification advises, so that a heartbeat that is just in time is not too late.
             int(self._idle_timeout_s * 500) if self._idle_timeout_s else None,
             offered_capabilities=offered_capabilities, desired_capabilities=desired_capabilities, properties=properties,
         )  # fmt: skip
@@ -118,7 +118,7 @@ class Connection:
             self._send_open(self._open)
 
     def login_checked(self, proven: bool) -> list[Event]:
-        """Take the result of ``login_check``; returns the events of what has arrived meanwhile."""
+        """Handle the result of ``login_check``; return the events of the frames received meanwhile."""
         self.login_check = None
         if isinstance(self._sasl, SaslServer) and not self.closed:
             try:
@@ -129,13 +129,13 @@ class Connection:
         return self._take_events()
 
     def begin(self) -> Session:
-        """Begin a session; SessionBegun follows. Raises IllegalUse where the peer allows no more."""
+        """Begin a session; SessionBegun follows. Raises IllegalUse if the peer allows no more sessions."""
         session = self._new_session(None)
         session.begin()
         return session
 
     def close(self, error: AmqpError | None = None) -> None:
-        """Close in order: ConnectionClosed follows when the peer answers. Nothing happens where a close was sent before."""
+        """Send a close; ConnectionClosed follows when the peer answers. Does nothing after the first call."""
         if self.closed or self.state in CLOSING:
             return
         if self.state in SPEECHLESS:
@@ -145,7 +145,7 @@ class Connection:
         self._send_close(error)
 
     def data_to_send(self, *, take_more: bool = True) -> bytes:
-        """All bytes due, b"" for none. ``take_more``: the transport has room for another piece of messages in many frames."""
+        """Return the bytes to send, b"" for none. ``take_more``: the transport has room for more frames of multi-frame messages."""
         if take_more:
             self.outgoing.begin_piece()
         self._flush_settled()
@@ -157,14 +157,14 @@ class Connection:
         return data
 
     def send_more(self) -> list[Flowed]:
-        """Make the next piece of the messages in many frames, once the transport has room. Returns the links that have credit again."""
+        """Write more frames of multi-frame messages after the transport has room. Return the links whose credit is shown again."""
         before = len(self._events)
         self.outgoing.write_more()
         flowed, self._events[before:] = self._events[before:], []
         return [event for event in flowed if isinstance(event, Flowed)]
 
     def tick(self, now_s: float, *, unread: bool = False) -> float:
-        """Heartbeats and timeouts; may end the connection. Returns when to call again. ``unread``: what the peer sends is not read now."""
+        """Check heartbeats and timeouts; return the time of the next call. ``unread``: the application does not read from the peer now."""
         if self.closed:
             return NEVER
         if unread:
@@ -173,7 +173,7 @@ class Connection:
         if fault is not None:
             self._fail(fault)
         elif now_s >= due_s:
-            self._end(self.error, by_peer=False)  # our close is not answered
+            self._end(self.error, by_peer=False)  # the peer did not answer our close
         if self.closed:
             return NEVER
         beat_due_s, beats = self._deadlines.heartbeat(self.remote_open.idle_time_out if self._open_sent else None, now_s)
@@ -184,14 +184,14 @@ class Connection:
     # --- what the peer does ------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """Take bytes; returns what they mean to the application. Whatever the peer does wrong becomes a close, end or detach."""
+        """Handle received bytes and return the events. A protocol error of the peer causes a close, end or detach."""
         self._deadlines.received(now_s)
         if not self.closed and data:
             self._take_in(data)
         return self._take_events()
 
     def go_on(self) -> list[Event]:
-        """Go on with what is ``unfinished``, and then with the frames behind it; as ``receive``, which must not be called before."""
+        """Continue ``unfinished`` work and then the frames after it. ``receive`` must not be called while work is unfinished."""
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is not None and not self.closed:
             try:
@@ -215,16 +215,16 @@ class Connection:
         self.withholding.clear()
 
     def _receive_before_open(self, data: bytes) -> None:
-        """Take what arrives in any state but the usual one. Raises LimitExceeded for a peer that says too much before it opens."""
+        """Handle input before the open state. Raises LimitExceeded if the peer sends too much before its open."""
         if self.state in PEER_NOT_OPEN:
             self._pre_open_bytes += len(data)
         if data := self.buffer.join(data):
             self._consume(data)
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
-            raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
+            raise LimitExceeded(f"the peer sent more than {self.limits.pre_open_bytes_max} bytes before its open")
 
     def _after_events(self, action: Callable[[], None]) -> None:
-        """Do what ends something, once the application has handled the events before it: see ``in_steps``."""
+        """Run an action that ends something after the application has handled the earlier events: see ``in_steps``."""
         if self._in_steps and self._events:
             self.unfinished = action
         else:
@@ -248,12 +248,12 @@ class Connection:
                 if self.state not in HEADER_DUE:
                     break
         if position < size and not self.closed:
-            # What comes behind a password waits for the outcome of the login: its sender may be nobody.
+            # # Frames after a password wait for the result of the login; the peer is not authenticated yet.
             needed_bytes = self._needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
             self.buffer.keep(data[position:], needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
-        """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
+        """Handle a protocol header; return False if it is incomplete. Raises ConnectionFault for an unexpected header."""
         allowed: tuple[bytes, ...] = (frames.AMQP_HEADER,)
         if self.state is ConnectionState.START and self._sasl is not None:
             sasl_only = self.role is Role.CLIENT or self._require_sasl
@@ -262,8 +262,8 @@ class Connection:
             if any(known.startswith(header) for known in allowed):
                 return False
             if self.role is Role.SERVER:
-                self.out.append(allowed[0])  # says what would be right (part 2, section 2.2)
-            raise ConnectionFault(FRAMING_ERROR, f"the peer began with {header!r}, not with {allowed[0]!r}")
+                self.out.append(allowed[0])  # tells the peer the supported version (part 2, section 2.2)
+            raise ConnectionFault(FRAMING_ERROR, f"invalid protocol header {header!r}; {allowed[0]!r} is expected")
         if self.role is Role.SERVER:
             self.out.append(header)
         if header == frames.SASL_HEADER:
@@ -278,14 +278,14 @@ class Connection:
         return True
 
     def _take_frames(self, data: bytes, position: int, size: int) -> int:
-        """Take the whole frames from ``position`` on; returns where they end."""
+        """Handle the complete frames from ``position``; return the end of the last one."""
         sessions = self.sessions
         while size - position >= _FRAME_HEADER_SIZE:
             length, offset, kind, channel = _frame_header_from(data, position)
             if length > self._frame_limit:
-                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken")
+                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes exceeds the limit of {self._frame_limit}")
             if offset < 2 or length < offset << 2:
-                breach = f"frame of {length} bytes whose body begins at byte {offset << 2}: it must begin within the frame, at 8 or later"
+                breach = f"frame of {length} bytes has its body at byte {offset << 2}; the body must begin within the frame, at 8 or later"
                 raise ConnectionFault(FRAMING_ERROR, breach)
             end = position + length
             if end > size:
@@ -294,7 +294,7 @@ class Connection:
             start = position + (offset << 2)
             position = end
             if kind == _AMQP_FRAME and self.state is _OPENED:
-                # Transfer, flow and disposition in their usual encodings; what is left goes to the general decoder.
+                # # Handle transfer, flow and disposition in their usual encodings here; the general decoder handles the rest.
                 hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
                 if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
                     if self.unfinished is None:
@@ -309,20 +309,20 @@ class Connection:
         return position
 
     def _take_frame(self, body: bytes, kind: int, channel: int) -> None:
-        """Any frame, in any state."""
+        """Handle a frame in any state."""
         if kind == (frames.SASL_FRAME if self.state is ConnectionState.SASL else frames.AMQP_FRAME):
             if kind == frames.SASL_FRAME:
                 self._take_sasl(body)
             elif body:  # an empty frame is a heartbeat
                 self._take_performative(body, channel)
         else:
-            raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
+            raise ConnectionFault(FRAMING_ERROR, f"unexpected frame of type {kind} in state {self.state.name.lower()}")
 
     def _take_performative(self, body: bytes, channel: int) -> None:
         performative, payload = decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
         handler = _HANDLERS.get(type(performative))
         if handler is None:
-            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
+            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is not a frame body")
         if type(performative) in (Detach, End, Close):
             self._after_events(partial(self._take_decoded, performative, handler, channel, body, payload))
         else:
@@ -338,12 +338,12 @@ class Connection:
         elif payload == len(body):
             handler(self, performative, channel)
         else:
-            raise ConnectionFault(FRAMING_ERROR, f"{performative.SYMBOL} followed by {len(body) - payload} more bytes")
+            raise ConnectionFault(FRAMING_ERROR, f"{performative.SYMBOL} is followed by {len(body) - payload} unexpected bytes")
 
     def _session(self, channel: int, performative: Composite) -> Session:
         session = self.sessions.get(channel)
         if session is None:
-            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} on channel {channel}, which has no session")
+            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} on channel {channel}: the channel has no session")
         return session
 
     def _on_open(self, opened: Open, _channel: int) -> None:
@@ -356,15 +356,15 @@ class Connection:
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.limits.channel_max:
-            raise ConnectionFault(FRAMING_ERROR, f"channel {channel} beyond the agreed {self.limits.channel_max}")
+            raise ConnectionFault(FRAMING_ERROR, f"channel {channel} exceeds channel-max {self.limits.channel_max}")
         if channel in self.sessions:
-            raise ConnectionFault(NOT_ALLOWED, f"channel {channel} has a session")
+            raise ConnectionFault(NOT_ALLOWED, f"begin on channel {channel}: the channel already has a session")
         if begin.remote_channel is None:
             session = self._new_session(channel)
         else:
             own = self._own_channels.get(begin.remote_channel)
             if own is None or own.remote_channel is not None:
-                raise ConnectionFault(NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which asked nothing")
+                raise ConnectionFault(NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which has no pending begin")
             session = own
         self.sessions[channel] = session
         session.on_begin(begin, channel)
@@ -412,21 +412,21 @@ class Connection:
     # --- inside ------------------------------------------------------------------------------------------------------------------
 
     def _move(self, step: ConnectionInput) -> ConnectionState:
-        """Take a step of the state machine; returns the state before it."""
+        """Make a transition of the state machine; return the previous state."""
         before = self.state
         after = CONNECTION.get((before, step))
         if after is None:
-            raise ConnectionFault(ILLEGAL_STATE, f"{step.name.lower()} in state {before.name.lower()}")
+            raise ConnectionFault(ILLEGAL_STATE, f"unexpected {step.name.lower()} in state {before.name.lower()}")
         self.state = after
         return before
 
     def send(self, channel: int, performative: Composite) -> None:
-        """Write a frame; frames before our open wait for it. Raises FrameTooSmall."""
+        """Write a frame; frames before our open are queued. Raises FrameTooSmall."""
         if not self.closed:
             (self.out if self._open_sent else self._held).append(self._frame(channel, performative))
 
     def _frame(self, channel: int, performative: Composite) -> bytes:
-        """A frame that the peer takes, as far as it has said what that is. Raises FrameTooSmall."""
+        """Return a frame that fits the peer's max-frame-size. Raises FrameTooSmall."""
         if self.state in PEER_NOT_OPEN:
             return frames.performative_frame(channel, performative)
         return frames.fitting_frame(channel, performative, self.remote_max_frame_size)
@@ -438,7 +438,7 @@ class Connection:
 
     def _sasl_layer(self) -> SaslClient | SaslServer:
         if self._sasl is None:
-            raise ConnectionFault(ILLEGAL_STATE, "a SASL frame on a connection without a SASL layer")
+            raise ConnectionFault(ILLEGAL_STATE, "unexpected SASL frame on a connection without a SASL layer")
         return self._sasl
 
     def _send_open(self, opening: Open) -> None:
@@ -451,7 +451,7 @@ class Connection:
 
     def _send_close(self, error: AmqpError | None) -> None:
         if not self._open_sent:
-            self.open()  # a close comes after an open, whatever happens
+            self.open()  # an open must precede a close
         self._flush_settled()
         for session in self._own_channels.values():
             session.drop_outgoing()
@@ -459,7 +459,7 @@ class Connection:
         self._move(ConnectionInput.SEND_CLOSE)
 
     def _fail(self, fault: AmqpError) -> None:
-        """End for a breach of the protocol by the peer, and say so where it can hear it."""
+        """End the connection because of a protocol error of the peer, and send the error if possible."""
         if self.state not in SPEECHLESS and self.state not in CLOSING and not self.closed:
             self._send_close(fault)
         self._end(fault, by_peer=False)
@@ -475,17 +475,17 @@ class Connection:
         self.emit(ConnectionClosed(error, by_peer))
 
     def _new_session(self, channel: int | None) -> Session:
-        """A session on our channel of the same number as the peer's, or on the first that is free."""
+        """Return a new session on our channel with the peer's number if that is free, otherwise on the first free one."""
         own = self._own_channels
         if channel is None or channel in own:
             channel = next(number for number in range(len(own) + 1) if number not in own)
         if channel > self.remote_open.channel_max:
-            raise ConnectionFault(NOT_ALLOWED, f"the peer takes no more than {self.remote_open.channel_max + 1} sessions")
+            raise ConnectionFault(NOT_ALLOWED, f"the peer allows at most {self.remote_open.channel_max + 1} sessions")
         own[channel] = session = Session(self, channel)
         return session
 
     def forget(self, session: Session) -> None:
-        """Both ends of the session ended: its channels are free."""
+        """Free the channels of a session that both ends have ended."""
         self._own_channels.pop(session.channel, None)
         if session.remote_channel is not None:
             self.sessions.pop(session.remote_channel, None)

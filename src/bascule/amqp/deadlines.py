@@ -1,4 +1,4 @@
-"""The times of a connection: how long its peer may take, and when the peer wants to hear of us."""
+"""The timeouts of a connection and the heartbeats to the peer."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from bascule.amqp.limits import HEARTBEAT_INTERVAL_S_MIN, ConnectionLimits
 from bascule.amqp.states import CLOSING, PEER_NOT_OPEN, ConnectionState
 
 NEVER: Final = float("inf")
-#: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
+#: # Heartbeats per idle timeout of the peer: one late timer must not cause a timeout.
 _HEARTBEATS_PER_TIMEOUT: Final = 3
 
 
 class Deadlines:
-    """Times in seconds of a monotonic clock."""
+    """The deadlines of a connection, in seconds of a monotonic clock."""
 
     __slots__ = ("_close_due_s", "_heartbeat_due_s", "_idle_timeout_s", "_limits", "_received_s", "_started_s", "sent")
 
     def __init__(self, limits: ConnectionLimits, idle_timeout_s: float | None, started_s: float | None) -> None:
-        """``started_s`` None: with the first input or look."""
+        """``started_s`` None: the handshake starts with the first input or check."""
         self._limits = limits
         self._idle_timeout_s = idle_timeout_s
         self._started_s = started_s
         self._received_s = 0.0
         self._close_due_s: float | None = None
         self._heartbeat_due_s = 0.0
-        self.sent = False  # something, since the last heartbeat was due
+        self.sent = False  # whether something was sent since the last heartbeat was due
 
     def received(self, now_s: float) -> None:
-        """The peer has sent something."""
+        """Record input of the peer."""
         self._received_s = now_s
         if self._started_s is None:
             self._started_s = now_s
 
     def look(self, state: ConnectionState, now_s: float) -> tuple[float, AmqpError | None]:
-        """Return when to look again, and what the peer has missed. A peer that does not answer a close misses nothing that it is told."""
+        """Return the time of the next check, and the error of a missed deadline. A missing answer to a close has no error."""
         if self._started_s is None:
             self._started_s = now_s
         if state in CLOSING:
@@ -44,10 +44,13 @@ class Deadlines:
             return self._close_due_s, None
         due_s, missed = NEVER, ""
         if state in PEER_NOT_OPEN:
-            due_s, missed = self._started_s + self._limits.handshake_timeout_s, f"not open after {self._limits.handshake_timeout_s} s"
+            due_s, missed = (
+                self._started_s + self._limits.handshake_timeout_s,
+                f"handshake not complete after {self._limits.handshake_timeout_s} s",
+            )
             return due_s, LimitExceeded(missed) if now_s >= due_s else None
         if self._idle_timeout_s:
-            due_s, missed = self._received_s + self._idle_timeout_s, f"nothing heard for {self._idle_timeout_s} s"
+            due_s, missed = self._received_s + self._idle_timeout_s, f"the peer sent nothing for {self._idle_timeout_s} s"
         return due_s, ConnectionFault(RESOURCE_LIMIT_EXCEEDED, missed) if now_s >= due_s else None
 
     def heartbeat(self, idle_time_out_ms: int | None, now_s: float) -> tuple[float, bool]:

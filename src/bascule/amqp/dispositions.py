@@ -1,4 +1,4 @@
-"""Dispositions that a peer sends about ranges of deliveries: a wide range is taken piece by piece, before any frame behind it."""
+"""Dispositions of a peer over ranges of deliveries. A wide range is handled in pieces, before any later frame."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from bascule.amqp.states import SessionState
 if TYPE_CHECKING:
     from bascule.amqp.session import Session
 
-#: An enum member of the hot path: a class attribute costs as much as a call.
+#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _MAPPED = SessionState.MAPPED
 
 
 def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bool = False) -> None:
-    """Take the peer's word about deliveries, ConnectionLimits.deliveries_per_piece at most. Raises SessionFault for an invalid range.
+    """Handle a disposition, at most ConnectionLimits.deliveries_per_piece deliveries at once. Raises SessionFault for an invalid range.
 
-    If more may be left, Connection.unfinished takes the next ones. ``begun``: some have been taken already.
+    If deliveries may be left, Connection.unfinished continues with them. ``begun``: a part of the range has been handled.
     """
     by_receiver, first, last, settled, state = frame
     width = (last - first) & UINT_MAX
     if width >= SERIAL_HALF:
-        raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
+        raise SessionFault(INVALID_FIELD, f"invalid range of a disposition: deliveries {first} to {last}")
     most = session.limits.deliveries_per_piece
     if not by_receiver:
         found = session.incoming_unsettled.pop_range(first, last, most) if settled else []
@@ -49,12 +49,12 @@ def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bo
     if deliveries or begun:
         session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more))
     if more:
-        # What we send before the next piece may have ids of the range, if the peer has made it wider than what it has received.
+        # # Deliveries sent before the next piece may have ids of the range, if the peer made it wider than what it has received.
         last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX
         session.connection.unfinished = partial(_go_on, session, (by_receiver, first, last, settled, frame[-1]))
 
 
 def _go_on(session: Session, frame: hot.DispositionTuple) -> None:
-    """Take the next deliveries of a range, unless the session has ended meanwhile."""
+    """Handle the next deliveries of a range, unless the session has ended meanwhile."""
     if session.state is _MAPPED:
         take_disposition(session, frame, begun=True)

@@ -1,4 +1,4 @@
-"""AMQP 1.0 values to bytes (part 1, sections 1.2 to 1.6), by a table over Python types."""
+"""Encoding of AMQP 1.0 values (part 1, sections 1.2 to 1.6), by a table over Python types."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _PAIR32 = struct.Struct(">II")
 
 
 def encode(value: Any) -> bytes:
-    """The shortest usual encoding of a value. Raises EncodeError."""
+    """Return the shortest usual encoding of a value. Raises EncodeError."""
     out = bytearray()
     write(value, out)
     return bytes(out)
@@ -90,7 +90,7 @@ def write(value: Any, out: bytearray) -> None:
     try:
         _WRITERS[type(value)](value, out)
     except KeyError:
-        raise EncodeError(f"no AMQP type for {type(value).__name__}") from None
+        raise EncodeError(f"cannot encode a {type(value).__name__}: it has no AMQP type") from None
     except (struct.error, UnicodeEncodeError) as error:
         raise EncodeError(f"{type(value).__name__} {value!r:.60}: {error}") from None
 
@@ -105,7 +105,7 @@ def _packed(code: int, layout: str) -> Writer:
 
 
 def _integer(zero: int | None, small: int, small_range: range, wide: int, wide_layout: str) -> Writer:
-    """The integer types with a shorter form for small values."""
+    """Return the writer of an integer type with a shorter form for small values."""
     pack_small = struct.Struct(">BB" if small_range.start == 0 else ">Bb").pack
     pack_wide = struct.Struct(f">B{wide_layout}").pack
 
@@ -153,7 +153,7 @@ def _write_binary(value: bytes | bytearray | memoryview, out: bytearray) -> None
 
 def _write_char(value: Char, out: bytearray) -> None:
     if len(value) != 1 or ord(value) in SURROGATES:
-        raise EncodeError(f"a char is one Unicode character, not {value!r:.20}")
+        raise EncodeError(f"invalid char {value!r:.20}: it must be one Unicode character")
     out.append(CHAR)
     out += _U32.pack(ord(value))
 
@@ -161,7 +161,7 @@ def _write_char(value: Char, out: bytearray) -> None:
 def _raw(code: int, size: int) -> Writer:
     def write_raw(value: bytes, out: bytearray) -> None:
         if len(value) != size:
-            raise EncodeError(f"{type(value).__name__} of {len(value)} bytes, {size} are right")
+            raise EncodeError(f"{type(value).__name__} has {len(value)} bytes; it must have {size}")
         out.append(code)
         out += value
 
@@ -174,7 +174,7 @@ def _write_uuid(value: uuid.UUID, out: bytearray) -> None:
 
 
 def _compound(content: bytearray, count: int, out: bytearray, code8: int, code32: int) -> None:
-    if len(content) < 255 and count < 256:  # the size byte counts the count byte, too
+    if len(content) < 255 and count < 256:  # the size byte includes the count byte
         out.append(code8)
         out += _PAIR8.pack(len(content) + 1, count)
     else:
@@ -222,13 +222,13 @@ _LAYOUT_OF_CODE: Final = {
     UBYTE: ">B", BYTE: ">b", SMALL_UINT: ">B", SMALL_ULONG: ">B", SMALL_INT: ">b", SMALL_LONG: ">b", BOOLEAN: ">B", USHORT: ">H",
     SHORT: ">h", UINT: ">I", INT: ">i", FLOAT: ">f", ULONG: ">Q", LONG: ">q", DOUBLE: ">d", TIMESTAMP: ">q",
 }  # fmt: skip
-#: The wide form of a code whose elements have a size before them.
+#: # The wide form of a code whose elements have a size field.
 _WIDE_OF_CODE: Final = {BINARY8: BINARY32, STRING8: STRING32, SYMBOL8: SYMBOL32, LIST8: LIST32, MAP8: MAP32, ARRAY8: ARRAY32}
 _WIDE: Final = frozenset(_WIDE_OF_CODE.values())
 
 
 def element(code: int, value: Any) -> bytes:
-    """A value as an item of an array whose constructor is ``code``. Raises EncodeError."""
+    """Return a value as an item of an array with the constructor ``code``. Raises EncodeError."""
     if code in ZERO_WIDTH:
         return b""
     layout = _LAYOUT_OF_CODE.get(code)
@@ -247,7 +247,7 @@ def element(code: int, value: Any) -> bytes:
 
 
 def symbol_array(symbols: tuple[Symbol, ...] | list[Symbol]) -> Array:
-    """Symbols as the array that fields with ``multiple=true`` use."""
+    """Return symbols as the array that fields with ``multiple=true`` use."""
     return Array(SYMBOL8 if all(len(symbol) < 256 for symbol in symbols) else SYMBOL32, tuple(symbols))
 
 

@@ -1,4 +1,4 @@
-"""AMQP error conditions, and exceptions that know which endpoint they end (AMQP 1.0 part 2, section 2.8.14 to 2.8.18)."""
+"""AMQP error conditions, and exceptions that name the endpoint they end (AMQP 1.0 part 2, sections 2.8.14 to 2.8.18)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRANSACTION_ROLLBACK: Final = "amqp:transaction:rollback"
 
 
 class AmqpError(BasculeError):
-    """An error as AMQP states it; ``info`` is the error's map of details."""
+    """An AMQP error; ``info`` is the error's map of details."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -43,25 +43,25 @@ class AmqpError(BasculeError):
 
 
 class ConnectionFault(AmqpError):
-    """Ends the connection."""
+    """A protocol error that ends the connection."""
 
     scope = Scope.CONNECTION
 
 
 class SessionFault(AmqpError):
-    """Ends the session it happens in."""
+    """A protocol error that ends its session."""
 
     scope = Scope.SESSION
 
 
 class LinkFault(AmqpError):
-    """Detaches the link it happens on."""
+    """A protocol error that detaches its link."""
 
     scope = Scope.LINK
 
 
 class IllegalUse(AmqpError):
-    """The application called what the endpoint's state does not allow: a bug on our side, never the peer's doing."""
+    """The application made a call that the endpoint's state does not allow: a bug of the application, never of the peer."""
 
     condition = ILLEGAL_STATE
 
@@ -70,7 +70,7 @@ class IllegalUse(AmqpError):
 
 
 class DecodeError(ConnectionFault):
-    """Bytes that are no AMQP value, or not the value that must stand there."""
+    """Bytes that are not an AMQP value, or not the expected value."""
 
     condition = DECODE_ERROR
 
@@ -79,14 +79,14 @@ class DecodeError(ConnectionFault):
 
 
 class EncodeError(AmqpError):
-    """A Python value that has no encoding in the AMQP type asked for."""
+    """A Python value that cannot be encoded in the requested AMQP type."""
 
     def __init__(self, description: str) -> None:
         super().__init__(INTERNAL_ERROR, description)
 
 
 class LimitExceeded(ConnectionFault):
-    """A peer went beyond a limit of ``limits.py``."""
+    """A peer exceeded a limit of ``limits.py``."""
 
     condition = RESOURCE_LIMIT_EXCEEDED
 
@@ -95,7 +95,7 @@ class LimitExceeded(ConnectionFault):
 
 
 class FrameTooSmall(SessionFault):
-    """A frame of ours that is larger than the peer takes."""
+    """A frame to send is larger than the peer's max-frame-size."""
 
     condition = FRAME_SIZE_TOO_SMALL
 

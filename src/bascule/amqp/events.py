@@ -1,4 +1,4 @@
-"""What a connection tells its application, dispatched by type."""
+"""The events of a connection, which the application dispatches by type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Delivery(NamedTuple):
-    """A delivery that we sent; ``context`` is what the application gave ``send``."""
+    """A delivery sent to the peer; ``context`` is the application's argument of ``send``."""
 
     link: SenderLink
     delivery_id: int
@@ -22,21 +22,21 @@ class Delivery(NamedTuple):
 
 
 class Event:
-    """Root of the events."""
+    """The base class of events."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class Opened(Event):
-    """The peer opened. A server answers with ``connection.open(...)``, and with ``close(error)`` right after it to refuse."""
+    """The peer sent an open. A server answers with ``connection.open(...)``, followed by ``close(error)`` to refuse."""
 
     open: Open
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionClosed(Event):
-    """The connection's end, told once. What it held needs no answers."""
+    """The connection ended; reported once. Its sessions, links and deliveries need no answers."""
 
     error: AmqpError | None
     by_peer: bool
@@ -44,14 +44,14 @@ class ConnectionClosed(Event):
 
 @dataclass(slots=True, eq=False)
 class SessionBegun(Event):
-    """A session is there: the peer began it (the answer is given already), or confirmed ours."""
+    """A session began: the peer began it, and the answer is sent, or the peer confirmed ours."""
 
     session: Session
 
 
 @dataclass(slots=True, eq=False)
 class SessionEnded(Event):
-    """A session's end, with its links and ``deliveries`` that nobody will settle any more."""
+    """A session ended with its links; ``deliveries`` will not be settled."""
 
     session: Session
     error: AmqpError | None
@@ -60,23 +60,23 @@ class SessionEnded(Event):
 
 @dataclass(slots=True, eq=False)
 class Attached(Event):
-    """The peer attached a link: ``link.accept(...)`` or ``link.refuse(...)`` is due."""
+    """The peer attached a link; the application must call ``link.accept(...)`` or ``link.refuse(...)``."""
 
     link: Link
 
 
 @dataclass(slots=True, eq=False)
 class AttachConfirmed(Event):
-    """The peer answered our attach. A null terminus in ``link.remote`` means that it refuses: Detached follows."""
+    """The peer answered our attach. A null terminus in ``link.remote`` is a refusal; Detached follows."""
 
     link: Link
 
 
 @dataclass(slots=True, eq=False)
 class Detached(Event):
-    """The peer detached a link (the answer is given already), or the engine did for a breach of the protocol.
+    """The peer detached a link, and the answer is sent, or the engine detached it after a protocol error.
 
-    ``deliveries`` are those we sent on it that nobody will settle any more.
+    ``deliveries`` were sent on the link and will not be settled.
     """
 
     link: Link
@@ -87,14 +87,14 @@ class Detached(Event):
 
 @dataclass(slots=True, eq=False)
 class Flowed(Event):
-    """Credit or drain of a link changed. After ``link.drain`` the application owes ``link.drained()``."""
+    """The credit or drain of a link changed. If ``link.drain`` is set, the application must call ``link.drained()``."""
 
     link: Link
 
 
 @dataclass(slots=True, eq=False)
 class Transferred(Event):
-    """A whole message. ``settled`` ones need no ``link.settle``."""
+    """A complete message. If it is ``settled``, it needs no ``link.settle``."""
 
     link: ReceiverLink
     delivery_id: int
@@ -107,9 +107,9 @@ class Transferred(Event):
 
 @dataclass(slots=True, eq=False)
 class TransferDiscarded(Event):
-    """A message of a transaction that the application does not get, and for which no outcome is sent.
+    """A message of a transaction that is not passed to the application and gets no outcome.
 
-    This end has detached the link: because of this message, which is ``error``, or before the message came.
+    This end has detached the link, because of this message, with ``error``, or before the message arrived.
     """
 
     link: ReceiverLink
@@ -119,10 +119,10 @@ class TransferDiscarded(Event):
 
 @dataclass(slots=True, eq=False)
 class Dispositioned(Event):
-    """The peer's word about deliveries that we sent: an outcome, within a transaction where ``txn_id`` is given.
+    """A disposition of the peer for deliveries sent to it: an outcome, within a transaction if ``txn_id`` is given.
 
-    ``settled`` ones are forgotten by the engine; the others wait for ``session.settle_outgoing``. ``more``: the next event of the session
-    is about further deliveries of the same range, or about none; see Connection.unfinished.
+    The engine has removed ``settled`` deliveries; the others wait for ``session.settle_outgoing``. ``more``: the next event of the session
+    has further deliveries of the same range, or none; see Connection.unfinished.
     """
 
     session: Session
@@ -135,7 +135,7 @@ class Dispositioned(Event):
 
 @dataclass(slots=True, eq=False)
 class DeclareReceived(Event):
-    """A transaction is asked for: settle with ``performatives.Declared(txn_id)``."""
+    """A request to begin a transaction: settle it with ``performatives.Declared(txn_id)``."""
 
     link: ReceiverLink
     delivery_id: int
@@ -143,7 +143,7 @@ class DeclareReceived(Event):
 
 @dataclass(slots=True, eq=False)
 class Discharged(Event):
-    """A transaction is to end, rolled back where ``fail``: settle with accepted or rejected."""
+    """A request to end a transaction, by rollback if ``fail``: settle it with accepted or rejected."""
 
     link: ReceiverLink
     delivery_id: int

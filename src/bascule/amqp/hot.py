@@ -1,8 +1,8 @@
-"""Transfer, disposition and flow without the general codec: they are nearly all the frames of a busy connection.
+"""Transfer, disposition and flow without the general codec: these are nearly all frames of a busy connection.
 
-A reader takes the position after the descriptor ``00 53 code`` and the frame's end, and returns None, or raises IndexError or
-struct.error, where the encoding is not one of the usual: the caller then decodes in general, which also finds out what is wrong.
-The part of a frame that repeats from message to message (settled, state, flags) is decoded in general once and remembered.
+A reader gets the position after the descriptor ``00 53 code`` and the frame's end. If the encoding is not one of the usual ones, it
+returns None or raises IndexError or struct.error, and the caller uses the general decoder, which also reports errors.
+The part of a frame that repeats from message to message (settled, state, flags) is decoded once by the general decoder and cached.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ _U32 = struct.Struct(">I")
 _PAIR32 = struct.Struct(">II")
 _u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 
-#: Different ends of frames remembered: each transaction adds one or two, and lasts for some frames only.
+#: # Maximum number of cached frame tails: each transaction adds one or two, used by a few frames only.
 _TAILS_REMEMBERED: Final = 256
 _TAIL_SIZE_BYTES_MAX: Final = 255
-#: What such an end takes with all that is decoded from it, at most.
+#: # Maximum size of a cached frame tail with its decoded values.
 _TAIL_ENTRY_BYTES: Final = 8192
 
 
 class TransferFrame(NamedTuple):
-    """What a session needs of a transfer; a plain tuple of the same order on the fast path."""
+    """The fields of a transfer that a session needs; on the fast path, a plain tuple in the same order."""
 
     handle: int
     delivery_id: int | None
     delivery_tag: bytes | None
-    payload: int  # where it begins
+    payload: int  # where the payload begins
     tail: TransferTail
 
 
 class TransferTail(NamedTuple):
     """The fields of a transfer from message-format on."""
 
-    fields: int  # how many the transfer has in all
+    fields: int  # number of fields of the transfer
     message_format: int
     settled: bool
     more: bool
     state: Any
     resume: bool
     aborted: bool
-    whole: bool  # a message in one frame: nothing more to come, resume or abort
+    whole: bool  # a message in one frame, without more, resume or abort
 
 
-#: A named tuple takes as long to make as all the rest of a transfer: the fast path does without the name.
+#: # A plain tuple, because creating a named tuple takes as long as the rest of a transfer.
 TransferTuple = tuple[int, int | None, bytes | None, int, TransferTail]
 
 
 class DispositionFrame(NamedTuple):
-    """What a session needs of a disposition; a plain tuple of the same order on the fast path."""
+    """The fields of a disposition that a session needs; on the fast path, a plain tuple in the same order."""
 
     by_receiver: bool
     first: int
@@ -75,13 +75,13 @@ DispositionTuple = tuple[bool, int, int, bool, Any]
 
 
 def disposition_frame(disposition: Disposition) -> DispositionFrame:
-    """What a session needs of a disposition that the general decoder read."""
+    """Return the fields of a disposition decoded by the general decoder."""
     last = disposition.first if disposition.last is None else disposition.last
     return DispositionFrame(disposition.role, disposition.first, last, disposition.settled, disposition.state)
 
 
 def transfer_frame(transfer: Transfer, payload: int) -> TransferFrame:
-    """What a session needs of a transfer that the general decoder read."""
+    """Return the fields of a transfer decoded by the general decoder."""
     return TransferFrame(transfer.handle, transfer.delivery_id, transfer.delivery_tag, payload, _tail_of(transfer, 0))
 
 
@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 class _Tails(dict[bytes, T]):
-    """Ends of frames by their bytes, decoded where they are not known yet."""
+    """A cache of frame tails by their bytes; a missing tail is decoded."""
 
     def __init__(self, read: Callable[[bytes], T]) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Tails(dict[bytes, T]):
 
     def __missing__(self, octets: bytes) -> T:
         if len(octets) > _TAIL_SIZE_BYTES_MAX:
-            raise DecodeError("too long for the fast path")
+            raise DecodeError("frame tail is too long for the fast path")
         if len(self) >= _TAILS_REMEMBERED:
             self.clear()
         tail = self[octets] = self._read(octets)
@@ -118,14 +118,14 @@ def _read_transfer_tail(octets: bytes) -> TransferTail:
 
 
 def _read_disposition_tail(octets: bytes) -> tuple[int, bool, Any]:
-    """Number of fields, settled and state of a disposition."""
+    """Return the number of fields, settled and state of a disposition."""
     fields = _values([False, UInt(0), None], octets)
     disposition = cast(Disposition, load(Described(ULong(DISPOSITION), fields)))
     return len(fields), disposition.settled, disposition.state
 
 
 def _values(values: list[Any], octets: bytes) -> list[Any]:
-    """``values`` and those that ``octets`` encode. Raises DecodeError."""
+    """Return ``values`` and the values encoded in ``octets``. Raises DecodeError."""
     position = 0
     while position < len(octets):
         value, position = decode(octets, position)
@@ -142,7 +142,7 @@ _handle8_from = struct.Struct(">xBBxBBIBB").unpack_from
 
 
 def read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None:
-    """A transfer with a delivery id and a tag, as TransferFrame."""
+    """Return a transfer with a delivery id and a tag, as TransferFrame."""
     if data[position] != LIST8:
         return _read_transfer(data, position, end)
     if data[position + 3] == UINT0:
@@ -163,11 +163,11 @@ def read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None:
 
 
 def _read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None:
-    """The same in any mixture of encodings: the first deliveries of a session, and those with a state."""
+    """Return the transfer in any mixture of encodings, as in the first deliveries of a session and deliveries with a state."""
     if data[position] == LIST8:
         size, fields = data[position + 1], data[position + 2]
         stop, position = position + 2 + size, position + 3
-    elif data[position] == LIST32:  # as Qpid JMS writes transfers with a state
+    elif data[position] == LIST32:  # Qpid JMS writes transfers with a state so
         size, fields = _pair32_from(data, position + 1)
         stop, position = position + 5 + size, position + 9
     else:
@@ -204,11 +204,11 @@ def _read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None
 
 
 def read_disposition(data: bytes, position: int, end: int) -> DispositionTuple | None:
-    """A disposition about one delivery or a range, as DispositionFrame."""
+    """Return a disposition for one delivery or a range, as DispositionFrame."""
     if data[position] == LIST8:
         stop, fields, role = position + 2 + data[position + 1], data[position + 2], data[position + 3]
         position += 4
-    elif data[position] == LIST32:  # as Qpid JMS writes dispositions with a transactional state
+    elif data[position] == LIST32:  # Qpid JMS writes dispositions with a transactional state so
         size, fields = _pair32_from(data, position + 1)
         stop, role = position + 5 + size, data[position + 9]
         position += 10
@@ -248,7 +248,7 @@ def read_disposition(data: bytes, position: int, end: int) -> DispositionTuple |
 
 
 def read_flow(data: bytes, position: int, end: int) -> Flow | None:
-    """A flow without properties."""
+    """Return a flow without properties."""
     if data[position] != LIST8:
         return None
     p, stop, count = position + 3, position + 2 + data[position + 1], data[position + 2]
@@ -291,10 +291,10 @@ _BOOLEANS: Final = frozenset({TRUE, FALSE})
 _TRANSFER = struct.Struct(">IBBHBBBBBBBIBIBBIBIBB")
 TRANSFER_HEAD_SIZE: Final = _TRANSFER.size
 _pack_transfer = _TRANSFER.pack
-_TRANSFER_LIST_SIZE: Final = TRANSFER_HEAD_SIZE - 13  # what follows the list's size byte
+_TRANSFER_LIST_SIZE: Final = TRANSFER_HEAD_SIZE - 13  # the size after the list's size byte
 #: frame header; descriptor; list8: size, count; role; first; last; settled
 _DISPOSITION = struct.Struct(">IBBHBBBBBBBBIBIB")
-#: What a disposition has beside the state at most: the wide form of a list.
+#: # Maximum size of a disposition without its state: the wide form of a list.
 DISPOSITION_HEAD_SIZE: Final = _DISPOSITION.size + 6
 #: frame header; descriptor; list8: size, count; next-incoming-id; incoming-window; next-outgoing-id; outgoing-window
 _SESSION_FLOW = struct.Struct(">IBBHBBBBBBBIBIBIBI")
@@ -303,7 +303,7 @@ _LINK_FLOW = struct.Struct(">IBBHBBBBBBBIBIBIBIBIBIBIBIBB")
 
 
 def transfer_head(channel: int, handle: int, delivery_id: int, message_format: int, settled: bool, more: bool, size_bytes: int) -> bytes:
-    """A transfer frame up to its payload of ``size_bytes``. The delivery's id is its tag, too."""
+    """Return a transfer frame up to its payload of ``size_bytes``. The delivery id is also the tag."""
     return _pack_transfer(
         TRANSFER_HEAD_SIZE + size_bytes, 2, 0, channel, DESCRIBED, SMALL_ULONG, TRANSFER, LIST8, _TRANSFER_LIST_SIZE, 6,
         UINT, handle, UINT, delivery_id, BINARY8, 4, delivery_id, UINT, message_format,
@@ -312,7 +312,7 @@ def transfer_head(channel: int, handle: int, delivery_id: int, message_format: i
 
 
 def state_bytes(state: Composite) -> bytes:
-    """A delivery state's encoding."""
+    """Return the encoding of a delivery state."""
     kind = type(state)
     if kind is Accepted:
         return _ACCEPTED
@@ -322,7 +322,7 @@ def state_bytes(state: Composite) -> bytes:
 
 
 def disposition(channel: int, receiver: bool, first: int, last: int, settled: bool, state: bytes) -> bytes:
-    """A disposition frame about the deliveries ``first`` to ``last``; ``state`` as it is encoded, empty for none."""
+    """Return a disposition frame for the deliveries ``first`` to ``last``; ``state`` is encoded, empty for none."""
     if not state:
         state = bytes([NULL])
     size = _DISPOSITION.size + len(state)
@@ -338,7 +338,7 @@ def disposition(channel: int, receiver: bool, first: int, last: int, settled: bo
 
 
 def session_flow(channel: int, next_incoming_id: int, incoming_window: int, next_outgoing_id: int, outgoing_window: int) -> bytes:
-    """A flow frame of a session alone."""
+    """Return a flow frame of a session only."""
     size = _SESSION_FLOW.size
     return _SESSION_FLOW.pack(
         size, 2, 0, channel, DESCRIBED, SMALL_ULONG, FLOW, LIST8, size - 13, 4,
@@ -349,7 +349,7 @@ def session_flow(channel: int, next_incoming_id: int, incoming_window: int, next
 def link_flow(
     channel: int, windows: tuple[int, int, int, int], handle: int, delivery_count: int, credit: int, available: int, drain: bool, echo: bool
 ) -> bytes:
-    """A flow frame of a link; ``windows`` are the four session fields of session_flow."""
+    """Return a flow frame of a link; ``windows`` are the four session fields of session_flow."""
     size = _LINK_FLOW.size
     return _LINK_FLOW.pack(
         size, 2, 0, channel, DESCRIBED, SMALL_ULONG, FLOW, LIST8, size - 13, 10,

@@ -1,4 +1,4 @@
-"""Frames in their usual encodings, from bytes to the session: most of what a busy connection receives goes this way."""
+"""Frames in their usual encodings, from bytes to the session: most input of a busy connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bascule.amqp.session import Session
 def _hot_frame(
     read: Callable[[bytes, int, int], Any], take: Callable[[Session, Any, bytes, int], None]
 ) -> Callable[[Session, bytes, int, int], bool]:
-    """Takes a frame in its usual encoding, its fields from ``position`` on; False leaves it to the general decoder."""
+    """Return a function that handles a frame in its usual encoding from ``position``, or returns False for the general decoder."""
 
     def take_frame(session: Session, data: bytes, position: int, end: int) -> bool:
         try:
@@ -32,7 +32,7 @@ def _hot_frame(
     return take_frame
 
 
-#: By the beginning of the frame's body.
+#: # By the first bytes of the frame's body.
 HOT_FRAMES: Final = {
     b"\x00\x53\x13": _hot_frame(hot.read_flow, Session.on_flow),
     b"\x00\x53\x14": _hot_frame(hot.read_transfer, Session.on_transfer),

@@ -1,4 +1,4 @@
-"""Links: one-way routes of messages with credit (part 2, section 2.6)."""
+"""Links: one-way message flows with credit (part 2, section 2.6)."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from bascule.amqp.transactions import decode_control
 if TYPE_CHECKING:
     from bascule.amqp.session import Session
 
-#: Serial numbers differ by less than half their range (RFC 1982).
+#: # Serial numbers differ by less than half their range (RFC 1982).
 SERIAL_HALF: Final = 1 << 31
-#: An enum member of the hot path: a class attribute costs as much as a call.
+#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _ATTACHED: Final = LinkState.ATTACHED
 
 
 class Link:
     """One end of a link. ``context`` belongs to the application; ``remote`` is the peer's attach, ``local`` ours."""
 
-    #: Whether we are the link's receiver.
+    #: # Whether this end is the receiver.
     RECEIVER: ClassVar[bool]
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
-        """Made by the session."""
+        """Links are created by the session."""
         self.session = session
         self.name = name
         self.handle = handle
@@ -72,7 +72,7 @@ class Link:
         self.available = 0
         self.drain = False
         self.held: set[int] = set()  # deliveries that await settlement
-        self._early_flow: Flow | None = None  # before our attach: it counts from then on
+        self._early_flow: Flow | None = None  # received before our attach; it takes effect then
         self._failed = False
 
     @property
@@ -91,10 +91,10 @@ class Link:
         return self.state is LinkState.ATTACHED
 
     def _move(self, step: LinkInput) -> LinkState:
-        """Take a step of the state machine. Raises SessionFault where the peer's step is illegal."""
+        """Make a transition of the state machine. Raises SessionFault if the peer's step is not allowed."""
         state = LINK.get((self.state, step))
         if state is None:
-            raise SessionFault(ILLEGAL_STATE, f"{step.name.lower()} on link {self.name!r:.60} in state {self.state.name.lower()}")
+            raise SessionFault(ILLEGAL_STATE, f"unexpected {step.name.lower()} on link {self.name!r:.60}, state {self.state.name.lower()}")
         self.state = state
         return state
 
@@ -109,26 +109,26 @@ class Link:
         offered_capabilities: tuple[str, ...] = (),
         properties: dict[Any, Any] | None = None,
     ) -> None:
-        """Answer an Attached event; termini default to the peer's own. ``max_message_size`` in bytes, 0 for the connection's limit."""
+        """Answer an Attached event; termini default to the peer's. ``max_message_size`` is in bytes, 0 for the connection's limit."""
         self._answer(source or self.remote.source, target or self.remote.target, max_message_size, offered_capabilities, properties)
 
     def refuse(self, error: AmqpError) -> None:
         """Answer an Attached event with a null terminus, and detach with the error (part 2, section 2.6.3)."""
         source, target = (self.remote.source, None) if self.RECEIVER else (None, self.remote.target)
         self._answer(source, target, 0, (), None)
-        self.detach(error)  # nothing happens where the answer did not fit into the peer's frames
+        self.detach(error)  # does nothing if the answer did not fit the peer's frames
         self.forget_attach()
 
     def forget_attach(self) -> None:
-        """Keep of both attaches the modes: one may be as long as a frame, and a peer has thousands of links."""
+        """Keep only the modes of both attaches, because an attach may be as long as a frame and a peer has thousands of links."""
         self.local = None
         self.remote = Attach(snd_settle_mode=self.remote.snd_settle_mode, rcv_settle_mode=self.remote.rcv_settle_mode)
 
     def _answer(self, source: Any, target: Any, max_message_size: int, offered: tuple[str, ...], properties: dict[Any, Any] | None) -> None:
         if self.state is LinkState.DETACHED:
-            return  # the peer, its session or its connection is gone again
+            return  # the peer, its session or its connection has already ended
         if self.state not in (LinkState.ATTACH_RECEIVED, LinkState.LEFT):
-            raise IllegalUse(f"link {self.name!r} in state {self.state.name.lower()} waits for no answer")
+            raise IllegalUse(f"cannot answer the attach of link {self.name!r} in state {self.state.name.lower()}")
         bare = Attach(
             self.name,
             self.handle,
@@ -149,7 +149,7 @@ class Link:
             self._take_credit(self._early_flow)
 
     def _refuse_briefly(self, bare: Attach, fault: FrameTooSmall) -> None:
-        """The answer does not fit into a frame of the peer: refuse with null termini, or end the session if that is too large, too."""
+        """Refuse with null termini if the answer does not fit a frame of the peer; if these do not fit, end the session."""
         try:
             self.session.send(bare)
         except FrameTooSmall as worse:
@@ -158,7 +158,7 @@ class Link:
             self.fail(fault)
 
     def detach(self, error: AmqpError | None = None, closed: bool = True) -> None:
-        """Detach, for good where ``closed``. Nothing happens on a link that is detached already."""
+        """Detach, for good if ``closed``. Does nothing on a detached link."""
         if self.state in (LinkState.ATTACHED, LinkState.ATTACH_SENT):
             self._send_detach(Detach(self.handle, closed, Error.of(error)))
 
@@ -172,12 +172,12 @@ class Link:
     # --- what the peer does ------------------------------------------------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
-        """The peer's attach: the first word, or the answer to ours."""
+        """Handle the peer's attach, which opens the link or answers ours."""
         self.remote, self.remote_handle = attach, attach.handle
         self._move(LinkInput.RECV_ATTACH)
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer's detach, answered at once; an attach that was still due goes before it."""
+        """Answer the peer's detach at once, after an attach that is still due."""
         asked = self.state is LinkState.DETACH_SENT
         state = self._move(LinkInput.RECV_DETACH)
         deliveries = self.session.abandon(self)
@@ -192,14 +192,14 @@ class Link:
             self.session.emit(Detached(self, detach.closed, error, deliveries))
 
     def fail(self, fault: AmqpError) -> None:
-        """Detach for a breach of the protocol by the peer."""
+        """Detach because of a protocol error of the peer."""
         deliveries = self.session.abandon(self)
         self._failed = True
         self.detach(fault)
         self.session.emit(Detached(self, True, fault, deliveries))
 
     def on_flow(self, flow: Flow) -> None:
-        """The peer's link state."""
+        """Handle the peer's link state."""
         state = self._move(LinkInput.RECV_FLOW)
         if state is LinkState.ATTACH_RECEIVED:
             self._early_flow = flow
@@ -216,7 +216,7 @@ class Link:
         raise NotImplementedError
 
     def send_flow(self, echo: bool = False) -> None:
-        """Tell the peer this link's state."""
+        """Send this link's state to the peer."""
         if self.state is LinkState.ATTACHED:
             self.session.send_link_flow(self, self._credit_told(), self.available, self.drain, echo)
 
@@ -225,15 +225,15 @@ class Link:
 
 
 class SenderLink(Link):
-    """We send. ``credit`` is what may be sent now; ``available``, for the peer to know, is the application's to set."""
+    """The sending end. ``credit`` is the number of messages that may be sent now; the application sets ``available`` for the peer."""
 
     RECEIVER = False
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
-        """Made by the session."""
+        """Links are created by the session."""
         super().__init__(session, name, handle)
-        self.withheld = 0  # credit that the session keeps back: its window is closed, too much unsettled, or a message under way
-        self.sending = False  # a message is under way, of which not all frames are written
+        self.withheld = 0  # credit hidden while the window is closed, too much is unsettled, or a message has unwritten frames
+        self.sending = False  # whether a message has unwritten frames
         self._flow_due = False
 
     def _send_detach(self, detach: Detach) -> None:
@@ -251,12 +251,12 @@ class SenderLink(Link):
         self.credit, self.withheld = self.credit + self.withheld, 0
 
     def hold(self) -> None:
-        """A message is under way: no credit shows, and the peer hears nothing of the link's state, until its last frame is written."""
+        """Hide the credit and send no link state until the last frame of the current message is written."""
         self.sending = True
         self.withhold()
 
     def let_go(self) -> None:
-        """All frames of a message are written."""
+        """Show the credit again after all frames of a message are written."""
         self.sending = False
         if not self.session.withholding:
             self.give_back()
@@ -268,7 +268,7 @@ class SenderLink(Link):
             self.session.emit(Flowed(self))
 
     def send_flow(self, echo: bool = False) -> None:
-        """Tell the peer this link's state; between two frames of a message it would count the message as received."""
+        """Send this link's state, but not between two frames of a message: the peer would count the message as received."""
         self._flow_due = self.sending
         if not self.sending:
             super().send_flow(echo)
@@ -282,7 +282,7 @@ class SenderLink(Link):
         state: Composite | None = None,
         message_format: int = 0,
     ) -> int:
-        """Send a message; ``context`` comes back with its outcome. Returns the delivery id. Raises IllegalUse without credit."""
+        """Send a message and return its delivery id; ``context`` is returned with its outcome. Raises IllegalUse without credit."""
         if self.credit <= 0 or self.state is not _ATTACHED:
             raise IllegalUse(f"link {self.name!r} has no credit")
         self.credit -= 1
@@ -290,7 +290,7 @@ class SenderLink(Link):
         return self.session.send_delivery(self, parts if isinstance(parts, tuple) else (parts,), context, settled, state, message_format)
 
     def drained(self) -> None:
-        """Nothing more to send for this credit: use it up, as the peer asked for by ``drain``."""
+        """Use up the remaining credit if the peer requested a ``drain``; the application has nothing more to send."""
         if self.drain and self.state is LinkState.ATTACHED and not self.sending:
             self.delivery_count = (self.delivery_count + self.credit + self.withheld) & UINT_MAX
             self.credit = self.withheld = 0
@@ -299,7 +299,7 @@ class SenderLink(Link):
 
     def _take_credit(self, flow: Flow) -> None:
         if flow.link_credit is not None:
-            # What the receiver granted, less what it has not seen yet of our sends (part 2, section 2.6.7).
+            # # The receiver's credit minus the sends that it has not seen yet (part 2, section 2.6.7).
             unseen = (self.delivery_count - (flow.delivery_count or 0)) & UINT_MAX
             self.credit = max(flow.link_credit - unseen, 0) if unseen < SERIAL_HALF else 0
             self.withheld = 0
@@ -307,19 +307,19 @@ class SenderLink(Link):
                 self.withheld, self.credit = self.credit, 0
         self.drain = flow.drain
         if self.drain and not self.credit and not self.withheld:
-            self.drained()  # nothing to give back
+            self.drained()  # no credit to return
 
     def _credit_told(self) -> int:
         return self.credit + self.withheld
 
 
 class Partial:
-    """A message whose frames are still coming. Its bytes are gathered in one piece: frames of a byte must not cost more than it."""
+    """A message with missing frames. Its data is collected in one buffer, so that the overhead of tiny frames is small."""
 
     __slots__ = ("delivery_id", "octets", "tag", "tail")
 
     def __init__(self, delivery_id: int, tag: bytes, tail: TransferTail) -> None:
-        """By its first frame."""
+        """Start with the first frame."""
         self.delivery_id = delivery_id
         self.tag = tag
         self.tail = tail
@@ -327,28 +327,28 @@ class Partial:
 
 
 class ReceiverLink(Link):
-    """We receive. ``credit`` is what the peer may still send; the application tops it up by ``flow``."""
+    """The receiving end. ``credit`` is the number of messages the peer may still send; the application adds credit with ``flow``."""
 
     RECEIVER = True
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
-        """Made by the session."""
+        """Links are created by the session."""
         super().__init__(session, name, handle)
-        self.is_coordinator = False  # whether the peer controls transactions by this link
+        self.is_coordinator = False  # whether the peer controls transactions with this link
         self._partial: Partial | None = None
         self._size_bytes_max = session.limits.message_size_bytes_max
 
     def flow(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
-        """Grant ``credit`` messages from here on (absolute); with ``drain`` the peer sends what it has and gives the rest back."""
+        """Set the credit to ``credit`` messages from now on; with ``drain``, the peer sends what it has and returns the rest."""
         self.credit, self.drain = credit, drain
         self.send_flow(echo)
 
     def settle(self, delivery_id: int, state: Composite) -> None:
-        """Settle a delivery with its outcome. Runs of neighbours with the same state share one frame."""
+        """Settle a delivery with its outcome. Runs of adjacent deliveries with the same state share one frame."""
         self.session.settle_incoming(delivery_id, state)
 
     def on_attach(self, attach: Attach) -> None:
-        """The sender says where its delivery count begins."""
+        """Handle the sender's attach, which has its initial delivery count."""
         super().on_attach(attach)
         self.delivery_count = attach.initial_delivery_count or 0
         self.is_coordinator = type(attach.target) is Coordinator
@@ -358,7 +358,7 @@ class ReceiverLink(Link):
         super()._answer(source, target, self._size_bytes_max, offered, properties)
 
     def _take_credit(self, flow: Flow) -> None:
-        # A sender that drained advances its delivery count past what it sent, and the credit goes with it.
+        # # A sender that drained advances its delivery count beyond its sends, which uses up the credit.
         if flow.delivery_count is not None:
             used = (flow.delivery_count - self.delivery_count) & UINT_MAX
             if 0 < used < SERIAL_HALF:
@@ -368,7 +368,7 @@ class ReceiverLink(Link):
             self.drain = False
 
     def on_transfer(self, frame: TransferTuple, data: bytes, end: int) -> None:
-        """One transfer frame of this link; its part of the message ends at ``end``."""
+        """Handle a transfer frame of this link; its payload ends at ``end``."""
         _, delivery_id, tag, payload, tail = frame
         if self.state is not _ATTACHED:
             self._move(LinkInput.RECV_TRANSFER)
@@ -379,21 +379,21 @@ class ReceiverLink(Link):
             self._continue(partial, delivery_id, data[payload:end], tail)
             return
         if delivery_id is None or tag is None:
-            raise SessionFault(INVALID_FIELD, f"a delivery on link {self.name!r:.60} begins without id or tag")
+            raise SessionFault(INVALID_FIELD, f"first transfer of a delivery on link {self.name!r:.60} has no id or tag")
         if len(tag) > DELIVERY_TAG_SIZE_BYTES_MAX:
-            raise SessionFault(INVALID_FIELD, f"a delivery tag of {len(tag)} bytes, at most {DELIVERY_TAG_SIZE_BYTES_MAX} are taken")
+            raise SessionFault(INVALID_FIELD, f"delivery-tag of {len(tag)} bytes exceeds the limit of {DELIVERY_TAG_SIZE_BYTES_MAX}")
         if self.credit <= 0:
-            self._refuse(tail, LinkFault(TRANSFER_LIMIT_EXCEEDED, "a message without credit"))
+            self._refuse(tail, LinkFault(TRANSFER_LIMIT_EXCEEDED, "the peer sent a message without credit"))
             return
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
-        if tail[7]:  # whole, by its index: this is the hot path
+        if tail[7]:  # complete in one frame; by index, because this is the hot path
             if end - payload > self._size_bytes_max:
                 self._too_large(tail)
             else:
                 self._complete(delivery_id, tag, data[payload:end], tail)
         elif tail.resume:
-            self._refuse(tail, LinkFault(NOT_IMPLEMENTED, "deliveries are not resumed"))
+            self._refuse(tail, LinkFault(NOT_IMPLEMENTED, "resuming deliveries is not supported"))
         elif tail.aborted:
             self._aborted()
         else:
@@ -402,7 +402,7 @@ class ReceiverLink(Link):
 
     def _continue(self, partial: Partial, delivery_id: int | None, payload: bytes, tail: TransferTail) -> None:
         if delivery_id is not None and delivery_id != partial.delivery_id:
-            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins within delivery {partial.delivery_id}")
+            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins before delivery {partial.delivery_id} is complete")
         if tail.aborted:
             self._aborted()
             return
@@ -418,14 +418,14 @@ class ReceiverLink(Link):
         connection.partial_bytes += len(payload)
         connection.partials.grow(self, len(payload))
         if connection.partial_bytes > connection.limits.partial_bytes_max:
-            raise LimitExceeded(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
+            raise LimitExceeded(f"incomplete messages exceed {connection.limits.partial_bytes_max} bytes in total")
         if len(partial.octets) > self._size_bytes_max:
             self._too_large(partial.tail)
             return False
         return self._partial is not None
 
     def drop_partial(self) -> None:
-        """The message whose frames were coming is complete, or will never be."""
+        """Drop the partial message, which is complete or abandoned."""
         if self._partial is not None:
             connection = self.session.connection
             connection.partial_bytes -= len(self._partial.octets)
@@ -433,34 +433,32 @@ class ReceiverLink(Link):
             self._partial = None
 
     def give_way(self, size_bytes_max: int) -> None:
-        """Others need the memory of the message whose frames were coming."""
-        fault = LinkFault(
-            RESOURCE_LIMIT_EXCEEDED, f"messages begun and not ended take more than {size_bytes_max} bytes; send this message again"
-        )
+        """Detach to free the memory of the partial message for other links."""
+        fault = LinkFault(RESOURCE_LIMIT_EXCEEDED, f"incomplete messages exceed {size_bytes_max} bytes in total; send this message again")
         if self._partial is not None:
             self._refuse(self._partial.tail, fault)
 
     def _aborted(self) -> None:
-        """The sender gives a message up. It has used credit all the same, as the application must hear."""
+        """Handle an aborted message. It has used credit, so the application gets Flowed."""
         self.drop_partial()
         self.session.emit(Flowed(self))
 
     def _too_large(self, tail: TransferTail) -> None:
-        self._refuse(tail, LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
+        self._refuse(tail, LinkFault(MESSAGE_SIZE_EXCEEDED, f"the message exceeds the limit of {self._size_bytes_max} bytes"))
 
     def _refuse(self, tail: TransferTail, fault: AmqpError) -> None:
-        """Detach because of a message, whose first frame had this tail."""
+        """Detach because of a message; ``tail`` is the tail of its first frame."""
         self.drop_partial()
         self._discard(tail, fault)
         self.fail(fault)
 
     def _discard(self, tail: TransferTail, fault: AmqpError | None = None) -> None:
-        """Tell the application about a message of a transaction that it does not get."""
+        """Report a message of a transaction that is not passed to the application."""
         if type(tail.state) is TransactionalState:
             self.session.emit(TransferDiscarded(self, tail.state.txn_id, fault))
 
     def _send_detach(self, detach: Detach) -> None:
-        if (partial := self._partial) is not None:  # its other frames are discarded when they come
+        if (partial := self._partial) is not None:  # its further frames are discarded
             self.drop_partial()
             self._discard(partial.tail)
         super()._send_detach(detach)
@@ -468,13 +466,13 @@ class ReceiverLink(Link):
     def _complete(self, delivery_id: int, tag: bytes, payload: bytes, tail: TransferTail) -> None:
         _, message_format, settled, _, state, _, _, _ = tail
         if self.drain and not self.credit:
-            self.drain = False  # not before the whole message is here
+            self.drain = False  # only after the whole message has arrived
         session = self.session
         if not settled:
             session.hold_incoming(delivery_id, self)
         if self.is_coordinator:
-            if settled:  # nobody would hear of the outcome (part 4, sections 4.2 and 4.3)
-                self.fail(LinkFault(NOT_ALLOWED, "a declare or discharge that is sent settled"))
+            if settled:  # a settled message gets no outcome (part 4, sections 4.2 and 4.3)
+                self.fail(LinkFault(NOT_ALLOWED, "a declare or discharge must not be sent settled"))
                 return
             self._control(delivery_id, payload)
         else:

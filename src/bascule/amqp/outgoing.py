@@ -1,4 +1,4 @@
-"""Messages in many frames: their frames are made as the peer's window and the application's transport take them."""
+"""Multi-frame messages: their frames are built as the peer's window and the application's transport allow."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from bascule.amqp.link import SenderLink
     from bascule.amqp.session import Session
 
-#: Of one delivery, before others of its session have their turns.
+#: # Bytes of one delivery before the other deliveries of its session have their turn.
 DELIVERY_TURN_BYTES: Final = 64 * 1024
 
 
 class OutgoingDelivery:
-    """A message whose first frame is written; ``rest_bytes`` of it are not."""
+    """A message whose first frame is written; ``rest_bytes`` are unwritten."""
 
     __slots__ = ("_final", "_final_room_bytes", "_message", "_middle_head", "_middle_room_bytes", "_position", "link")
 
     def __init__(self, link: SenderLink, message: bytes, written_bytes: int, *, settled: bool | None, frame_bytes: int) -> None:
-        """``frame_bytes`` is the size of a frame at most. The first ``written_bytes`` of the message are written."""
+        """``frame_bytes`` is the maximum frame size. The first ``written_bytes`` of the message are written."""
         self.link = link
         self._message = message
         self._position = written_bytes
@@ -32,16 +32,16 @@ class OutgoingDelivery:
         self._final_room_bytes = frame_bytes - len(frame_head(channel, self._final, 0))
         middle = Transfer(link.handle, settled=settled, more=True)
         self._middle_room_bytes = frame_bytes - len(frame_head(channel, middle, 0))
-        self._middle_head = frame_head(channel, middle, self._middle_room_bytes)  # the same of all but the last
+        self._middle_head = frame_head(channel, middle, self._middle_room_bytes)  # of all frames but the last
 
     @property
     def size_bytes(self) -> int:
-        """The size of the message, which is kept until its last frame is written."""
+        """The size of the message, which is kept in memory until its last frame is written."""
         return len(self._message)
 
     @property
     def rest_bytes(self) -> int:
-        """What is not written yet."""
+        """The number of unwritten bytes."""
         return len(self._message) - self._position
 
     def next_frame(self) -> tuple[bytes, bytes]:
@@ -55,38 +55,38 @@ class OutgoingDelivery:
 
 
 class OutgoingMessages:
-    """The messages in many frames of all sessions of a connection.
+    """The multi-frame messages of all sessions of a connection.
 
-    ``frame_bytes_max`` is the size of a frame at most, ``left_bytes`` what the piece that is being made has room for. A message is kept
-    whole until its last frame is written: ``kept_bytes`` is the size of these messages, ``unwritten_bytes`` what is not written of them.
+    ``frame_bytes_max`` is the maximum frame size, ``left_bytes`` the room in the current piece. A message is kept in memory until its last
+    frame is written: ``kept_bytes`` is the size of these messages, ``unwritten_bytes`` the unwritten part of it.
     """
 
     __slots__ = ("_piece_bytes", "frame_bytes_max", "kept_bytes", "left_bytes", "sessions", "unwritten_bytes")
 
     def __init__(self, piece_bytes: int) -> None:
-        """``piece_bytes`` is what is made of messages in many frames before the application writes."""
+        """``piece_bytes`` is the number of bytes to build before the application writes."""
         self._piece_bytes = self.left_bytes = piece_bytes
         self.frame_bytes_max = FRAME_SIZE_BYTES_MIN
         self.kept_bytes = self.unwritten_bytes = 0
-        self.sessions: dict[Session, OutgoingDeliveries] = {}  # that may write more
+        self.sessions: dict[Session, OutgoingDeliveries] = {}  # sessions that may write more
 
     def begin_piece(self) -> None:
-        """What was made is written."""
+        """Start a new piece after the last one was written."""
         self.left_bytes = self._piece_bytes
 
     def write_more(self) -> None:
-        """Write frames of sessions in turns, as far as the piece goes."""
+        """Write frames of the sessions in turns until the piece is full."""
         for session, deliveries in list(self.sessions.items()):
             if self.left_bytes <= 0:
                 break
-            self.sessions[session] = self.sessions.pop(session)  # behind the others
+            self.sessions[session] = self.sessions.pop(session)  # move to the end
             deliveries.write_more()
 
 
 class OutgoingDeliveries:
-    """The deliveries of one session whose frames are not all written.
+    """The deliveries of one session with unwritten frames.
 
-    They take turns: a large message holds up the messages of its own link only.
+    The deliveries take turns, so a large message delays only the messages of its own link.
     """
 
     __slots__ = ("_deliveries", "_messages", "_session")
@@ -100,14 +100,14 @@ class OutgoingDeliveries:
         return bool(self._deliveries)
 
     def append(self, delivery: OutgoingDelivery) -> None:
-        """Keep the rest of a message whose first frames are written. Its link shows no credit until all are written."""
+        """Store the rest of a message whose first frames are written. Its link shows no credit until all frames are written."""
         self._deliveries.append(delivery)
         self._messages.kept_bytes += delivery.size_bytes
         self._messages.unwritten_bytes += delivery.rest_bytes
         delivery.link.hold()
 
     def write_more(self) -> None:
-        """Write the next frames of deliveries in turns, as far as the peer's window and the piece go."""
+        """Write the next frames of the deliveries in turns, as the peer's window and the piece allow."""
         session, messages = self._session, self._messages
         while self._deliveries and session.window_open and messages.left_bytes > 0:
             delivery = self._deliveries.popleft()
@@ -120,14 +120,14 @@ class OutgoingDeliveries:
         self.plan()
 
     def plan(self) -> None:
-        """Go on with the next piece, if the peer takes more."""
+        """Schedule the next piece if the peer accepts more."""
         if self._deliveries and self._session.window_open:
             self._messages.sessions[self._session] = self
         else:
             self._messages.sessions.pop(self._session, None)
 
     def drop(self, link: SenderLink | None = None) -> None:
-        """Forget the delivery of a link, or all: no more frames of it are written."""
+        """Remove the delivery of a link, or all deliveries; write no more of their frames."""
         deliveries, self._deliveries = self._deliveries, deque()
         for delivery in deliveries:
             if link is None or delivery.link is link:

@@ -1,4 +1,4 @@
-"""Messages that are begun and not ended: what they take, over all connections that share one budget."""
+"""Incomplete messages: their memory over all connections that share one budget."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class PartialBudget:
-    """The memory of partial messages. Beyond ``bytes_max`` the links whose messages have waited longest for a frame are detached.
+    """The memory budget of incomplete messages. Beyond ``bytes_max``, the links whose messages wait longest for a frame are detached.
 
-    One message always has room. ``on_detached(connection)`` is called for a connection that has something to send because of that.
+    One message always has room. ``on_detached(connection)`` is called for a connection that has to send a detach.
     """
 
     __slots__ = ("_links", "bytes_max", "on_detached", "used_bytes")
@@ -26,7 +26,7 @@ class PartialBudget:
         self._links: dict[ReceiverLink, None] = {}  # in the order of their last frames
 
     def grow(self, link: ReceiverLink, size_bytes: int) -> None:
-        """A frame of a message has come that is not its last one."""
+        """Add a frame of an incomplete message."""
         links = self._links
         links.pop(link, None)
         links[link] = None
@@ -37,6 +37,6 @@ class PartialBudget:
             self.on_detached(oldest.session.connection)
 
     def drop(self, link: ReceiverLink, size_bytes: int) -> None:
-        """The message is complete, or will never be."""
+        """Remove a message that is complete or abandoned."""
         self._links.pop(link, None)
         self.used_bytes -= size_bytes

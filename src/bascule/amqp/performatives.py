@@ -36,7 +36,7 @@ USHORT_MAX: Final = 0xFFFF
 
 
 class Role(enum.IntEnum):
-    """Who opens a connection, and thereby who offers SASL mechanisms."""
+    """The role in a connection: a client opens it, a server offers SASL mechanisms."""
 
     CLIENT = 0
     SERVER = 1
@@ -104,11 +104,11 @@ class Open(Composite):
     properties: dict[Any, Any] | None = field(FIELDS)
 
     def check(self) -> None:
-        """Raise ConnectionFault for a frame size below the least of part 2, section 2.4.1, and for a container id that is too long."""
+        """Raise ConnectionFault if the frame size is below the minimum of part 2, section 2.4.1, or the container id is too long."""
         if self.max_frame_size < FRAME_SIZE_BYTES_MIN:
             raise ConnectionFault(INVALID_FIELD, f"max-frame-size {self.max_frame_size} below {FRAME_SIZE_BYTES_MIN}")
         if len(self.container_id) > CONTAINER_ID_LENGTH_MAX:
-            raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
+            raise ConnectionFault(INVALID_FIELD, f"container-id exceeds the limit of {CONTAINER_ID_LENGTH_MAX} characters")
 
 
 @composite(0x11, "amqp:begin:list")
@@ -181,7 +181,7 @@ class Transfer(Composite):
 
 @composite(0x15, "amqp:disposition:list")
 class Disposition(Composite):
-    """State of a range of deliveries. ``role`` is True where the receiver of the deliveries speaks."""
+    """The state of a range of deliveries. ``role`` is True if the receiver of the deliveries sends it."""
 
     role: bool = field(BOOLEAN, False, mandatory=True)
     first: int = field(UINT, 0, mandatory=True)
@@ -193,7 +193,7 @@ class Disposition(Composite):
 
 @composite(0x16, "amqp:detach:list")
 class Detach(Composite):
-    """Detach a link; ``closed`` ends its life, too."""
+    """Detach a link; ``closed`` also ends its life."""
 
     handle: int = field(UINT, 0, mandatory=True)
     closed: bool = field(BOOLEAN, False)
@@ -224,11 +224,11 @@ class Error(Composite):
 
     @classmethod
     def of(cls, error: AmqpError | None) -> Error | None:
-        """The wire form of an exception."""
+        """Return the wire form of an exception, None for None."""
         return None if error is None else cls(error.condition, error.description or None, error.info)
 
     def exception(self) -> AmqpError:
-        """The exception that this error is to an application."""
+        """Return this error as an exception."""
         return AmqpError(str(self.condition), self.description or "", self.info)
 
 
@@ -245,24 +245,24 @@ class Received(Composite):
 
 @composite(0x24, "amqp:accepted:list")
 class Accepted(Composite):
-    """Taken."""
+    """The receiver has accepted the message."""
 
 
 @composite(0x25, "amqp:rejected:list")
 class Rejected(Composite):
-    """Invalid, will not be taken."""
+    """The message is invalid and was not accepted."""
 
     error: Error | None = field(ERROR)
 
 
 @composite(0x26, "amqp:released:list")
 class Released(Composite):
-    """Not acted upon, may go elsewhere."""
+    """The message was not processed and may be delivered elsewhere."""
 
 
 @composite(0x27, "amqp:modified:list")
 class Modified(Composite):
-    """Not acted upon, changed."""
+    """The message was not processed, and its fields are modified."""
 
     delivery_failed: bool = field(BOOLEAN, False)
     undeliverable_here: bool = field(BOOLEAN, False)
@@ -275,7 +275,7 @@ RELEASED: Final = Released()
 
 @composite(0x28, "amqp:source:list")
 class Source(Composite):
-    """Where a link's messages come from."""
+    """The source of a link's messages."""
 
     address: Any = field(ANY)
     durable: int = field(UINT, 0)
@@ -292,7 +292,7 @@ class Source(Composite):
 
 @composite(0x29, "amqp:target:list")
 class Target(Composite):
-    """Where a link's messages go."""
+    """The destination of a link's messages."""
 
     address: Any = field(ANY)
     durable: int = field(UINT, 0)
@@ -305,22 +305,22 @@ class Target(Composite):
 
 @composite(0x2B, "amqp:delete-on-close:list")
 class DeleteOnClose(Composite):
-    """A dynamic node lives as long as the link that made it."""
+    """A dynamic node exists as long as the link that created it."""
 
 
 @composite(0x2C, "amqp:delete-on-no-links:list")
 class DeleteOnNoLinks(Composite):
-    """A dynamic node lives while some link names it."""
+    """A dynamic node exists while it has links."""
 
 
 @composite(0x2D, "amqp:delete-on-no-messages:list")
 class DeleteOnNoMessages(Composite):
-    """A dynamic node lives, after its maker, while it holds messages."""
+    """A dynamic node exists, after its creator's link ends, while it has messages."""
 
 
 @composite(0x2E, "amqp:delete-on-no-links-or-messages:list")
 class DeleteOnNoLinksOrMessages(Composite):
-    """A dynamic node lives while it has links or messages."""
+    """A dynamic node exists while it has links or messages."""
 
 
 # --- transactions, part 4 section 4.5 --------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Declare(Composite):
 
 @composite(0x32, "amqp:discharge:list")
 class Discharge(Composite):
-    """End a transaction: roll back where ``fail``."""
+    """End a transaction: roll it back if ``fail``."""
 
     txn_id: bytes = field(TRANSACTION_ID, b"", mandatory=True)
     fail: bool = field(BOOLEAN, False)
@@ -363,7 +363,7 @@ class TransactionalState(Composite):
     outcome: Any = field(OUTCOME)
 
 
-#: What has become of a delivery for good (part 3, section 3.4). Types that AMQP does not know stay Described.
+#: # The final states of a delivery (part 3, section 3.4). Types unknown to AMQP stay Described.
 OUTCOMES: Final = frozenset({Accepted, Rejected, Released, Modified, Described})
 STATES: Final = OUTCOMES | {Received, Declared, TransactionalState}
 
@@ -373,14 +373,14 @@ STATES: Final = OUTCOMES | {Received, Declared, TransactionalState}
 
 @composite(0x40, "amqp:sasl-mechanisms:list")
 class SaslMechanisms(Composite):
-    """What the server offers."""
+    """The mechanisms that the server offers."""
 
     mechanisms: tuple[str, ...] = field(SYMBOLS, (), mandatory=True)
 
 
 @composite(0x41, "amqp:sasl-init:list")
 class SaslInit(Composite):
-    """What the client chose."""
+    """The mechanism that the client chose."""
 
     mechanism: str = field(SYMBOL, "", mandatory=True)
     initial_response: bytes | None = field(BINARY)
@@ -389,14 +389,14 @@ class SaslInit(Composite):
 
 @composite(0x42, "amqp:sasl-challenge:list")
 class SaslChallenge(Composite):
-    """The server's turn."""
+    """A challenge of the server."""
 
     challenge: bytes = field(BINARY, b"", mandatory=True)
 
 
 @composite(0x43, "amqp:sasl-response:list")
 class SaslResponse(Composite):
-    """The client's turn."""
+    """A response of the client."""
 
     response: bytes = field(BINARY, b"", mandatory=True)
 
@@ -413,7 +413,7 @@ class SaslCode(enum.IntEnum):
 
 @composite(0x44, "amqp:sasl-outcome:list")
 class SaslOutcome(Composite):
-    """How it ended."""
+    """The outcome of the SASL exchange."""
 
     code: int = field(UBYTE, 0, mandatory=True)
     additional_data: bytes | None = field(BINARY)

@@ -1,4 +1,4 @@
-"""SASL as AMQP frames carry it (part 5, section 5.3): a server's and a client's side of one exchange, and mechanisms for both."""
+"""SASL in AMQP frames (part 5, section 5.3): the server's and the client's side of an exchange, and mechanisms for both."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bascule.amqp.performatives import (
 )
 from bascule.core.errors import Scope
 
-#: Whether this password is this user's.
+#: # Checks whether the user has this password.
 Authenticate = Callable[[str, str], bool]
 
 
 class AuthenticationFailed(AmqpError):
-    """The peer is not who it says, or does not speak the mechanism it chose."""
+    """The peer could not be authenticated, or violated the SASL mechanism it chose."""
 
     scope = Scope.CONNECTION
     condition = UNAUTHORIZED_ACCESS
@@ -36,39 +36,39 @@ class AuthenticationFailed(AmqpError):
 
 
 class ServerMechanism(Protocol):
-    """A server's side of one exchange, of any number of rounds."""
+    """The server's side of an exchange with any number of rounds."""
 
-    #: Who the client turned out to be; read after the last step.
+    #: # The authenticated user; valid after the last step.
     user: str
-    #: What goes with the outcome (SCRAM's server signature).
+    #: # Additional data of the outcome (SCRAM's server signature).
     final: bytes | None
 
     def step(self, response: bytes | None) -> bytes | Callable[[], bool] | None:
-        """Take a response (None: the client sent no initial one); the next challenge, or None when the client is proven.
+        """Handle a response (None: no initial one); return the next challenge, or None if the client is authenticated.
 
-        A function is a check that takes long: the client is proven if it returns True. Raises AuthenticationFailed.
+        A returned function is a slow check; the client is authenticated if it returns True. Raises AuthenticationFailed.
         """
 
 
 class ClientMechanism(Protocol):
-    """A client's side of one exchange."""
+    """The client's side of an exchange."""
 
     name: str
 
     def initial(self) -> bytes | None:
-        """The initial response."""
+        """Return the initial response."""
 
     def step(self, challenge: bytes) -> bytes:
-        """The response to a challenge. Raises AuthenticationFailed where the server is not to be trusted."""
+        """Return the response to a challenge. Raises AuthenticationFailed if the server cannot be trusted."""
 
     def finish(self, additional: bytes | None) -> None:
-        """The server is content, and says this with it. Raises AuthenticationFailed where the server is not to be trusted."""
+        """Handle the additional data of a successful outcome. Raises AuthenticationFailed if the server cannot be trusted."""
 
 
 class SaslServer:
-    """The server's side: offers mechanisms in the order of the mapping, drives the one chosen.
+    """The server's side: offers mechanisms in the order of the mapping and runs the one chosen.
 
-    While ``check`` is not None the client waits for its outcome: call it where it may take long, and give its result to ``checked``.
+    While ``check`` is not None, the client waits for its result: call it where it may block, and pass the result to ``checked``.
     """
 
     def __init__(self, mechanisms: Mapping[str, Callable[[], ServerMechanism]]) -> None:
@@ -77,37 +77,37 @@ class SaslServer:
         self._rounds = 0
         self.done = False
         self.user: str | None = None
-        self.mechanism = ""  # that the client has chosen
+        self.mechanism = ""  # chosen by the client
         self.error: AuthenticationFailed | None = None
         self.check: Callable[[], bool] | None = None
 
     def first(self) -> Composite | None:
-        """The frame to send unasked."""
+        """Return the first frame to send."""
         return SaslMechanisms(tuple(self._mechanisms))
 
     def receive(self, frame: Composite) -> Composite | None:
-        """Take the client's frame, give the answer, None while ``check`` is due. Raises ConnectionFault on a frame out of turn."""
+        """Handle the client's frame; return the answer, None while ``check`` is pending. Raises ConnectionFault for an unexpected frame."""
         if isinstance(frame, SaslInit) and self._chosen is None:
             factory = self._mechanisms.get(str(frame.mechanism))
             if factory is None:
-                return self._fail(AuthenticationFailed(f"mechanism {frame.mechanism!s:.40} is not offered"))
+                return self._fail(AuthenticationFailed(f"SASL mechanism {frame.mechanism!s:.40} is not offered"))
             self._chosen, self.mechanism = factory(), str(frame.mechanism)
             return self._step(self._chosen, frame.initial_response)
         if isinstance(frame, SaslResponse) and self._chosen is not None:
             return self._step(self._chosen, frame.response)
-        raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
+        raise ConnectionFault(NOT_ALLOWED, f"unexpected SASL frame {frame.SYMBOL}")
 
     def checked(self, proven: bool) -> Composite:
-        """Take the result of ``check``, give the outcome."""
+        """Handle the result of ``check``; return the outcome."""
         mechanism, self.check = self._chosen, None
         if not proven or mechanism is None:
-            return self._fail(AuthenticationFailed("the user is unknown, or the password is wrong"))
+            return self._fail(AuthenticationFailed("unknown user or wrong password"))
         return self._proven(mechanism)
 
     def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite | None:
         self._rounds += 1
         if self._rounds > SASL_ROUNDS_MAX:
-            raise LimitExceeded(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+            raise LimitExceeded(f"the SASL exchange exceeds {SASL_ROUNDS_MAX} rounds")
         try:
             following = mechanism.step(response)
         except AuthenticationFailed as error:
@@ -129,7 +129,7 @@ class SaslServer:
 
 
 class SaslClient:
-    """The client's side: takes the first of its mechanisms that the server offers."""
+    """The client's side: uses the first of its mechanisms that the server offers."""
 
     def __init__(self, mechanisms: Sequence[ClientMechanism], hostname: str | None = None) -> None:
         self._mechanisms = mechanisms
@@ -141,11 +141,11 @@ class SaslClient:
         self.error: AuthenticationFailed | None = None
 
     def first(self) -> Composite | None:
-        """Nothing: the server speaks first."""
+        """Return None: the server sends the first frame."""
         return None
 
     def receive(self, frame: Composite) -> Composite | None:
-        """Take the server's frame, give the answer. Raises ConnectionFault on a frame out of turn."""
+        """Handle the server's frame; return the answer. Raises ConnectionFault for an unexpected frame."""
         if isinstance(frame, SaslMechanisms) and self._chosen is None:
             return self._choose(frame)
         if isinstance(frame, SaslChallenge) and self._chosen is not None:
@@ -153,20 +153,20 @@ class SaslClient:
         if isinstance(frame, SaslOutcome) and self._chosen is not None:
             self._finish(self._chosen, frame)
             return None
-        raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
+        raise ConnectionFault(NOT_ALLOWED, f"unexpected SASL frame {frame.SYMBOL}")
 
     def _choose(self, offer: SaslMechanisms) -> Composite | None:
         self._chosen = next((mechanism for mechanism in self._mechanisms if mechanism.name in offer.mechanisms), None)
         if self._chosen is None:
             self.done = True
-            self.error = AuthenticationFailed(f"no common mechanism; the server offers {', '.join(offer.mechanisms) or 'none'}")
+            self.error = AuthenticationFailed(f"no common SASL mechanism; the server offers {', '.join(offer.mechanisms) or 'none'}")
             return None
         return SaslInit(self._chosen.name, self._chosen.initial(), self._hostname)
 
     def _finish(self, mechanism: ClientMechanism, outcome: SaslOutcome) -> None:
         self.done = True
         if outcome.code != SaslCode.OK:
-            self.error = AuthenticationFailed(f"the server refused {mechanism.name} (code {outcome.code})")
+            self.error = AuthenticationFailed(f"the server refused {mechanism.name} (SASL code {outcome.code}); check user and password")
             return
         try:
             mechanism.finish(outcome.additional_data)
@@ -176,7 +176,7 @@ class SaslClient:
     def _step(self, mechanism: ClientMechanism, challenge: bytes) -> Composite | None:
         self._rounds += 1
         if self._rounds > SASL_ROUNDS_MAX:
-            raise LimitExceeded(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+            raise LimitExceeded(f"the SASL exchange exceeds {SASL_ROUNDS_MAX} rounds")
         try:
             return SaslResponse(mechanism.step(challenge))
         except AuthenticationFailed as error:
@@ -185,7 +185,7 @@ class SaslClient:
 
 
 class AnonymousServer:
-    """ANONYMOUS (RFC 4505): the trace information is taken and forgotten."""
+    """ANONYMOUS (RFC 4505): the trace information is ignored."""
 
     final: bytes | None = None
 
@@ -193,28 +193,28 @@ class AnonymousServer:
         self.user = user
 
     def step(self, response: bytes | None) -> bytes | None:
-        """Ask for the trace information where it did not come at once."""
+        """Request the trace information if there is no initial response."""
         return b"" if response is None else None
 
 
 class PlainServer:
-    """PLAIN (RFC 4616): authorization id, user and password, parted by NUL."""
+    """PLAIN (RFC 4616): authorization id, user and password, separated by NUL."""
 
     final: bytes | None = None
 
     def __init__(self, authenticate: Authenticate) -> None:
-        """``authenticate`` may take long: it is what the last step returns."""
+        """``authenticate`` may block; the last step returns a call of it."""
         self._authenticate = authenticate
         self.user = ""
 
     def step(self, response: bytes | None) -> bytes | Callable[[], bool]:
-        """Take user and password, and return their check; acting for somebody else is refused."""
+        """Return the check of user and password; an authorization id of another user is refused."""
         if response is None:
             return b""
         try:
             authorization, user, password = response.decode().split("\0")
         except ValueError:
-            raise AuthenticationFailed("no PLAIN response") from None
+            raise AuthenticationFailed("invalid PLAIN response") from None
         if authorization not in ("", user):
             raise AuthenticationFailed(f"user {user!r:.60} may not act for {authorization!r:.60}")
         self.user = user
@@ -222,24 +222,24 @@ class PlainServer:
 
 
 class AnonymousClient:
-    """ANONYMOUS as a client."""
+    """The client's side of ANONYMOUS."""
 
     name = "ANONYMOUS"
 
     def initial(self) -> bytes | None:
-        """No trace information."""
+        """Return empty trace information."""
         return b""
 
     def step(self, challenge: bytes) -> bytes:
-        """A server that asks again."""
+        """Answer a repeated challenge."""
         return challenge[:0]
 
     def finish(self, additional: bytes | None) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
 
 class PlainClient:
-    """PLAIN as a client."""
+    """The client's side of PLAIN."""
 
     name = "PLAIN"
 
@@ -247,21 +247,21 @@ class PlainClient:
         self._response = f"\0{user}\0{password}".encode()
 
     def initial(self) -> bytes | None:
-        """User and password at once."""
+        """Return user and password."""
         return self._response
 
     def step(self, challenge: bytes) -> bytes:
-        """A server that wants them again, by an empty challenge."""
+        """Answer an empty challenge with user and password."""
         if challenge:
-            raise AuthenticationFailed("PLAIN has no challenges")
+            raise AuthenticationFailed("unexpected challenge: PLAIN has none")
         return self._response
 
     def finish(self, additional: bytes | None) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
 
 class ExternalServer:
-    """EXTERNAL (RFC 4422, appendix A): who the client is has been shown by other means, such as its TLS certificate."""
+    """EXTERNAL (RFC 4422, appendix A): the client was authenticated by other means, such as its TLS certificate."""
 
     final: bytes | None = None
 
@@ -269,33 +269,33 @@ class ExternalServer:
         self.user = user
 
     def step(self, response: bytes | None) -> bytes | None:
-        """Acting for somebody else is refused."""
+        """Accept the client; an authorization id of another user is refused."""
         if response is None:
             return b""
         if response not in (b"", self.user.encode()):
-            raise AuthenticationFailed(f"the holder of the certificate of {self.user!r:.60} may not act for somebody else")
+            raise AuthenticationFailed(f"the holder of the certificate of {self.user!r:.60} may not act for another user")
         return None
 
 
 class ExternalClient:
-    """EXTERNAL as a client: the server knows already."""
+    """The client's side of EXTERNAL."""
 
     name = "EXTERNAL"
 
     def initial(self) -> bytes | None:
-        """As whoever the server takes us for."""
+        """Return an empty authorization id."""
         return b""
 
     def step(self, challenge: bytes) -> bytes:
-        """A server that asks again."""
+        """Answer a repeated challenge."""
         return challenge[:0]
 
     def finish(self, additional: bytes | None) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
 
 def password_check(passwords: Mapping[str, str]) -> Authenticate:
-    """Check against a table of users, taking the same time for every wrong guess."""
+    """Return a check against a table of users, which takes the same time for every wrong guess."""
 
     def authenticate(user: str, password: str) -> bool:
         known = passwords.get(user, "")

@@ -1,6 +1,6 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove that they know the password, and neither sends or keeps it.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove that they know the password, and neither sends or stores it.
 
-What a server keeps is a :class:`Verifier`, written as PostgreSQL writes it:
+A server stores a :class:`Verifier`, in PostgreSQL's format:
 ``SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>``, the three in base64.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from bascule.amqp.sasl import AuthenticationFailed
 
 NAME = "SCRAM-SHA-256"
-#: RFC 7677 asks for no less. The broker's own thread pays it once for each PLAIN login, Java clients for each SCRAM login.
+#: # The minimum of RFC 7677. The broker's thread computes it for each PLAIN login, Java clients for each SCRAM login.
 ITERATIONS = 16_384
-#: A peer that names more could keep a client busy for minutes.
+#: # Limit for clients: a server with more iterations could keep a client busy for minutes.
 ITERATIONS_MAX = 1_000_000
 SALT_BYTES = 16
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -30,7 +30,7 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 def _salted(password: str, salt: bytes, iterations: int) -> bytes:
-    # The part of SASLprep (RFC 4013) that changes what people type; the rest of it refuses control characters.
+    # # The mapping part of SASLprep (RFC 4013); the rest of it forbids control characters.
     return hashlib.pbkdf2_hmac("sha256", unicodedata.normalize("NFKC", password).encode(), salt, iterations)
 
 
@@ -40,7 +40,7 @@ def _xor(left: bytes, right: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verifier:
-    """What proves a password without telling it."""
+    """Verifies a password without storing it."""
 
     iterations: int
     salt: bytes
@@ -49,13 +49,13 @@ class Verifier:
 
     @classmethod
     def of(cls, password: str, salt: bytes, iterations: int = ITERATIONS) -> Verifier:
-        """For a password; the salt should be random."""
+        """Return the verifier of a password; the salt should be random."""
         salted = _salted(password, salt, iterations)
         return cls(iterations, salt, hashlib.sha256(_hmac(salted, b"Client Key")).digest(), _hmac(salted, b"Server Key"))
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """The verifier that ``str`` wrote. Raises ValueError."""
+        """Parse the text form that ``str`` returns. Raises ValueError."""
         try:
             name, factors, keys = text.split("$")
             iterations, salt = factors.split(":")
@@ -72,7 +72,7 @@ class Verifier:
         return f"{NAME}${self.iterations}:{salt}${stored}:{server}"
 
     def fits(self, password: str) -> bool:
-        """Whether this is the password: for PLAIN, which tells it."""
+        """Return whether the password is right, for PLAIN, which sends it."""
         return hmac.compare_digest(Verifier.of(password, self.salt, self.iterations).stored_key, self.stored_key)
 
 
@@ -80,33 +80,33 @@ class Verifiers:
     """The users of a broker, by name."""
 
     def __init__(self, users: Mapping[str, Verifier], secret: bytes) -> None:
-        """``secret`` is random; who does not exist gets a salt made with it, the same each time, so that names cannot be tried out."""
+        """``secret`` is random. An unknown user gets a constant salt derived from it, so that names cannot be probed."""
         self._users = dict(users)
         self._secret = secret
         self._iterations = next(iter(self._users.values())).iterations if users else ITERATIONS
 
     def get(self, user: str) -> Verifier | None:
-        """The user's, None for nobody's."""
+        """Return the verifier of a user, None if the user is unknown."""
         return self._users.get(user)
 
     def shown(self, user: str) -> Verifier:
-        """The user's, or one that nothing fits."""
+        """Return the verifier of a user; for an unknown user, one that no password matches."""
         salt = _hmac(self._secret, user.encode())[:SALT_BYTES]
         return self._users.get(user) or Verifier(self._iterations, salt, bytes(_DIGEST_BYTES), bytes(_DIGEST_BYTES))
 
     def check(self, user: str, password: str) -> bool:
-        """For PLAIN. A name that does not exist takes as long as a wrong password."""
+        """Check a password for PLAIN. An unknown user takes as long as a wrong password."""
         return self.shown(user).fits(password) and user in self._users
 
 
 def _attributes(message: bytes, names: str) -> list[str]:
-    """The values of ``n=...,r=...`` in the order of ``names``. Raises AuthenticationFailed."""
+    """Return the values of ``n=...,r=...`` in the order of ``names``. Raises AuthenticationFailed."""
     try:
         parts = message.decode().split(",")
     except UnicodeDecodeError:
-        raise AuthenticationFailed(f"{NAME}: not UTF-8") from None
+        raise AuthenticationFailed(f"{NAME}: the message is not UTF-8") from None
     if len(parts) < len(names) or any(part[:2] != f"{name}=" for part, name in zip(parts, names, strict=False)):
-        raise AuthenticationFailed(f"{NAME}: a message with {names!r} was expected")
+        raise AuthenticationFailed(f"{NAME}: invalid message; attributes {names!r} are expected")
     return [part[2:] for part in parts[: len(names)]]
 
 
@@ -114,11 +114,11 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
-        raise AuthenticationFailed(f"{NAME}: not base64") from None
+        raise AuthenticationFailed(f"{NAME}: a value is not base64") from None
 
 
 class ScramServer:
-    """The server's side: no channel binding, nobody acts for anybody else. ``nonce`` is random and printable, without a comma."""
+    """The server's side, without channel binding and authorization ids. ``nonce`` is random and printable, without a comma."""
 
     def __init__(self, verifiers: Verifiers, nonce: str) -> None:
         self._verifiers = verifiers
@@ -129,7 +129,7 @@ class ScramServer:
         self.final: bytes | None = None
 
     def step(self, response: bytes | None) -> bytes | None:
-        """The user and a nonce; then the proof. Raises AuthenticationFailed."""
+        """Handle the user and nonce, then the proof. Raises AuthenticationFailed."""
         if response is None:
             return b""
         if not self._begun:
@@ -141,11 +141,11 @@ class ScramServer:
         flag, _, rest = response.partition(b",")
         actor, comma, bare = rest.partition(b",")
         if flag not in (b"n", b"y") or not comma:
-            raise AuthenticationFailed(f"{NAME}: no channel binding here")
+            raise AuthenticationFailed(f"{NAME}: channel binding is not supported")
         name, nonce = _attributes(bare, "nr")
         self.user = name.replace("=2C", ",").replace("=3D", "=")
         if actor not in (b"", b"a=" + name.encode()):
-            raise AuthenticationFailed(f"user {self.user!r:.60} may not act for somebody else")
+            raise AuthenticationFailed(f"user {self.user!r:.60} may not act for another user")
         self._header = response[: len(response) - len(bare)]
         self._nonce = nonce + self._nonce
         verifier = self._verifiers.shown(self.user)
@@ -157,13 +157,13 @@ class ScramServer:
         without_proof, _, proof = response.rpartition(b",p=")
         binding, nonce = _attributes(without_proof, "cr")
         if _decoded(binding) != self._header or nonce != self._nonce:
-            raise AuthenticationFailed(f"{NAME}: another exchange's answer")
+            raise AuthenticationFailed(f"{NAME}: the nonce of the response does not match")
         verifier = self._verifiers.shown(self.user)
         said = self._begun + b"," + without_proof
         given = _decoded(proof.decode("ascii", "replace"))
         expected = _hmac(verifier.stored_key, said)
         if len(given) != _DIGEST_BYTES or not hmac.compare_digest(hashlib.sha256(_xor(given, expected)).digest(), verifier.stored_key):
-            raise AuthenticationFailed(f"user {self.user!r:.60} is unknown, or the password is wrong")
+            raise AuthenticationFailed(f"unknown user {self.user!r:.60} or wrong password")
         self.final = b"v=" + base64.b64encode(_hmac(verifier.server_key, said))
 
 
@@ -181,19 +181,19 @@ class ScramClient:
         self._verified = False
 
     def initial(self) -> bytes | None:
-        """The user and a nonce."""
+        """Return the user and a nonce."""
         return b"n,," + self._bare
 
     def step(self, challenge: bytes) -> bytes:
-        """The proof; then, from a server that sends its signature as a challenge, nothing more. Raises AuthenticationFailed."""
+        """Return the proof; then nothing for a server that sends its signature as a challenge. Raises AuthenticationFailed."""
         if self._signature:
             self._verify(challenge)
             return b""
         nonce, salt, iterations = _attributes(challenge, "rsi")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
-            raise AuthenticationFailed(f"{NAME}: another exchange's challenge")
+            raise AuthenticationFailed(f"{NAME}: the nonce of the challenge does not match")
         if not iterations.isdecimal() or not 1 <= int(iterations) <= ITERATIONS_MAX:
-            raise AuthenticationFailed(f"{NAME}: {iterations:.20} iterations; at most {ITERATIONS_MAX} are done")
+            raise AuthenticationFailed(f"{NAME}: the server wants {iterations:.20} iterations; the limit is {ITERATIONS_MAX}")
         salted = _salted(self._password, _decoded(salt), int(iterations))
         key = _hmac(salted, b"Client Key")
         without_proof = f"c={base64.b64encode(b'n,,').decode()},r={nonce}".encode()
@@ -203,11 +203,11 @@ class ScramClient:
         return without_proof + b",p=" + base64.b64encode(proof)
 
     def finish(self, additional: bytes | None) -> None:
-        """The server's own proof, unless it came before. Raises AuthenticationFailed."""
+        """Check the server's proof, unless it was checked before. Raises AuthenticationFailed."""
         if not self._verified:
             self._verify(additional)
 
     def _verify(self, signature: bytes | None) -> None:
         self._verified = bool(self._signature) and signature is not None and hmac.compare_digest(signature, self._signature)
         if not self._verified:
-            raise AuthenticationFailed("the server does not know the password either")
+            raise AuthenticationFailed("the server could not prove that it knows the password")

@@ -1,4 +1,4 @@
-"""Sessions: windows, handles, and the deliveries that await settlement (part 2, section 2.5)."""
+"""Sessions: windows, handles, and unsettled deliveries (part 2, section 2.5)."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from bascule.amqp.unsettled import SentDeliveries, Unsettled
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
 
-#: What we say of our own outgoing window: the engine sends as far as the peer's window allows, never less.
+#: # Our announced outgoing window: the engine sends whatever the peer's window allows.
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
-#: An enum member of the hot path: a class attribute costs as much as a call.
+#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _MAPPED: Final = SessionState.MAPPED
 
 
 class Session:
-    """One session of a connection. ``context`` belongs to the application."""
+    """A session of a connection. ``context`` belongs to the application."""
 
     def __init__(self, connection: Connection, channel: int) -> None:
-        """Made by the connection."""
+        """Sessions are created by the connection."""
         self.connection = connection
         self.limits = connection.limits
         self.channel = channel
@@ -71,7 +71,7 @@ class Session:
         self.sent = SentDeliveries()
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
-        self.incoming_unsettled: Unsettled[ReceiverLink] = Unsettled()  # sent by the peer, unsettled
+        self.incoming_unsettled: Unsettled[ReceiverLink] = Unsettled()  # unsettled deliveries of the peer
         self._next_handle = 0
         self._free_handles: list[int] = []
         self._next_delivery_id = 0
@@ -79,8 +79,8 @@ class Session:
         self._next_incoming_id = 0
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
-        self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
-        self._outgoing = OutgoingDeliveries(self, connection.outgoing)  # of which not all frames are written
+        self._outgoing_window = 0  # the unused part of the peer's incoming window
+        self._outgoing = OutgoingDeliveries(self, connection.outgoing)  # deliveries with unwritten frames
         self._settled_ids: list[int] = []
         self._settled_state: Composite | None = None
         self._out = connection.out
@@ -89,14 +89,16 @@ class Session:
     def _move(self, step: SessionInput) -> SessionState:
         state = SESSION.get((self.state, step))
         if state is None:
-            raise ConnectionFault(ILLEGAL_STATE, f"{step.name.lower()} on channel {self.channel} in state {self.state.name.lower()}")
+            raise ConnectionFault(
+                ILLEGAL_STATE, f"unexpected {step.name.lower()} on channel {self.channel}, state {self.state.name.lower()}"
+            )
         self.state = state
         return state
 
     # --- what the application does -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin, or answer the peer's begin; the connection calls it."""
+        """Send a begin, or answer the peer's; called by the connection."""
         answer = self.state is SessionState.BEGIN_RECEIVED
         self._move(SessionInput.SEND_BEGIN)
         self.send(
@@ -110,32 +112,32 @@ class Session:
         )
 
     def end(self, error: AmqpError | None = None) -> None:
-        """End the session and all its links. Nothing happens where it ended already."""
+        """End the session and all its links. Does nothing if the session has ended."""
         if self.state in (SessionState.MAPPED, SessionState.BEGIN_SENT):
             self._send_end(error)
 
     def attach_sender(self, name: str, source: Source, target: Target | Coordinator, **options: Any) -> SenderLink:
-        """Attach a link to send on; ``options`` are further fields of Attach. AttachConfirmed follows."""
+        """Attach a sending link; ``options`` are further fields of Attach. AttachConfirmed follows."""
         link = SenderLink(self, name, self._take_handle())
         self._attach(link, Attach(name, link.handle, False, source=source, target=target, initial_delivery_count=0, **options))
         return link
 
     def attach_receiver(self, name: str, source: Source | None, target: Target, **options: Any) -> ReceiverLink:
-        """Attach a link to receive on; ``options`` are further fields of Attach. AttachConfirmed follows, credit is the next to give."""
+        """Attach a receiving link; ``options`` are further fields of Attach. AttachConfirmed follows; then grant credit."""
         link = ReceiverLink(self, name, self._take_handle())
         self._attach(link, Attach(name, link.handle, True, source=source, target=target, **options))
         return link
 
     def _attach(self, link: Link, attach: Attach) -> None:
         if self.state not in (SessionState.MAPPED, SessionState.BEGIN_SENT):
-            raise IllegalUse(f"session in state {self.state.name.lower()} takes no links")
+            raise IllegalUse(f"cannot attach a link to a session in state {self.state.name.lower()}")
         link.local = attach
         link.state = LinkState.ATTACH_SENT
         self.links[link.handle] = link
         self.send(attach)
 
     def settle_outgoing(self, delivery_id: int, state: Composite | None = None) -> None:
-        """Settle a delivery of ours to which the peer gave an outcome without settling it."""
+        """Settle a sent delivery to which the peer gave an outcome without settling it."""
         if self.sent.pop(delivery_id) is not None:
             encoded = self._state_bytes(state) if state is not None else b""
             self._out.append(hot.disposition(self.channel, False, delivery_id, delivery_id, True, encoded))
@@ -150,10 +152,10 @@ class Session:
     def send_delivery(
         self, link: SenderLink, parts: tuple[bytes, ...], context: Any, settled: bool, state: Composite | None, message_format: int
     ) -> int:
-        """Frame a message and send it; the rest of a large one waits for the peer's window, and for Connection.send_more.
+        """Write a message; the rest of a large one waits for the peer's window and for Connection.send_more.
 
-        Without window there is no credit to come here, and the first frame is written at once. So a delivery id, once taken, is always
-        sent: a gap would end the connection of a peer that counts them (Qpid JMS).
+        Without a window no credit is shown, so the first frame is always written at once. Each delivery id taken is therefore sent: a gap
+        would end the connection of a peer that counts them (Qpid JMS).
         """
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
@@ -175,7 +177,7 @@ class Session:
         return delivery_id
 
     def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
-        """The rare shapes: a message in many frames, a transfer with a state."""
+        """Write the rare forms: a multi-frame message, a transfer with a state."""
         room, total = self.connection.outgoing.frame_bytes_max, len(message)
         if len(frame_head(self.channel, transfer, 0)) + total <= room:
             self._write_frame(frame_head(self.channel, transfer, total), message)
@@ -200,7 +202,7 @@ class Session:
             self._withhold()
 
     def write_frames(self, delivery: OutgoingDelivery, size_bytes: int) -> None:
-        """Write frames of a delivery, of ``size_bytes`` and up to a frame more, as far as the peer's window goes."""
+        """Write frames of a delivery, of ``size_bytes`` and up to a frame more, as far as the peer's window allows."""
         outgoing = self.connection.outgoing
         enough_bytes = outgoing.left_bytes - size_bytes
         while self._outgoing_window > 0 and outgoing.left_bytes > enough_bytes and delivery.rest_bytes:
@@ -208,29 +210,29 @@ class Session:
 
     @property
     def window_open(self) -> bool:
-        """Whether the peer takes more frames of messages."""
+        """Whether the peer accepts more transfer frames."""
         return self._outgoing_window > 0
 
     def _windows(self) -> tuple[int, int, int, int]:
         return self._next_incoming_id, self._incoming_window, self._next_outgoing_id, OUTGOING_WINDOW
 
     def send_link_flow(self, link: Link, credit: int, available: int, drain: bool, echo: bool) -> None:
-        """A flow frame of a link; it renews our window, too."""
+        """Write a flow frame of a link, which also renews our window."""
         self._incoming_window = self.limits.incoming_window_frames
         self._out.append(hot.link_flow(self.channel, self._windows(), link.handle, link.delivery_count, credit, available, drain, echo))
 
     def send_flow(self) -> None:
-        """A flow frame of the session alone, with our window full again."""
+        """Write a flow frame of the session only, with a full window."""
         self._incoming_window = self.limits.incoming_window_frames
         self._out.append(hot.session_flow(self.channel, *self._windows()))
 
     # --- settlement --------------------------------------------------------------------------------------------------------------
 
     def settle_incoming(self, delivery_id: int, state: Composite) -> None:
-        """Settle at the next flush; deliveries of one state are gathered."""
+        """Settle a delivery at the next flush; deliveries with the same state are combined."""
         link = self.incoming_unsettled.pop(delivery_id)
         if link is None:
-            return  # sent settled, or its link or session is gone
+            return  # sent settled, or its link or session has ended
         link.held.discard(delivery_id)
         if state is not self._settled_state and state != self._settled_state:
             self.flush_settled()
@@ -240,17 +242,17 @@ class Session:
         self._settled_ids.append(delivery_id)
 
     def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
-        """Keep a delivery of the peer's until it is settled. Raises SessionFault."""
+        """Store an unsettled delivery of the peer. Raises SessionFault."""
         incoming = self.incoming_unsettled
         if delivery_id in incoming.by_id:
-            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is unsettled already")
+            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is already unsettled")
         incoming.add(delivery_id, link)
         link.held.add(delivery_id)
         if len(incoming) > self.limits.unsettled_per_session_max:
             raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
 
     def flush_settled(self) -> None:
-        """Write the dispositions gathered, one for each run of neighbours."""
+        """Write the collected dispositions, one for each run of adjacent deliveries."""
         ids = self._settled_ids
         if not ids or self._settled_state is None:
             return
@@ -268,28 +270,28 @@ class Session:
         self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
 
     def _state_bytes(self, state: Composite) -> bytes:
-        """A state's encoding, with no more of an error's description than the peer has room for in a frame."""
+        """Return the encoding of a state, with the error's description shortened to the peer's frame size."""
         encoded = hot.state_bytes(state)
         room = self.connection.remote_max_frame_size - hot.DISPOSITION_HEAD_SIZE
         return encoded if len(encoded) <= room else hot.state_bytes(shortened_state(state, room))
 
     @property
     def newest_delivery_id(self) -> int:
-        """The id of the last delivery that we have sent."""
+        """The id of the last delivery sent."""
         return (self._next_delivery_id - 1) & UINT_MAX
 
     @property
     def unsettled(self) -> dict[int, Delivery]:
-        """Deliveries of ours that the peer has not settled, by id."""
+        """Sent deliveries that the peer has not settled, by id."""
         return self.sent.by_id()
 
     @property
     def incoming(self) -> dict[int, ReceiverLink]:
-        """Links of the peer's deliveries that nobody has settled, by id."""
+        """Links of the peer's unsettled deliveries, by id."""
         return self.incoming_unsettled.by_id
 
     def _withhold(self) -> None:
-        """The peer's window is closed, or too much of ours is unsettled: no credit shows until the peer opens it, or settles."""
+        """Hide the credit while the peer's window is closed or too many of our deliveries are unsettled."""
         if self.withholding:
             return
         self.withholding = True
@@ -298,7 +300,7 @@ class Session:
                 link.withhold()
 
     def give_back(self) -> None:
-        """Show the credit that was withheld, if the peer's window is open and enough is settled."""
+        """Show the withheld credit if the peer's window is open and enough deliveries are settled."""
         if not self.withholding or self._outgoing_window <= 0 or len(self.sent) >= self.limits.unsettled_per_session_max:
             return
         self.withholding = False
@@ -308,14 +310,14 @@ class Session:
                 self.emit(Flowed(link))
 
     def give_back_later(self) -> None:
-        """After all that has been received: a peer may open and close its window many times in that."""
+        """Show the withheld credit after all received frames, because a peer may open and close its window many times in them."""
         if self.withholding:
             self.connection.withholding[self] = None
 
     # --- what the peer does ------------------------------------------------------------------------------------------------------
 
     def on_begin(self, begin: Begin, remote_channel: int) -> None:
-        """The peer's begin: the first word, which is answered at once, or the answer to ours."""
+        """Handle the peer's begin: answer it, or take it as the answer to ours."""
         self.remote, self.remote_channel = dataclasses.replace(begin, properties=None), remote_channel
         self._next_incoming_id = begin.next_outgoing_id
         self._outgoing_window = begin.incoming_window
@@ -327,7 +329,7 @@ class Session:
             self.emit(SessionBegun(self))
 
     def on_end(self, end: End) -> None:
-        """The peer's end."""
+        """Handle the peer's end."""
         asked = self.state is SessionState.END_SENT
         self._move(SessionInput.RECV_END)
         if not asked:
@@ -339,7 +341,7 @@ class Session:
     _failed = False
 
     def fail(self, fault: AmqpError) -> None:
-        """End for a breach of the protocol by the peer."""
+        """End because of a protocol error of the peer."""
         if self.state is SessionState.MAPPED:
             self._failed = True
             self._send_end(fault)
@@ -352,7 +354,7 @@ class Session:
         self._move(SessionInput.SEND_END)
 
     def on_connection_end(self) -> None:
-        """Nothing can be sent any more; what the application still calls does nothing."""
+        """End with the connection; later calls of the application do nothing."""
         self.state = SessionState.ENDED
         self._close_links()
 
@@ -368,7 +370,7 @@ class Session:
         return self.sent.clear()
 
     def on_performative(self, performative: Composite) -> None:
-        """Attach, flow, disposition and detach, from the general decoder."""
+        """Handle attach, flow, disposition and detach from the general decoder."""
         if self._move(SessionInput.RECV_FRAME) is not SessionState.MAPPED:
             return
         if isinstance(performative, Attach):
@@ -383,16 +385,16 @@ class Session:
     def _by_handle(self, handle: int) -> Link:
         link = self._by_remote_handle.get(handle)
         if link is None:
-            raise SessionFault(UNATTACHED_HANDLE, f"handle {handle} has no link")
+            raise SessionFault(UNATTACHED_HANDLE, f"handle {handle} is not attached")
         return link
 
     def _on_attach(self, attach: Attach) -> None:
         if attach.handle > self.limits.handle_max:
-            raise ConnectionFault(FRAMING_ERROR, f"handle {attach.handle} beyond the agreed {self.limits.handle_max}")
+            raise ConnectionFault(FRAMING_ERROR, f"handle {attach.handle} exceeds handle-max {self.limits.handle_max}")
         if len(attach.name) > LINK_NAME_LENGTH_MAX:
-            raise SessionFault(INVALID_FIELD, f"link name {attach.name[:60]!r}… of more than {LINK_NAME_LENGTH_MAX} characters")
+            raise SessionFault(INVALID_FIELD, f"link name {attach.name[:60]!r}… exceeds the limit of {LINK_NAME_LENGTH_MAX} characters")
         if attach.handle in self._by_remote_handle:
-            raise SessionFault(HANDLE_IN_USE, f"handle {attach.handle} has a link")
+            raise SessionFault(HANDLE_IN_USE, f"handle {attach.handle} is already attached")
         for link in self.links.values():
             if link.name == attach.name and link.RECEIVER is not attach.role and link.remote_handle is None:
                 self._by_remote_handle[attach.handle] = link
@@ -401,7 +403,7 @@ class Session:
                     self.emit(AttachConfirmed(link))
                 return
         if sum(len(session.links) for session in self.connection.sessions.values()) >= self.limits.links_max:
-            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.links_max} links on a connection")
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"the connection has more than {self.limits.links_max} links")
         link = (SenderLink if attach.role else ReceiverLink)(self, attach.name, self._take_handle())
         self.links[link.handle] = self._by_remote_handle[attach.handle] = link
         link.on_attach(attach)
@@ -409,31 +411,31 @@ class Session:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """What the peer does wrong within ends the session."""
+        """End the session if the peer violates the protocol within the block."""
         try:
             yield
         except SessionFault as fault:
             self.fail(fault)
 
     def on_transfer(self, frame: hot.TransferTuple, data: bytes, end: int) -> None:
-        """A transfer frame."""
+        """Handle a transfer frame."""
         if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
         if self._incoming_window <= 0:
-            raise SessionFault(WINDOW_VIOLATION, "a transfer beyond the session's window")
+            raise SessionFault(WINDOW_VIOLATION, "a transfer exceeds the session's incoming window")
         self._incoming_window -= 1
         self._next_incoming_id = (self._next_incoming_id + 1) & UINT_MAX
         link = self._by_remote_handle.get(frame[0])
         if not isinstance(link, ReceiverLink):
             link = self._by_handle(frame[0])
-            raise SessionFault(ERRANT_LINK, f"a transfer to the receiver of link {link.name!r:.60}")
+            raise SessionFault(ERRANT_LINK, f"a transfer on link {link.name!r:.60}, whose sender is this end")
         link.on_transfer(frame, data, end)
         if self._incoming_window <= self._window_low and self.state is SessionState.MAPPED:
             self.send_flow()
 
     def on_flow(self, flow: Flow, *_: Any) -> None:
-        """Windows, and a link's credit."""
+        """Handle a flow frame: windows, and the credit of a link."""
         if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
@@ -450,7 +452,7 @@ class Session:
             self.send_flow()
 
     def on_disposition(self, frame: hot.DispositionTuple, *_: Any) -> None:
-        """The peer's word about deliveries."""
+        """Handle a disposition frame."""
         if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
@@ -462,12 +464,12 @@ class Session:
         if self._free_handles:
             return self._free_handles.pop()
         if self._next_handle > self.remote.handle_max:
-            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.remote.handle_max + 1} links")
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"the peer allows at most {self.remote.handle_max + 1} links")
         self._next_handle += 1
         return self._next_handle - 1
 
     def abandon(self, link: Link) -> list[Delivery]:
-        """Drop what a link has under way; returns the deliveries of ours that nobody will settle."""
+        """Drop the deliveries of a link in flight; return our deliveries, which will not be settled."""
         deliveries: list[Delivery] = []
         if isinstance(link, ReceiverLink):
             link.drop_partial()
@@ -481,12 +483,12 @@ class Session:
         return deliveries
 
     def drop_outgoing(self, link: SenderLink | None = None) -> None:
-        """A link that is about to say detach, or a session that is about to say end, sends nothing after it."""
+        """Send nothing more for a link that is about to detach, or a session that is about to end."""
         if self._outgoing:
             self._outgoing.drop(link)
 
     def forget(self, link: Link) -> None:
-        """Both ends detached: the handles are free."""
+        """Free the handles of a link that both ends have detached."""
         if self.links.pop(link.handle, None) is not None:
             self._free_handles.append(link.handle)
         if link.remote_handle is not None:

@@ -1,6 +1,6 @@
-"""What may happen when: connection, session and link as tables (part 2, sections 2.4.6, 2.5.5 and 2.6.4).
+"""The state machines of connection, session and link as tables (part 2, sections 2.4.6, 2.5.5 and 2.6.4).
 
-What a table does not list is the peer's protocol error where it was received, and a bug of ours where it was sent.
+A transition that is not in a table is a protocol error of the peer if received, and a bug of ours if sent.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ class ConnectionState(enum.Enum):
 
     START = enum.auto()  # no protocol header yet
     SASL = enum.auto()
-    AUTHENTICATED = enum.auto()  # SASL is done, the AMQP header is due
-    HEADERS = enum.auto()  # both headers are there, no open
+    AUTHENTICATED = enum.auto()  # SASL has ended, the AMQP header is due
+    HEADERS = enum.auto()  # both headers are exchanged, no open
     OPEN_SENT = enum.auto()
     OPEN_RECEIVED = enum.auto()
     LEFT = enum.auto()  # the peer opened and closed before our open
     OPENED = enum.auto()
-    CLOSE_PIPED = enum.auto()  # opened and closed by us before the peer opened
+    CLOSE_PIPED = enum.auto()  # we opened and closed before the peer opened
     CLOSE_SENT = enum.auto()
     CLOSE_RECEIVED = enum.auto()
     ENDED = enum.auto()
 
 
 class ConnectionInput(enum.Enum):
-    """What moves a connection."""
+    """The inputs of a connection's state machine."""
 
     SASL_HEADER = enum.auto()
     SASL_DONE = enum.auto()
@@ -47,13 +47,13 @@ class SessionState(enum.Enum):
     BEGIN_SENT = enum.auto()
     BEGIN_RECEIVED = enum.auto()
     MAPPED = enum.auto()
-    END_SENT = enum.auto()  # discards what comes
+    END_SENT = enum.auto()  # discards input
     END_RECEIVED = enum.auto()
     ENDED = enum.auto()
 
 
 class SessionInput(enum.Enum):
-    """What moves a session."""
+    """The inputs of a session's state machine."""
 
     SEND_BEGIN = enum.auto()
     RECV_BEGIN = enum.auto()
@@ -70,13 +70,13 @@ class LinkState(enum.Enum):
     ATTACH_RECEIVED = enum.auto()
     LEFT = enum.auto()  # the peer attached and detached before our answer
     ATTACHED = enum.auto()
-    DETACH_SENT = enum.auto()  # discards what comes
+    DETACH_SENT = enum.auto()  # discards input
     DETACH_RECEIVED = enum.auto()
     DETACHED = enum.auto()
 
 
 class LinkInput(enum.Enum):
-    """What moves a link."""
+    """The inputs of a link's state machine."""
 
     SEND_ATTACH = enum.auto()
     RECV_ATTACH = enum.auto()
@@ -111,7 +111,7 @@ CONNECTION: Final[dict[tuple[ConnectionState, ConnectionInput], ConnectionState]
 }
 
 HEADER_DUE: Final = frozenset({_C.START, _C.AUTHENTICATED})
-#: No frame but SASL's can be sent: an error has no way to the peer.
+#: # States in which only SASL frames can be sent, so an error cannot be reported to the peer.
 SPEECHLESS: Final = frozenset({_C.START, _C.SASL, _C.AUTHENTICATED})
 PEER_NOT_OPEN: Final = SPEECHLESS | {_C.HEADERS, _C.OPEN_SENT, _C.CLOSE_PIPED}
 CLOSING: Final = frozenset({_C.CLOSE_PIPED, _C.CLOSE_SENT})

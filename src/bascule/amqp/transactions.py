@@ -14,13 +14,13 @@ _AMQP_VALUE: Final = (0x77, "amqp:amqp-value:*")
 
 
 def encode_control(control: Declare | Discharge) -> bytes:
-    """The message that carries it. ``fail`` is written out though false is its default: Artemis does not know the default."""
+    """Return the message with ``control``. ``fail`` is always written, because Artemis does not apply its default of false."""
     value = Described(ULong(control.CODE), [control.txn_id, control.fail]) if isinstance(control, Discharge) else dump(control)
     return encode(Described(ULong(_AMQP_VALUE[0]), value))
 
 
 def decode_control(payload: bytes) -> Composite:
-    """The declare or discharge in a message, whatever sections stand before it. Raises DecodeError."""
+    """Return the declare or discharge in a message, after any sections. Raises DecodeError."""
     position = 0
     while position < len(payload):
         section, position = decode(payload, position)
@@ -29,4 +29,4 @@ def decode_control(payload: bytes) -> Composite:
             if isinstance(control, Declare | Discharge):
                 return control
             break
-    raise DecodeError("a coordinator takes declare and discharge only")
+    raise DecodeError("a coordinator link accepts only declare and discharge")

@@ -1,7 +1,7 @@
 """AMQP 1.0 primitive types as Python values (part 1, section 1.6).
 
-None, bool, int (long), float (double), str (string), bytes (binary), uuid.UUID, list and dict stand for themselves;
-the classes here carry the rest. They are plain ints, strs and bytes to everything but the encoder.
+None, bool, int (long), float (double), str (string), bytes (binary), uuid.UUID, list and dict represent themselves;
+the classes here represent the other types. They are ints, strs and bytes to all code but the encoder.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Decimal128(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor (a ULong or a Symbol) that says what it means."""
+    """A value with a descriptor (a ULong or a Symbol) that defines its meaning."""
 
     descriptor: Any
     value: Any
@@ -104,7 +104,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Values of one type. ``code`` is the constructor that all items share; a ``descriptor`` before it makes them described values."""
+    """Values of one type. ``code`` is the constructor of all items; a ``descriptor`` makes them described values."""
 
     code: int
     items: tuple[Any, ...]

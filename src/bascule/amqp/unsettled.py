@@ -1,4 +1,4 @@
-"""Deliveries that await settlement, found by ranges of ids at the cost of what is found, however wide a peer makes the range."""
+"""Unsettled deliveries, found by ranges of ids. The cost depends on the number of matches, not on the width of the range."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from bascule.amqp.link import SenderLink
 
 UINT_MAX: Final = 0xFFFFFFFF
-#: Ids that are settled and still listed, beside as many as are unsettled: the list is made anew when there are more.
+#: # Rebuild the id list when it has more settled ids than unsettled ones plus this number.
 _SETTLED_LISTED_MAX: Final = 1024
 
 T = TypeVar("T")
 
 
 class Unsettled(Generic[T]):
-    """Values by delivery id. ``by_id`` may be read, and ids may be popped from it; ``add`` adds."""
+    """Values by delivery id. ``by_id`` may be read, and ids may be removed from it; ``add`` adds values."""
 
     __slots__ = ("_ids", "by_id")
 
     def __init__(self) -> None:
         self.by_id: dict[int, T] = {}
-        self._ids: list[int] = []  # sorted; some of them are settled
+        self._ids: list[int] = []  # sorted; may contain settled ids
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -34,7 +34,7 @@ class Unsettled(Generic[T]):
         return iter(self.by_id.values())
 
     def add(self, delivery_id: int, value: T) -> None:
-        """Add a delivery; ids mostly grow."""
+        """Add a delivery; ids usually increase."""
         by_id, ids = self.by_id, self._ids
         by_id[delivery_id] = value
         if not ids or delivery_id > ids[-1]:
@@ -47,11 +47,11 @@ class Unsettled(Generic[T]):
             self._ids = sorted(by_id)
 
     def pop(self, delivery_id: int) -> T | None:
-        """Remove a delivery, and return it."""
+        """Remove and return a delivery."""
         return self.by_id.pop(delivery_id, None)
 
     def pop_range(self, first: int, last: int, most: int = UINT_MAX) -> list[tuple[int, T]]:
-        """Remove the deliveries from ``first`` to ``last``, in this order, at most ``most`` of them. Ids begin anew behind the highest."""
+        """Remove at most ``most`` deliveries from ``first`` to ``last``, in this order. Ids wrap around after the highest."""
         if first == last:
             value = self.by_id.pop(first, None)
             return [] if value is None else [(first, value)]
@@ -72,13 +72,13 @@ class Unsettled(Generic[T]):
         return found
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all deliveries."""
         self.by_id = {}
         self._ids = []
 
 
 class SentDeliveries:
-    """Deliveries of ours that the peer has not settled, apart by whether it has given them an outcome, which is final."""
+    """Sent deliveries that the peer has not settled. Those with an outcome, which is final, are kept apart."""
 
     __slots__ = ("_decided", "_undecided")
 
@@ -90,23 +90,23 @@ class SentDeliveries:
         return len(self._undecided.by_id) + len(self._decided.by_id)
 
     def by_id(self) -> dict[int, Delivery]:
-        """All of them."""
+        """All deliveries by id."""
         return self._undecided.by_id | self._decided.by_id
 
     def add(self, delivery: Delivery) -> None:
-        """A delivery is on its way."""
+        """Add a sent delivery."""
         self._undecided.add(delivery.delivery_id, delivery)
         delivery.link.held.add(delivery.delivery_id)
 
     def pop(self, delivery_id: int) -> Delivery | None:
-        """We settle a delivery."""
+        """Remove a delivery that this end settles."""
         delivery = self._decided.pop(delivery_id) or self._undecided.pop(delivery_id)
         if delivery is not None:
             delivery.link.held.discard(delivery_id)
         return delivery
 
     def settle(self, first: int, last: int, most: int = UINT_MAX) -> list[Delivery]:
-        """The peer settles a range; returns the deliveries, at most ``most``. If there are as many, more may be left."""
+        """Settle a range for the peer; return at most ``most`` deliveries. If it returns ``most``, more may be left."""
         found = self._undecided.pop_range(first, last, most)
         if self._decided.by_id and len(found) < most:
             found += self._decided.pop_range(first, last, most - len(found))
@@ -117,20 +117,20 @@ class SentDeliveries:
         return deliveries
 
     def decide(self, first: int, last: int, most: int = UINT_MAX) -> list[Delivery]:
-        """The peer gives a range an outcome; returns the deliveries that had none, at most ``most``, as ``settle`` does."""
+        """Return at most ``most`` deliveries of a range that had no outcome, and mark them. See ``settle`` for ``most``."""
         found = self._undecided.pop_range(first, last, most)
         for delivery_id, delivery in found:
             self._decided.add(delivery_id, delivery)
         return [delivery for _, delivery in found]
 
     def pop_link(self, link: SenderLink) -> list[Delivery]:
-        """A link is gone; returns its deliveries."""
+        """Remove and return the deliveries of a link that has ended."""
         held, link.held = link.held, set()
         popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
         return [delivery for delivery in popped if delivery is not None]
 
     def clear(self) -> list[Delivery]:
-        """All links are gone; returns all deliveries."""
+        """Remove and return all deliveries after the end of all links."""
         deliveries = [*self._undecided, *self._decided]
         self._undecided.clear()
         self._decided.clear()

@@ -160,8 +160,8 @@ def test_frame_whose_body_is_not_within_it_is_told_so_and_not_that_it_is_too_lar
     script.say_bytes(raw)
     error = script.answer(Close).error
     assert error is not None
-    assert f"whose body begins at byte {raw[4] * 4}" in str(error.description)
-    assert "at most" not in str(error.description)
+    assert f"has its body at byte {raw[4] * 4}" in str(error.description)
+    assert "exceeds" not in str(error.description)
 
 
 def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:

@@ -242,7 +242,7 @@ def test_a_transfer_beyond_the_window_ends_the_session() -> None:
 def test_an_attach_answer_to_an_attached_link_is_illegal() -> None:
     pair = Pair()
     sender, receiver = pair.producer()
-    with pytest.raises(IllegalUse, match="waits for no answer"):
+    with pytest.raises(IllegalUse, match="cannot answer the attach"):
         receiver.accept()
     with pytest.raises(AmqpError) as caught:
         sender.on_attach(Attach("producer", 0, True))

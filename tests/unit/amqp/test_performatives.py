@@ -57,7 +57,7 @@ def test_a_field_of_another_type_is_a_decode_error(cls: type[Composite], positio
 
 @pytest.mark.parametrize("cls", [cls for cls in TYPES if any(row.mandatory for row in cls.FIELDS)], ids=lambda cls: cls.__name__)
 def test_a_missing_mandatory_field_is_a_decode_error(cls: type[Composite]) -> None:
-    with pytest.raises(DecodeError, match="without its field"):
+    with pytest.raises(DecodeError, match="which is mandatory"):
         load(Described(ULong(cls.CODE), []))
 
 

@@ -53,7 +53,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_apart_by_nothing(user: st
     challenge = asked.step(asking.initial())
     assert challenge is not None
     assert challenge == server().step(asking.initial()), "the salt of who does not exist would change"
-    with pytest.raises(AuthenticationFailed, match="is unknown, or the password is wrong"):
+    with pytest.raises(AuthenticationFailed, match=r"unknown user .* or wrong password"):
         asked.step(asking.step(challenge))
     assert asked.final is None
 
@@ -71,13 +71,13 @@ def test_a_server_that_does_not_know_the_password_is_left() -> None:
     pair = Pair(sasl=offered, client_sasl=SaslClient([ScramClient("user", "pencil", "c")]), require_sasl=True).run()
     error = of(ConnectionClosed, pair.at_client)[0].error
     assert error is not None
-    assert "does not know the password either" in str(error)
+    assert "could not prove that it knows the password" in str(error)
 
 
 def test_a_server_that_says_yes_before_the_proof_is_left() -> None:
     asking = ScramClient("user", "pencil", CLIENT_NONCE)
     asking.initial()
-    with pytest.raises(AuthenticationFailed, match="does not know the password"):
+    with pytest.raises(AuthenticationFailed, match="could not prove that it knows the password"):
         asking.finish(b"v=")
 
 

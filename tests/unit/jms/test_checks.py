@@ -80,10 +80,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         section_bytes(MESSAGE_ANNOTATIONS, {Symbol("a"): "x" * ANNOTATIONS_SIZE_BYTES_MAX}), f"at most {ANNOTATIONS_SIZE_BYTES_MAX}",
     ),
     "annotations of many items": (
-        section_bytes(MESSAGE_ANNOTATIONS, {Symbol("a"): [None] * ANNOTATION_ITEMS_MAX}), "items too many",
+        section_bytes(MESSAGE_ANNOTATIONS, {Symbol("a"): [None] * ANNOTATION_ITEMS_MAX}), "items more than allowed",
     ),
-    "delivery annotations that are none": (raw.described(DELIVERY_ANNOTATIONS, raw.mapped(raw.listed(), NULL)), "a key of a map"),
-    "footer that is none": (BODY + raw.described(FOOTER, raw.mapped(raw.listed(), NULL)), "a key of a map"),
+    "delivery annotations that are none": (raw.described(DELIVERY_ANNOTATIONS, raw.mapped(raw.listed(), NULL)), "of a map key"),
+    "footer that is none": (BODY + raw.described(FOOTER, raw.mapped(raw.listed(), NULL)), "of a map key"),
     "header that is too large": (raw.described(HEADER, raw.listed(*[NULL] * 100_000)), "at most 64"),
     "text with a surrogate": (raw.described(VALUE, raw.string(b"\xed\xa0\x80")), "can't decode"),
     "body in too many sections": (section_bytes(DATA, b"") * (BODY_SECTIONS_MAX + 1), f"more than {BODY_SECTIONS_MAX} sections"),

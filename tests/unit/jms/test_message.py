@@ -224,7 +224,7 @@ UNFIT = {
     "text of bytes": (JmsMessage(body_kind="text", body=b"x"), "bytes is no body for a text"),
     "unknown kind": (JmsMessage(body_kind="xml"), "body kind 'xml'"),
     "unknown destination kind": (JmsMessage(destination="q", destination_kind="list"), "destination kind 'list'"),
-    "property of a type that AMQP has not": (JmsMessage(properties={"x": {1, 2}}), "no AMQP type for set"),
+    "property of a type that AMQP has not": (JmsMessage(properties={"x": {1, 2}}), "cannot encode a set"),
     "number beyond its type": (JmsMessage(properties={"x": Int(1 << 40)}), "Int"),
     "typed object that is no value": (JmsMessage(body_kind="object", body=b"\xc0\xff", properties=TYPED), "object body"),
     "typed object with more behind": (JmsMessage(body_kind="object", body=b"\x40\x40", properties=TYPED), "1 bytes after"),

@@ -100,7 +100,7 @@ async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> No
     client.connection.read_on()
     await until(lambda: client.wire.closing or client.wire.aborted)
     client.listen()
-    assert "nothing heard" in str(client.amqp.error)
+    assert "sent nothing" in str(client.amqp.error)
 
 
 @run_async
@@ -111,4 +111,4 @@ async def test_a_socket_that_does_not_take_the_last_words_is_cut() -> None:
     await until(lambda: client.wire.aborted)
     client.listen()
     assert client.amqp.closed
-    assert "nothing heard" in str(client.amqp.error)
+    assert "sent nothing" in str(client.amqp.error)
