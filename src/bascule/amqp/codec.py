@@ -107,7 +107,7 @@ class Budget:
         self.depth += 1
 
 
-#: # (buffer, position after the constructor code, remaining budget) -> (value, position after it)
+#: (buffer, position after the constructor code, remaining budget) -> (value, position after it)
 Reader = Callable[[bytes, int, Budget], tuple[Any, int]]
 
 _U32 = struct.Struct(">I")
@@ -322,9 +322,9 @@ def skip(data: bytes, position: int) -> int:
     raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
 
 
-#: # Key types whose hash is randomized per process, so that a peer cannot make keys collide.
+#: Key types whose hash is randomized per process, so that a peer cannot make keys collide.
 _TEXT_KEYS: Final = frozenset({str, Symbol, bytes})
-#: # Key types whose hash a peer can choose. Null and floats are not allowed as keys, because NaN is not equal to itself.
+#: Key types whose hash a peer can choose. Null and floats are not allowed as keys, because NaN is not equal to itself.
 _NUMBER_KEYS: Final = frozenset({bool, UByte, UShort, UInt, ULong, Byte, Short, Int, int, Timestamp, Char, uuid.UUID})
 
 

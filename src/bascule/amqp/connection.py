@@ -32,7 +32,7 @@ from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
-#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
+#: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
 _AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
 
@@ -64,7 +64,7 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.login_check: Callable[[], bool] | None = None
-        #: # Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, or an action delayed by ``in_steps``.
+        #: Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, or an action delayed by ``in_steps``.
         self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
         self.partial_bytes = 0  # bytes of incomplete messages
@@ -110,7 +110,7 @@ class Connection:
             raise IllegalUse("the connection is already open")
         self._open = Open(
             self.container_id, hostname, self._max_frame_size, self.limits.channel_max,
-            # # Announce half of our timeout, as the specification advises, so that a heartbeat that is just in time is not too late.
+            # Announce half of our timeout, as the specification advises, so that a heartbeat that is just in time is not too late.
             int(self._idle_timeout_s * 500) if self._idle_timeout_s else None,
             offered_capabilities=offered_capabilities, desired_capabilities=desired_capabilities, properties=properties,
         )  # fmt: skip
@@ -248,7 +248,7 @@ class Connection:
                 if self.state not in HEADER_DUE:
                     break
         if position < size and not self.closed:
-            # # Frames after a password wait for the result of the login; the peer is not authenticated yet.
+            # Frames after a password wait for the result of the login; the peer is not authenticated yet.
             needed_bytes = self._needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
             self.buffer.keep(data[position:], needed_bytes)
 
@@ -294,7 +294,7 @@ class Connection:
             start = position + (offset << 2)
             position = end
             if kind == _AMQP_FRAME and self.state is _OPENED:
-                # # Handle transfer, flow and disposition in their usual encodings here; the general decoder handles the rest.
+                # Handle transfer, flow and disposition in their usual encodings here; the general decoder handles the rest.
                 hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
                 if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
                     if self.unfinished is None:

@@ -9,7 +9,7 @@ from bascule.amqp.limits import HEARTBEAT_INTERVAL_S_MIN, ConnectionLimits
 from bascule.amqp.states import CLOSING, PEER_NOT_OPEN, ConnectionState
 
 NEVER: Final = float("inf")
-#: # Heartbeats per idle timeout of the peer: one late timer must not cause a timeout.
+#: Heartbeats per idle timeout of the peer: one late timer must not cause a timeout.
 _HEARTBEATS_PER_TIMEOUT: Final = 3
 
 

@@ -222,7 +222,7 @@ _LAYOUT_OF_CODE: Final = {
     UBYTE: ">B", BYTE: ">b", SMALL_UINT: ">B", SMALL_ULONG: ">B", SMALL_INT: ">b", SMALL_LONG: ">b", BOOLEAN: ">B", USHORT: ">H",
     SHORT: ">h", UINT: ">I", INT: ">i", FLOAT: ">f", ULONG: ">Q", LONG: ">q", DOUBLE: ">d", TIMESTAMP: ">q",
 }  # fmt: skip
-#: # The wide form of a code whose elements have a size field.
+#: The wide form of a code whose elements have a size field.
 _WIDE_OF_CODE: Final = {BINARY8: BINARY32, STRING8: STRING32, SYMBOL8: SYMBOL32, LIST8: LIST32, MAP8: MAP32, ARRAY8: ARRAY32}
 _WIDE: Final = frozenset(_WIDE_OF_CODE.values())
 

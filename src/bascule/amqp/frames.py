@@ -15,7 +15,7 @@ TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 PROTOCOL_HEADER_SIZE: Final = 8
 
-#: # size, data offset in 4-byte words, type, channel
+#: size, data offset in 4-byte words, type, channel
 FRAME_HEADER: Final = struct.Struct(">IBBH")
 FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
 AMQP_FRAME: Final = 0
@@ -67,7 +67,7 @@ def shortened_state(state: Composite, size_bytes_max: int) -> Composite:
     return dataclasses.replace(state, message_annotations=None) if isinstance(state, Modified) else type(state)()
 
 
-#: # A description of more than 255 bytes has a constructor code and a 4-byte size, and its lists may need wider sizes.
+#: A description of more than 255 bytes has a constructor code and a 4-byte size, and its lists may need wider sizes.
 _DESCRIPTION_HEAD_BYTES: Final = 32
 
 

@@ -27,10 +27,10 @@ _U32 = struct.Struct(">I")
 _PAIR32 = struct.Struct(">II")
 _u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 
-#: # Maximum number of cached frame tails: each transaction adds one or two, used by a few frames only.
+#: Maximum number of cached frame tails: each transaction adds one or two, used by a few frames only.
 _TAILS_REMEMBERED: Final = 256
 _TAIL_SIZE_BYTES_MAX: Final = 255
-#: # Maximum size of a cached frame tail with its decoded values.
+#: Maximum size of a cached frame tail with its decoded values.
 _TAIL_ENTRY_BYTES: Final = 8192
 
 
@@ -57,7 +57,7 @@ class TransferTail(NamedTuple):
     whole: bool  # a message in one frame, without more, resume or abort
 
 
-#: # A plain tuple, because creating a named tuple takes as long as the rest of a transfer.
+#: A plain tuple, because creating a named tuple takes as long as the rest of a transfer.
 TransferTuple = tuple[int, int | None, bytes | None, int, TransferTail]
 
 
@@ -294,7 +294,7 @@ _pack_transfer = _TRANSFER.pack
 _TRANSFER_LIST_SIZE: Final = TRANSFER_HEAD_SIZE - 13  # the size after the list's size byte
 #: frame header; descriptor; list8: size, count; role; first; last; settled
 _DISPOSITION = struct.Struct(">IBBHBBBBBBBBIBIB")
-#: # Maximum size of a disposition without its state: the wide form of a list.
+#: Maximum size of a disposition without its state: the wide form of a list.
 DISPOSITION_HEAD_SIZE: Final = _DISPOSITION.size + 6
 #: frame header; descriptor; list8: size, count; next-incoming-id; incoming-window; next-outgoing-id; outgoing-window
 _SESSION_FLOW = struct.Struct(">IBBHBBBBBBBIBIBIBI")

@@ -32,7 +32,7 @@ def _hot_frame(
     return take_frame
 
 
-#: # By the first bytes of the frame's body.
+#: By the first bytes of the frame's body.
 HOT_FRAMES: Final = {
     b"\x00\x53\x13": _hot_frame(hot.read_flow, Session.on_flow),
     b"\x00\x53\x14": _hot_frame(hot.read_transfer, Session.on_transfer),

@@ -45,16 +45,16 @@ from bascule.amqp.transactions import decode_control
 if TYPE_CHECKING:
     from bascule.amqp.session import Session
 
-#: # Serial numbers differ by less than half their range (RFC 1982).
+#: Serial numbers differ by less than half their range (RFC 1982).
 SERIAL_HALF: Final = 1 << 31
-#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
+#: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _ATTACHED: Final = LinkState.ATTACHED
 
 
 class Link:
     """One end of a link. ``context`` belongs to the application; ``remote`` is the peer's attach, ``local`` ours."""
 
-    #: # Whether this end is the receiver.
+    #: Whether this end is the receiver.
     RECEIVER: ClassVar[bool]
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
@@ -299,7 +299,7 @@ class SenderLink(Link):
 
     def _take_credit(self, flow: Flow) -> None:
         if flow.link_credit is not None:
-            # # The receiver's credit minus the sends that it has not seen yet (part 2, section 2.6.7).
+            # The receiver's credit minus the sends that it has not seen yet (part 2, section 2.6.7).
             unseen = (self.delivery_count - (flow.delivery_count or 0)) & UINT_MAX
             self.credit = max(flow.link_credit - unseen, 0) if unseen < SERIAL_HALF else 0
             self.withheld = 0
@@ -358,7 +358,7 @@ class ReceiverLink(Link):
         super()._answer(source, target, self._size_bytes_max, offered, properties)
 
     def _take_credit(self, flow: Flow) -> None:
-        # # A sender that drained advances its delivery count beyond its sends, which uses up the credit.
+        # A sender that drained advances its delivery count beyond its sends, which uses up the credit.
         if flow.delivery_count is not None:
             used = (flow.delivery_count - self.delivery_count) & UINT_MAX
             if 0 < used < SERIAL_HALF:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bascule.amqp.link import SenderLink
     from bascule.amqp.session import Session
 
-#: # Bytes of one delivery before the other deliveries of its session have their turn.
+#: Bytes of one delivery before the other deliveries of its session have their turn.
 DELIVERY_TURN_BYTES: Final = 64 * 1024
 
 

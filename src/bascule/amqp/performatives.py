@@ -363,7 +363,7 @@ class TransactionalState(Composite):
     outcome: Any = field(OUTCOME)
 
 
-#: # The final states of a delivery (part 3, section 3.4). Types unknown to AMQP stay Described.
+#: The final states of a delivery (part 3, section 3.4). Types unknown to AMQP stay Described.
 OUTCOMES: Final = frozenset({Accepted, Rejected, Released, Modified, Described})
 STATES: Final = OUTCOMES | {Received, Declared, TransactionalState}
 

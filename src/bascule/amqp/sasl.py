@@ -20,7 +20,7 @@ from bascule.amqp.performatives import (
 )
 from bascule.core.errors import Scope
 
-#: # Checks whether the user has this password.
+#: Checks whether the user has this password.
 Authenticate = Callable[[str, str], bool]
 
 
@@ -38,9 +38,9 @@ class AuthenticationFailed(AmqpError):
 class ServerMechanism(Protocol):
     """The server's side of an exchange with any number of rounds."""
 
-    #: # The authenticated user; valid after the last step.
+    #: The authenticated user; valid after the last step.
     user: str
-    #: # Additional data of the outcome (SCRAM's server signature).
+    #: Additional data of the outcome (SCRAM's server signature).
     final: bytes | None
 
     def step(self, response: bytes | None) -> bytes | Callable[[], bool] | None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from bascule.amqp.sasl import AuthenticationFailed
 
 NAME = "SCRAM-SHA-256"
-#: # The minimum of RFC 7677. The broker's thread computes it for each PLAIN login, Java clients for each SCRAM login.
+#: The minimum of RFC 7677. The broker's thread computes it for each PLAIN login, Java clients for each SCRAM login.
 ITERATIONS = 16_384
-#: # Limit for clients: a server with more iterations could keep a client busy for minutes.
+#: Limit for clients: a server with more iterations could keep a client busy for minutes.
 ITERATIONS_MAX = 1_000_000
 SALT_BYTES = 16
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -30,7 +30,7 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 def _salted(password: str, salt: bytes, iterations: int) -> bytes:
-    # # The mapping part of SASLprep (RFC 4013); the rest of it forbids control characters.
+    # The mapping part of SASLprep (RFC 4013); the rest of it forbids control characters.
     return hashlib.pbkdf2_hmac("sha256", unicodedata.normalize("NFKC", password).encode(), salt, iterations)
 
 

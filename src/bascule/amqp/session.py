@@ -49,9 +49,9 @@ from bascule.amqp.unsettled import SentDeliveries, Unsettled
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
 
-#: # Our announced outgoing window: the engine sends whatever the peer's window allows.
+#: Our announced outgoing window: the engine sends whatever the peer's window allows.
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
-#: # Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
+#: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _MAPPED: Final = SessionState.MAPPED
 
 

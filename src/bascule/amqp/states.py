@@ -111,7 +111,7 @@ CONNECTION: Final[dict[tuple[ConnectionState, ConnectionInput], ConnectionState]
 }
 
 HEADER_DUE: Final = frozenset({_C.START, _C.AUTHENTICATED})
-#: # States in which only SASL frames can be sent, so an error cannot be reported to the peer.
+#: States in which only SASL frames can be sent, so an error cannot be reported to the peer.
 SPEECHLESS: Final = frozenset({_C.START, _C.SASL, _C.AUTHENTICATED})
 PEER_NOT_OPEN: Final = SPEECHLESS | {_C.HEADERS, _C.OPEN_SENT, _C.CLOSE_PIPED}
 CLOSING: Final = frozenset({_C.CLOSE_PIPED, _C.CLOSE_SENT})

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bascule.amqp.link import SenderLink
 
 UINT_MAX: Final = 0xFFFFFFFF
-#: # Rebuild the id list when it has more settled ids than unsettled ones plus this number.
+#: Rebuild the id list when it has more settled ids than unsettled ones plus this number.
 _SETTLED_LISTED_MAX: Final = 1024
 
 T = TypeVar("T")

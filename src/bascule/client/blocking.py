@@ -166,7 +166,7 @@ class Context:
         return self._consumer(Subscription(topic, selector, durable=True, shared=True), name, prefetch, timeout_s)
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> Consumer:
-        # # No check for the context's thread: another thread may create consumers to set their listeners.
+        # No check for the context's thread: another thread may create consumers to set their listeners.
         return Consumer(self, self._thread.run(self._session.consumer(wanted, name, prefetch, self._until(timeout_s))))
 
     def unsubscribe(self, name: str, *, timeout_s: float | None = None) -> None:

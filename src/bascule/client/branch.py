@@ -15,9 +15,9 @@ from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
-#: # The error of calls after the end of the branch.
+#: The error of calls after the end of the branch.
 BRANCH_OVER: Final = "the transaction has ended and its context with it; use the context of the next transaction"
-#: # The address for management requests (docs/reference/amqp.md).
+#: The address for management requests (docs/reference/amqp.md).
 MANAGEMENT: Final = Queue("$management")
 
 
@@ -37,7 +37,7 @@ class BranchSession:
             self.context.close()
             raise
         self.consumers: dict[tuple[Subscription, str | None], ConsumerState] = {}
-        #: # Consumers of the current branch only.
+        #: Consumers of the current branch only.
         self.passing: list[ConsumerState] = []
 
     @property

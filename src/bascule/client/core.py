@@ -32,7 +32,7 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: # Close the connection after this silence of the broker, in seconds; brokers send heartbeats at half of the announced timeout.
+#: Close the connection after this silence of the broker, in seconds; brokers send heartbeats at half of the announced timeout.
 IDLE_TIMEOUT_S: Final = 60.0
 NONCE_BYTES: Final = 18
 DESIRED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
@@ -68,7 +68,7 @@ class Core:
         """``clock`` returns monotonic seconds."""
         self.settings = settings
         self.clock = clock
-        # # The broker detects duplicates by this id and the message id, so the container id stays the same across reconnects.
+        # The broker detects duplicates by this id and the message id, so the container id stays the same across reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
         self._restored = False  # all sessions have sent their begin on the current connection
@@ -176,7 +176,7 @@ class Core:
     def check(self) -> None:
         """Raise the error that ended the connection."""
         if self.error is not None:
-            # # Raise a copy: one exception raised by several threads would collect the tracebacks of all.
+            # Raise a copy: one exception raised by several threads would collect the tracebacks of all.
             raise type(self.error)(*self.error.args)
 
     def until(self, condition: Callable[[], bool], what: str, until_s: float) -> Operation[None]:
@@ -275,7 +275,7 @@ class Core:
         error = event.error
         by_us = not event.by_peer and error is not None and not isinstance(error, AuthenticationFailed)
         self.reason = ConnectionLost(str(error)) if by_us else of_connection(error)
-        # # Do not try other brokers: they would refuse as well. A client id in use may be held by our own lost connection, so then
+        # Do not try other brokers: they would refuse as well. A client id in use may be held by our own lost connection, so then
         # reconnect.
         if isinstance(self.reason, SecurityDenied) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):
             self.fail(self.reason)

@@ -12,7 +12,7 @@ class Destination:
 
     __slots__ = ("name",)
 
-    #: # The kind in the message annotations (bascule.jms.message.DESTINATION_KINDS).
+    #: The kind in the message annotations (bascule.jms.message.DESTINATION_KINDS).
     kind: ClassVar[str]
 
     def __init__(self, name: str) -> None:

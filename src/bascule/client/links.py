@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bascule.client.session_links import SessionLinks
 
 OUTCOMES: Final = tuple(Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified"))
-#: # For a message that the application has seen: its delivery count goes up.
+#: For a message that the application has seen: its delivery count goes up.
 FAILED: Final = Modified(delivery_failed=True)
-#: # For a message that must not be delivered again.
+#: For a message that must not be delivered again.
 UNDELIVERABLE: Final = Modified(delivery_failed=True, undeliverable_here=True)
 _SELECTOR: Final = ULong(0x0000468C00000004)
 _NO_LOCAL: Final = ULong(0x0000468C00000003)
@@ -44,7 +44,7 @@ _DURABLE: Final = 2  # terminus durability "unsettled-state" (AMQP 1.0 part 3, s
 class ClientLink:
     """A link. ``link`` is the link of the protocol engine, None without a connection and after the end."""
 
-    #: # Whether the node of the link survives a close of the link, as a durable subscription does.
+    #: Whether the node of the link survives a close of the link, as a durable subscription does.
     outlives_link = False
 
     def __init__(self, session: SessionLinks, name: str) -> None:
@@ -461,7 +461,7 @@ class UnsubscribingState(ClientLink):
     """A link that finds a durable subscription by its name; closing the link deletes the subscription."""
 
     def _make(self) -> Link:
-        # # Without a client id, only a shared subscription with a global name is possible. Brokers need the capabilities, as Qpid JMS sends
+        # Without a client id, only a shared subscription with a global name is possible. Brokers need the capabilities, as Qpid JMS sends
         # them.
         everybodys = self.session.core.settings.client_id is None
         hints = (Symbol("shared"), Symbol("global")) if everybodys else ()

@@ -19,10 +19,10 @@ Body = str | bytes | dict[str, Any] | list[Any] | None
 _KIND_OF_BODY: Final[tuple[tuple[type, str], ...]] = (
     (str, "text"), (bytes, "bytes"), (bytearray, "bytes"), (dict, "map"), (list, "stream"), (tuple, "stream"), (type(None), "message"),
 )  # fmt: skip
-#: # The types of property values that JMS allows; Int, Short, Byte and Float are the types of Java.
+#: The types of property values that JMS allows; Int, Short, Byte and Float are the types of Java.
 _PROPERTY_TYPES: Final = (bool, int, float, str, type(None))
 _INT_MIN, _INT_MAX, _LONG_MAX = -(1 << 31), (1 << 31) - 1, (1 << 63) - 1
-#: # Properties that are fields of a message.
+#: Properties that are fields of a message.
 _FIELDS: Final = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_sequence"}
 _IDENTIFIER: Final = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
 _RESERVED: Final = frozenset({"NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"})
@@ -150,7 +150,7 @@ def stamp(message: Message, destination: Destination, options: SendOptions, mess
     message.persistent, message.priority = chosen.persistent, chosen.priority
     message.message_id, message.destination, message.timestamp_ms = message_id, destination, now_ms
     message.delivery_time_ms = now_ms + round(chosen.delivery_delay_s * 1000) if chosen.delivery_delay_s else 0
-    # # The time to live starts when the message is sent, not at its delivery time (section 3.4.13).
+    # The time to live starts when the message is sent, not at its delivery time (section 3.4.13).
     message.expiration_ms = now_ms + max(round(chosen.time_to_live_s * 1000), 1) if chosen.time_to_live_s else 0
     message.delivery_count = 1
 

@@ -19,13 +19,13 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: # Timeout of connecting, with TCP and TLS.
+#: Timeout of connecting, with TCP and TLS.
 CONNECT_TIMEOUT_S: Final = 15.0
-#: # Maximum size of the socket's write buffer; sending pauses when it is full.
+#: Maximum size of the socket's write buffer; sending pauses when it is full.
 WRITE_BUFFER_BYTES: Final = 1 << 20
-#: # Timeout of writing the last frames before the socket is closed.
+#: Timeout of writing the last frames before the socket is closed.
 LAST_WORDS_S: Final = 5.0
-#: # Maximum and minimum interval between calls of Core.tick.
+#: Maximum and minimum interval between calls of Core.tick.
 TICK_S_MAX, TICK_S_MIN = 10.0, 0.05
 
 
@@ -77,7 +77,7 @@ class Pump:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 tls = (self._tls or ssl.create_default_context()) if endpoint.tls else None
                 transport, wire = await loop.create_connection(lambda: ClientSocket(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
-        # # TimeoutError and ssl.SSLError are subclasses of OSError; ValueError and OverflowError mean an invalid host or port.
+        # TimeoutError and ssl.SSLError are subclasses of OSError; ValueError and OverflowError mean an invalid host or port.
         except (OSError, ValueError, OverflowError) as error:
             with self.lock:
                 self.core.reason = Unavailable(f"cannot connect to broker {endpoint}: {_cause(error)}")

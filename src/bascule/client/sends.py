@@ -15,9 +15,9 @@ from bascule.client.operation import Operation
 from bascule.client.transactions import Transactions
 from bascule.core.errors import BasculeError
 
-#: # Maximum number of unanswered messages: enough to hide a round trip, few to send again after a reconnect.
+#: Maximum number of unanswered messages: enough to hide a round trip, few to send again after a reconnect.
 SEND_WINDOW: Final = 1000
-#: # Maximum number of sender links that a context keeps.
+#: Maximum number of sender links that a context keeps.
 SENDERS_MAX: Final = 32
 
 OnDone = Callable[[Message, BasculeError | None], None]
@@ -26,13 +26,13 @@ OnDone = Callable[[Message, BasculeError | None], None]
 class SendCompletion(NamedTuple):
     """How a send completes and who gets its result."""
 
-    #: # Whether to wait until the broker has stored the message; in a transaction a send returns at once.
+    #: Whether to wait until the broker has stored the message; in a transaction a send returns at once.
     wait: bool = True
-    #: # Whether the message is sent again under its existing id.
+    #: Whether the message is sent again under its existing id.
     repeat: bool = False
-    #: # Called after the answer.
+    #: Called after the answer.
     on_done: OnDone | None = None
-    #: # Receives the error of the message before ``flush`` returns.
+    #: Receives the error of the message before ``flush`` returns.
     refusals: list[BasculeError] | None = None
     #: Called when the message is on its way: what it sends, on whatever session of the connection, goes behind the message.
     behind: Callable[[], None] | None = None

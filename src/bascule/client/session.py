@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: # Credit of a browser.
+#: Credit of a browser.
 BROWSE_AHEAD: Final = 100
-#: # Number of drains before a browser ends: Artemis may rarely end a drain before the browser has read the queue again.
+#: Number of drains before a browser ends: Artemis may rarely end a drain before the browser has read the queue again.
 BROWSE_ASKS: Final = 2
 FOREVER: Final = float("inf")
 
-#: # Delay after an error of a listener's session, so that a broker that refuses is not asked in a tight loop.
+#: Delay after an error of a listener's session, so that a broker that refuses is not asked in a tight loop.
 LISTENERS_REST_S: Final = 1.0
 
 ExceptionListener = Callable[[BasculeError], None]

@@ -26,7 +26,7 @@ from bascule.core.errors import BasculeError
 if TYPE_CHECKING:
     from bascule.client.core import Core
 
-#: # Timeout of an answer to a drain, which takes a round trip; then the drain is sent again.
+#: Timeout of an answer to a drain, which takes a round trip; then the drain is sent again.
 DRAIN_AGAIN_S: Final = 2.0
 
 
@@ -95,7 +95,7 @@ class SessionLinks:
         for link in self._links():
             link.lost()
         self.coordinator = None
-        # # The temporary destination of another connection may be deleted, so attach its sender again only for messages in flight.
+        # The temporary destination of another connection may be deleted, so attach its sender again only for messages in flight.
         self.senders = {key: each for key, each in self.senders.items() if not (each.idle and key[0].startswith("temporary"))}
         self.others = [each for each in self.others if isinstance(each, TemporaryState) and not each.closing]
         self.consumers = [each for each in self.consumers if not each.closing]

@@ -18,7 +18,7 @@ from bascule.client.url import Plan
 from bascule.threads.lasting import lasting_thread
 
 T = TypeVar("T")
-#: # Timeout of joining a thread that has nothing more to do.
+#: Timeout of joining a thread that has nothing more to do.
 JOIN_TIMEOUT_S: Final = 10.0
 
 

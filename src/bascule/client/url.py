@@ -86,7 +86,7 @@ def _truth(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-#: # Options of Qpid JMS: the field that each option sets, and the parser of its value. Times in the URL are in ms.
+#: Options of Qpid JMS: the field that each option sets, and the parser of its value. Times in the URL are in ms.
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "jms.username": ("user", str),
     "jms.password": ("password", str),

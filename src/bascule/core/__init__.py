@@ -1,1 +1,1 @@
-"""What every part shares: destinations, the root of the errors, the signals that end a program."""
+"""Definitions shared by all packages: destinations, the base class of errors, the signals that end a program."""

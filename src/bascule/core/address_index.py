@@ -1,8 +1,8 @@
-"""An index of address patterns: finds the patterns that match an address without trying each of them.
+"""An index of address patterns: it finds the patterns that match an address without testing each pattern.
 
 Patterns with wildcards form a radix tree over their words. A search visits only nodes whose path matches the first words of the address,
-and each of them once: it keeps the set of places in the address that the path can end at. So a search costs what the words of the address
-have branches, and at worst, where somebody has chosen patterns that all match as far as their last word, two microseconds for each pattern.
+each at most once: it keeps the set of places in the address at which the path can end. The cost of a search depends on the branches of the
+address's words. In the worst case, patterns chosen so that all match up to their last word, it is two microseconds for each pattern.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from bascule.core.destination import has_wildcards
 
 V = TypeVar("V", bound=Hashable)
 
-#: The words that a pattern's head takes out of an address, before the tree. Where an address begins with an empty word, a leading ``#``
-#: stands for that word alone, and two of them for the words behind it, too.
+#: The words that the head of a pattern consumes of an address, before the tree. If an address begins with an empty word, a leading ``#``
+#: stands for that word only, and two of them also for the words after it.
 _NONE, _ONE_LEADING, _SEVERAL_LEADING = range(3)
 
 
 class _Node(Generic[V]):
-    """A node: the words that lead to it from its parent, and the values whose pattern ends here, each with its number."""
+    """A node: the words from its parent to it, and the values whose pattern ends here, each with its number."""
 
     __slots__ = ("children", "label", "values")
 
     def __init__(self, label: str) -> None:
-        self.label = label  # one text: a list of words would take many times its memory
+        self.label = label  # one string: a list of words would need far more memory
         self.children: dict[str, _Node[V]] = {}  # by the first word of their label
         self.values: dict[V, int] = {}
 
 
 class _Address:
-    """An address during a search. Bit ``n`` of a set of places stands for the place behind the first ``n`` words."""
+    """An address during a search. Bit ``n`` of a set of places stands for the place after the first ``n`` words."""
 
     __slots__ = ("end", "filled", "places", "words")
 
     def __init__(self, address: str) -> None:
         self.words = address.split(".")
         self.end = 1 << len(self.words)
-        self.places: dict[str, int] = {}  # of each word
+        self.places: dict[str, int] = {}  # by word
         for index, word in enumerate(self.words):
             self.places[word] = self.places.get(word, 0) | 1 << index
-        self.filled = self.end - 1 & ~self.places.get("", 0)  # neither * nor # stands for an empty word
+        self.filled = self.end - 1 & ~self.places.get("", 0)  # neither * nor # matches an empty word
 
     def behind(self, places: int, label: str) -> int:
-        """Return the places behind some words of a pattern."""
+        """Return the places after some words of a pattern."""
         for word in label.split("."):
             if word == "#":
                 places = self._spread(places)
@@ -55,17 +55,17 @@ class _Address:
         return places
 
     def _spread(self, places: int) -> int:
-        """Return the places behind any number of words.
+        """Return the places after any number of words.
 
-        All places of a set lie in one run of words that are not empty, or at its end: only an empty word of a pattern leads out of it.
+        All places of a set are in one run of words that are not empty, or at its end: only an empty word of a pattern leads out of it.
         """
         lowest = places & -places
-        empty = self.places.get("", 0) & -lowest  # from there on
+        empty = self.places.get("", 0) & -lowest  # from that place on
         last = empty & -empty or self.end
         return (last << 1) - lowest
 
     def behind_head(self, head: int) -> int:
-        """Return the places behind the head of a pattern."""
+        """Return the places after the head of a pattern."""
         if head == _NONE:
             return 1
         return 0b10 if head == _ONE_LEADING and not self.words[0] else self._spread(0b10)
@@ -81,11 +81,11 @@ class _Address:
 
 
 class AddressIndex(Generic[V]):
-    """Values by address pattern, as ``address_matches`` understands patterns. A value stands below one pattern at a time."""
+    """Values by address pattern, with the patterns of ``address_matches``. A value has one pattern at a time."""
 
     def __init__(self, values: Iterable[tuple[str, V]] = ()) -> None:
         """``values`` are patterns, each with its value."""
-        self._count = 0  # of values that were added
+        self._count = 0  # number of values added so far
         self._values: dict[str, dict[V, int]] = {}  # by pattern
         self._roots: Final[tuple[_Node[V], ...]] = tuple(_Node("") for _ in (_NONE, _ONE_LEADING, _SEVERAL_LEADING))
         for pattern, value in values:
@@ -100,7 +100,7 @@ class AddressIndex(Generic[V]):
             _grown(self._roots[head], words).values[value] = self._count
 
     def remove(self, pattern: str, value: V) -> None:
-        """Remove a value, if it is there."""
+        """Remove a value if it exists."""
         values = self._values.get(pattern, {})
         if values.pop(value, None) is None:
             return
@@ -111,11 +111,11 @@ class AddressIndex(Generic[V]):
             _prune(self._roots[head], words, value)
 
     def under(self, pattern: str) -> list[V]:
-        """Return the values below a pattern of exactly this text, in the order in which they were added."""
+        """Return the values of exactly this pattern, in the order in which they were added."""
         return list(self._values.get(pattern, ()))
 
     def matching(self, address: str) -> list[V]:
-        """Return the values whose pattern names an address, in the order in which they were added."""
+        """Return the values whose pattern matches an address, in the order in which they were added."""
         found = dict(self._values.get(address, {}))
         if any(root.children or root.values for root in self._roots):
             self._search(_Address(address), found)
@@ -134,7 +134,7 @@ class AddressIndex(Generic[V]):
 
 
 def _children(node: _Node[V], address: _Address, places: int) -> Iterable[_Node[V]]:
-    """Return the children of a node that may fit what follows one of the places."""
+    """Return the children of a node that may match the words after one of the places."""
     children = node.children
     if len(children) <= places.bit_count() + 2:
         return children.values()
@@ -143,7 +143,7 @@ def _children(node: _Node[V], address: _Address, places: int) -> Iterable[_Node[
 
 
 def _canonical(pattern: str) -> tuple[int, list[str]]:
-    """Return a pattern's head and the words behind it, with one ``#`` for several in a row."""
+    """Return the head of a pattern and its other words, with one ``#`` for several in a row."""
     words: list[str] = []
     for word in pattern.split("."):
         if word != "#" or words[-1:] != ["#"]:
@@ -154,7 +154,7 @@ def _canonical(pattern: str) -> tuple[int, list[str]]:
 
 
 def _common(ours: list[str], theirs: list[str]) -> int:
-    """Return how many words two lists begin with in common."""
+    """Return the number of common words at the beginning of two lists."""
     count = 0
     for our, their in zip(ours, theirs, strict=False):
         if our != their:
@@ -164,7 +164,7 @@ def _common(ours: list[str], theirs: list[str]) -> int:
 
 
 def _grown(node: _Node[V], words: list[str]) -> _Node[V]:
-    """Return the node below ``node`` for the words of a pattern; make it where there is none."""
+    """Return the node for the words of a pattern below ``node``; create it if needed."""
     while words:
         child = node.children.get(words[0])
         if child is None:
@@ -173,7 +173,7 @@ def _grown(node: _Node[V], words: list[str]) -> _Node[V]:
             return leaf
         label = child.label.split(".")
         common = _common(label, words)
-        if common < len(label):  # the paths part within the label
+        if common < len(label):  # the paths diverge within the label
             fork: _Node[V] = _Node(".".join(label[:common]))
             fork.children[label[common]] = child
             child.label = ".".join(label[common:])
@@ -183,7 +183,7 @@ def _grown(node: _Node[V], words: list[str]) -> _Node[V]:
 
 
 def _prune(node: _Node[V], words: list[str], value: V) -> None:
-    """Remove a value from the node below ``node`` for the words of a pattern, and the nodes that nothing needs any more."""
+    """Remove a value from the node for the words of a pattern, and remove the nodes that become empty."""
     path: list[_Node[V]] = [node]
     while words:
         node = node.children[words[0]]

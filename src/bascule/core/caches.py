@@ -1,4 +1,4 @@
-"""Caches of what is made of a peer's data: bounded in their entries, and in the size of each, and emptied when a peer is gone."""
+"""Caches of data derived from a peer's input: limited in entries and in entry size, and cleared when a peer disconnects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class PeerCache(NamedTuple):
-    """One cache: how many entries it has, what an entry takes at most, and how to empty it."""
+    """A cache: its number of entries, the maximum size of an entry, and how to clear it."""
 
     entries: Callable[[], int]
     entry_bytes: int
@@ -23,14 +23,14 @@ _CACHES: Final[list[PeerCache]] = []
 
 
 def add(cache: PeerCache) -> None:
-    """Count a cache, and empty it with the others."""
+    """Register a cache for ``kept_bytes`` and ``forget_peers``."""
     _CACHES.append(cache)
 
 
 def peer_cache(entries: int, entry_bytes: int, length_max: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember results of a function, as ``lru_cache`` does, where no argument is longer than ``length_max``.
+    """Cache the results of a function, as ``lru_cache`` does, if no argument is longer than ``length_max``.
 
-    ``length_max`` None is for arguments that cannot be long. ``entry_bytes`` is what an entry takes at most, in bytes.
+    Use None for ``length_max`` if arguments cannot be long. ``entry_bytes`` is the maximum size of an entry in bytes.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -52,11 +52,11 @@ def peer_cache(entries: int, entry_bytes: int, length_max: int | None = None) ->
 
 
 def forget_peers() -> None:
-    """Empty all caches: a peer has gone, and nothing of it is kept. What is still used is worked out once more."""
+    """Clear all caches after a peer has disconnected. Values still in use are computed again."""
     for cache in _CACHES:
         cache.clear()
 
 
 def kept_bytes() -> int:
-    """What all caches take at most, by the number of their entries."""
+    """Return the maximum memory of all caches in bytes, from their number of entries."""
     return sum(cache.entries() * cache.entry_bytes for cache in _CACHES)

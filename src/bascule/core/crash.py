@@ -1,11 +1,11 @@
-"""Crash points: every boundary between two effects has a name, at which a test can end the process as a power failure would.
+"""Crash points: every boundary between two effects has a name, and a test can end the process there as a power failure would.
 
-    BASCULE_CRASH=journal.append.after:3 bascule broker     # SIGKILL when it comes there the third time
-    BASCULE_CRASH=journal.trim.before:1:stop bascule broker # SIGSTOP: it stands still there, until somebody sends SIGCONT
+    BASCULE_CRASH=journal.append.after:3 bascule broker     # SIGKILL at the third pass
+    BASCULE_CRASH=journal.trim.before:1:stop bascule broker # SIGSTOP: the process is suspended until it gets SIGCONT
 
-Several are separated by commas; each counts its own passes, in each process that inherits the variable. With ``BASCULE_CRASH_ONCE=DIR``
-each of them kills one process only and leaves a file of its name in DIR: what is started again lives. Where nothing is armed a point is
-a call of an empty function. Points stand at records, batches and transactions, never at single messages.
+Separate several points by commas. Each process that inherits the variable counts its own passes. With ``BASCULE_CRASH_ONCE=DIR`` each point
+ends only one process and leaves a file with its name in DIR; a restarted process is not ended again. If no point is armed, a point is a
+call of an empty function. Points are in code that runs for records, batches and transactions, never for single messages.
 """
 
 from __future__ import annotations
@@ -19,128 +19,128 @@ from pathlib import Path
 ARMED_VARIABLE = "BASCULE_CRASH"
 ONCE_VARIABLE = "BASCULE_CRASH_ONCE"
 
-#: Name -> what has taken effect there, and what has not.
+#: Name -> which effects have happened at the point, and which have not.
 POINTS: dict[str, str] = {
     # -- broker: an epoch's start and end
-    "election.won": "Kafka has given this broker the journal; it has not begun",
+    "election.won": "Kafka has elected this broker; the broker has not begun",
     "election.confirmed": "Kafka has confirmed the election; no epoch is started",
-    "epoch.start.before": "the state is being followed; the start record is not appended",
-    "epoch.start.after": "the start record is stored, older epochs are fenced; the state is not whole",
-    "epoch.loaded": "the state is whole; nobody is served",
-    "handover.before": "a broker told to stop has let its clients go; its last snapshot is not taken",
-    "handover.snapshot": "the last snapshot is there; the election is not resigned",
-    "handover.resigned": "another broker may serve; this process has not ended",
+    "epoch.start.before": "the broker follows the state; the start record is not appended",
+    "epoch.start.after": "the start record is stored, older epochs are fenced; the state is incomplete",
+    "epoch.loaded": "the state is complete; no client is served",
+    "handover.before": "a stopping broker has disconnected its clients; its last snapshot is not taken",
+    "handover.snapshot": "the last snapshot is stored; the broker has not left the election",
+    "handover.resigned": "the broker has left the election; its process has not ended",
     # -- broker: records
-    "journal.append.before": "decided in memory; not appended",
-    "journal.append.after": "handed to the Kafka client, which may have sent it; nobody is answered",
-    "journal.confirm.before": "stored; nobody is answered",
-    "journal.confirm.after": "answers and deliveries are made, perhaps not sent",
-    "queue.create.before": "a client asks for a queue; nothing is decided",
+    "journal.append.before": "a record is decided in memory; it is not appended",
+    "journal.append.after": "the Kafka client has the record and may have sent it; no client is answered",
+    "journal.confirm.before": "the record is stored; no client is answered",
+    "journal.confirm.after": "answers and deliveries are written; they may not be sent",
+    "queue.create.before": "a client requests a queue; nothing is decided",
     "queue.create.after": "the queue is in the open record; the record is not appended",
     "queue.delete.after": "the deletion is in the open record; the record is not appended",
-    "transaction.commit.before": "a commit has come; nothing of it is decided",
-    "transaction.commit.after": "all of it is in one record; the record is not appended",
-    "branch.prepare.before": "a client asks to prepare its transaction; nothing of it is decided",
+    "transaction.commit.before": "a commit has arrived; nothing of the commit is decided",
+    "transaction.commit.after": "the whole commit is in one record; the record is not appended",
+    "branch.prepare.before": "a client requests to prepare its transaction; nothing is decided",
     "branch.prepare.after": "the branch is in the open record; the record is not appended",
-    "branch.prepare.stored": "the branch is prepared; nobody is answered",
-    "branch.end.before": "a manager tells a prepared branch its outcome; nothing of it is decided",
-    "branch.end.after": "the outcome, and what it brings, are in one record; the record is not appended",
-    "branch.end.stored": "the outcome is stored; nobody is answered",
+    "branch.prepare.stored": "the branch is prepared; no client is answered",
+    "branch.end.before": "a manager commits or rolls back a prepared branch; nothing is decided",
+    "branch.end.after": "the outcome and its effects are in one record; the record is not appended",
+    "branch.end.stored": "the outcome is stored; no client is answered",
     "ingress.take.before": "messages are read from the ingress; nothing is decided",
-    "ingress.take.after": "they and the position behind them are in one record; the record is not appended",
+    "ingress.take.after": "the messages and the next position are in one record; the record is not appended",
     # -- broker: housekeeping
-    "snapshot.taken": "a snapshot is made in memory; nothing is written",
-    "store.write.after": "old messages are in the store; no snapshot names them",
-    "snapshot.write.before": "what the snapshot needs is stored; the snapshot is not",
-    "snapshot.write.after": "the snapshot is stored; it does not count, for it is not announced",
-    "snapshot.announce.after": "the snapshot counts; the older ones are still there",
-    "snapshot.delete.before": "an older snapshot is not needed any more; it is not deleted",
-    "snapshot.delete.after": "it is deleted",
-    "store.forget.before": "messages that are gone are in no snapshot; the store still has them",
-    "store.forget.after": "they are out of the store",
-    "journal.trim.before": "records are found to be needed by nobody; they are there",
-    "journal.trim.after": "they are deleted; the ingress may not be trimmed yet",
+    "snapshot.taken": "a snapshot exists in memory; nothing is written",
+    "store.write.after": "old messages are in the store; no snapshot refers to them",
+    "snapshot.write.before": "the data of the snapshot is stored; the snapshot is not",
+    "snapshot.write.after": "the snapshot is stored; it is not announced and so not valid",
+    "snapshot.announce.after": "the snapshot is valid; the older ones are not deleted",
+    "snapshot.delete.before": "an older snapshot is not needed; it is not deleted",
+    "snapshot.delete.after": "the older snapshot is deleted",
+    "store.forget.before": "removed messages are in no snapshot; the store still has them",
+    "store.forget.after": "the removed messages are deleted from the store",
+    "journal.trim.before": "records are not needed; they are not deleted",
+    "journal.trim.after": "the records are deleted; the ingress may not be trimmed",
     # -- pipelines' writer, in Spark's workers and in the driver
-    "writer.init.before": "the next incarnation is made; the last one is not fenced",
-    "writer.init.after": "the last one is fenced and its open transaction ended; the position is not read",
-    "writer.position.read": "the position is the expected one; of the output at most a part is handed over",
-    "writer.begin.after": "a transaction is begun; it is empty",
-    "writer.produce.after": "the output is handed over; the position is not",
+    "writer.init.before": "the next incarnation exists; the last one is not fenced",
+    "writer.init.after": "the last incarnation is fenced and its open transaction ended; the position is not read",
+    "writer.position.read": "the position is as expected; the producer has at most a part of the output",
+    "writer.begin.after": "a transaction has begun; it is empty",
+    "writer.produce.after": "the producer has the output, but not the position",
     "writer.commit.before": "output and position are in an open transaction",
-    "writer.commit.after": "committed; the task does not know it",
+    "writer.commit.after": "the transaction is committed; the task does not know it",
     # -- pipelines
-    "driver.topics.after": "Bascule's own topics are there; no position is taken",
-    "driver.take.before": "the plan for the diverts is made; the positions are an earlier run's",
-    "driver.take.after": "the positions are this run's; no query is started",
+    "driver.topics.after": "Bascule's own topics exist; no position is taken over",
+    "driver.take.before": "the plan for the diverts exists; the positions belong to an earlier run",
+    "driver.take.after": "the positions belong to this run; no query is started",
     "driver.source.after": "a source partition of an ingress is taken over; its query is not started",
     "join.before": "a divert that caught up and the others have stopped; their positions differ",
-    "join.caught_up": "they stand at one offset, with a position each",
-    "join.after": "they share a position; their query is not started",
-    "driver.stop.before": "queries run; the driver is told to stop",
+    "join.caught_up": "the divert and the others are at one offset, with a position each",
+    "join.after": "the diverts share a position; their query is not started",
+    "driver.stop.before": "queries run; the driver is asked to stop",
     "driver.stop.after": "queries are stopped; transactions may be open",
     "task.begin": "a batch has begun; its position is read and held",
     "task.transaction.after": "a transaction of a batch is committed; the next one has not begun",
-    "task.divert.end": "all of a batch of the journal is committed; Spark does not know it",
-    "task.ingress.end": "all of a batch of Kafka's topics is committed; Spark does not know it",
-    "divert.dead_letter": "a message is found to be no Kafka record; its dead letter is not written",
-    "ingress.dead_letter": "a Kafka record is found to be no message; its dead letter is not written",
+    "task.divert.end": "a batch of the journal is committed; Spark does not know it",
+    "task.ingress.end": "a batch of Kafka's topics is committed; Spark does not know it",
+    "divert.dead_letter": "a message cannot become a Kafka record; its dead letter is not written",
+    "ingress.dead_letter": "a Kafka record cannot become a message; its dead letter is not written",
     "sink.commit.before": "a user's batch is encoded; nothing is written",
-    "sink.commit.after": "it is written with its number; Spark's checkpoint does not know it",
+    "sink.commit.after": "the batch is written with its number; Spark's checkpoint does not have it",
     # -- transactions over several resources
     "xa.enlist.after": "a branch is started; nothing is prepared",
     "xa.prepare.before": "work is done; this branch is not prepared",
     "xa.prepare.after": "this branch is prepared; nothing is decided",
     "xa.decide.before": "all branches are prepared; the decision is not stored",
-    "xa.decide.after": "the decision is stored; no branch is told",
-    "xa.finish.before": "the outcome stands; this branch is not told",
-    "xa.finish.after": "this branch is told; others may not be",
-    "xa.forget.before": "all branches are told; the decision is still in the log",
-    "xa.one_phase.before": "the only branch with work is to commit; it is not told",
-    "xa.one_phase.after": "it has committed; the application is not told",
+    "xa.decide.after": "the decision is stored; no branch is informed",
+    "xa.finish.before": "the outcome is final; this branch is not informed",
+    "xa.finish.after": "this branch is informed; others may not be",
+    "xa.forget.before": "all branches are informed; the decision is still in the log",
+    "xa.one_phase.before": "the only branch with work is to commit; it is not informed",
+    "xa.one_phase.after": "the only branch with work is committed; the application is not informed",
     "xa.log.write.after": "lines are in the log's file; they are not synced",
-    "xa.log.sync.after": "they are synced; nobody has acted on them",
-    "xa.log.append.after": "a decision is in the topic of decisions; which one stands is not read",
-    "xa.recover.before": "recovery has a plan; nothing of it is done",
-    "xa.recover.decided": "recovery has stored that a transaction is rolled back; no branch is told",
+    "xa.log.sync.after": "the lines are synced; nothing has been done because of them",
+    "xa.log.append.after": "a decision is in the topic of decisions; the valid decision is not read",
+    "xa.recover.before": "recovery has a plan; nothing is done",
+    "xa.recover.decided": "recovery has stored that a transaction is rolled back; no branch is informed",
     "xa.recover.step": "one step of recovery is done; others may not be",
     # -- Kafka resource adapter
-    "inbound.take.before": "the group has given a source partition to this member; the inbound log has it as somebody else's",
-    "inbound.take.owner": "a source partition is this member's in the inbound log; what was in flight is not read",
-    "inbound.take.after": "what was in flight is known and read again; it is not delivered",
-    "inbound.log.before": "records are read; the inbound log does not know them",
-    "inbound.log.after": "they are in flight in the log; the group's offsets are not committed",
+    "inbound.take.before": "the group has given a source partition to this member; in the inbound log another member owns it",
+    "inbound.take.owner": "this member owns a source partition in the inbound log; the records in flight are not read",
+    "inbound.take.after": "the records in flight are read again; they are not delivered",
+    "inbound.log.before": "records are read; the inbound log does not have them",
+    "inbound.log.after": "the records are in flight in the log; the group's offsets are not committed",
     "inbound.commit.after": "the offsets are committed; nothing is delivered",
-    "inbound.deliver.before": "a record is with a worker; its endpoint is not called",
+    "inbound.deliver.before": "a worker has a record; its endpoint is not called",
     "inbound.deliver.after": "the endpoint has returned; nothing is prepared or marked done",
-    "inbound.claim.after": "a transaction's claim is in the log; whether it counts is not read",
+    "inbound.claim.after": "a transaction's claim is in the log; its validity is not read",
     "inbound.done.before": "the record is handled, or its transaction decided; the log has it in flight",
-    "inbound.done.after": "the record is in flight no more; the transaction's manager does not know it",
+    "inbound.done.after": "the record is no longer in flight; the transaction's manager does not know it",
     "inbound.retry.before": "a delivery has failed and is rolled back; the record is not in the retry topic",
-    "inbound.retry.after": "it is in the retry topic, and in flight no more where it was",
+    "inbound.retry.after": "the record is in the retry topic and no longer in flight in its own",
     "inbound.dead_letter.before": "the last try has failed; the record is not in the dead-letter topic",
     # -- Kafka transactions of a resource
-    "slot.init.after": "the last transaction under an id is ended; the table is not read",
+    "slot.init.after": "the last transaction with an id is ended; the table is not read",
     "slot.commit.before": "messages and the end of their branch are in an open transaction",
-    "slot.commit.after": "committed; the branch's manager does not know it",
+    "slot.commit.after": "the Kafka transaction is committed; the branch's manager does not know it",
 }
 
 
 def arm(text: str, once: str = "") -> None:
-    """Arm points, in place of those armed before; "" for none. ``text`` is ``NAME:N[:stop][,...]``, N from 1. Raises ValueError."""
+    """Arm points and disarm all others; "" arms none. ``text`` is ``NAME:N[:stop][,...]``, N from 1. Raises ValueError."""
     _armed.clear()
     for each in filter(None, text.split(",")):
         name, _, rest = each.partition(":")
         pass_number, _, what = rest.partition(":")
         if name not in POINTS:
-            raise ValueError(f"{ARMED_VARIABLE}: there is no crash point {name!r}")
+            raise ValueError(f"{ARMED_VARIABLE}: unknown crash point {name!r}")
         if what not in _SIGNALS:
-            raise ValueError(f"{ARMED_VARIABLE}: a point kills, or says 'stop': {each!r}")
+            raise ValueError(f"{ARMED_VARIABLE}: invalid action in {each!r}; only 'stop' is allowed")
         if not (once and Path(once, name).exists()):
             _armed[name] = (int(pass_number or 1), itertools.count(1), once, _SIGNALS[what])
 
 
 def point(name: str) -> None:
-    """Ends this process at once when the point is armed and it is the pass for it. Safe for threads."""
+    """End this process if the point is armed and this is its pass. Thread-safe."""
     if _armed and name in _armed:
         _pass(name)
 
@@ -152,7 +152,7 @@ def _pass(name: str) -> None:
     if once:
         try:
             Path(once, name).touch(exist_ok=False)
-        except FileExistsError:  # it was another process's
+        except FileExistsError:  # another process has used the point
             return
     os.write(2, f"crash point {name}, pass {wanted}\n".encode())
     os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
-"""Defaults of settings that code without the settings needs too: the broker engine and the workers of the pipelines.
+"""Defaults of settings that code without the settings also needs: the broker engine and the workers of the pipelines.
 
-The settings take their defaults from here, so each value stands once.
+The settings take their defaults from here, so each value is defined once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ DUPLICATE_WINDOW_COUNT: Final = 20_000
 DUPLICATE_WINDOW_S: Final = 3600
 AUTO_DELETE_AFTER_S: Final = 300
 TRANSACTION_TIMEOUT_S: Final = 300
-#: A queue of 1,000,000 messages needs 340 MB besides their bodies, a selector that looks at all of them 110 MB more. With 1 GiB this is
-#: below the 80 % at which producers wait, and there is room for a quarter of bodies, large transactions and busy connections.
+#: A queue of 1,000,000 messages needs 340 MB without bodies, and a selector that reads all of them 110 MB more. With 1 GiB this is below
+#: the 80 % at which producers are blocked, and leaves room for a quarter of bodies, large transactions and busy connections.
 MEMORY_BYTES: Final = 1 << 30
-#: Ten times the memory: bodies of 10 KiB of a million messages.
+#: Ten times the memory limit: bodies of 10 KiB of a million messages.
 SPILL_BYTES: Final = 10 << 30
-#: The journal and logs may be on the same disk; a full one stops more than producers.
+#: The journal and logs may be on the same disk, and a full disk stops more than producers.
 SPILL_FREE_BYTES: Final = 256 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
 QUEUES_MAX: Final = 65_535
 
-#: Kafka's own least value (group.min.session.timeout.ms).
+#: The minimum of Kafka (group.min.session.timeout.ms).
 SESSION_TIMEOUT_S: Final = 6.0
 
 # -- pipelines -----------------------------------------------------------------------------------------------------------

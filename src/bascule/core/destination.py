@@ -11,29 +11,29 @@ ADDRESS_MAX = 1000
 
 
 class Routing(enum.IntEnum):
-    """How an address hands a message on: to one of its queues, or to every subscription."""
+    """How an address routes a message: to one of its queues, or to every subscription."""
 
     ANYCAST = 0  # a JMS queue
     MULTICAST = 1  # a JMS topic
 
 
 class AddressPattern:
-    """An address pattern. A match takes a step for each word of the address, however the pattern is made."""
+    """An address pattern. A match takes one step for each word of the address, for any pattern."""
 
     __slots__ = ("_any", "_behind_empty", "_literals", "_many", "_words")
 
     def __init__(self, pattern: str) -> None:
         words: list[str] = []
         first, second = (*pattern.split(".", 2), "", "")[:2]
-        #: The state behind an empty first word, for which a leading ``#`` may stand, and alone: then nothing else belongs to it.
+        #: The state after an empty first word, which a leading ``#`` matches alone.
         self._behind_empty = 0 if first != "#" else 0b110 if second == "#" else 0b100
         for word in pattern.split("."):
             if word == "#" and not words:
-                words += ["*", "#"]  # it stands for whatever is before the next word: at least an empty word
+                words += ["*", "#"]  # a leading ``#`` matches at least one word, which may be empty
             elif word != "#" or words[-1] != "#":
                 words.append(word)
         self._words = len(words)
-        self._literals: dict[str, int] = {}  # by word, the indexes at which only it may stand
+        self._literals: dict[str, int] = {}  # by word, the indexes of this literal in the pattern
         self._any = self._many = 0  # indexes of ``*`` and of ``#``
         for index, word in enumerate(words):
             if word == "#":
@@ -44,16 +44,16 @@ class AddressPattern:
                 self._literals[word] = self._literals.get(word, 0) | 1 << index
 
     def matches(self, address: str) -> bool:
-        """Whether an address is one that the pattern names."""
+        """Return whether the pattern matches an address."""
         literals, many = self._literals, self._many
-        # Bit ``n`` says that what was read so far matches the first ``n`` words of the pattern.
+        # Bit ``n`` means that the words so far match the first ``n`` words of the pattern.
         state, words = 1, address.split(".")
         if self._behind_empty and not words[0]:
             del words[0]
             state = self._behind_empty
         for word in words:
             taken, passed = literals.get(word, 0), 0
-            if word:  # neither * nor # stands for an empty one
+            if word:  # neither * nor # matches an empty word
                 taken, passed = taken | self._any, state & many
             state = (state & taken) << 1 | passed
             state |= (state & many) << 1
@@ -68,12 +68,12 @@ def _compiled(pattern: str) -> AddressPattern:
 
 
 def has_wildcards(pattern: str) -> bool:
-    """Whether a pattern may name other addresses than itself."""
+    """Return whether a pattern has wildcards."""
     return "*" in pattern or "#" in pattern
 
 
 def address_matches(pattern: str, address: str) -> bool:
-    """Whether ``address`` is one that ``pattern`` names (``news.*``, ``news.#``, or the address itself).
+    """Return whether ``pattern`` matches ``address``.
 
     >>> address_matches("news.*", "news.uk"), address_matches("news.#", "news"), address_matches("news.*", "news.uk.london")
     (True, True, False)

@@ -1,7 +1,7 @@
 """Protocols without IO: coroutines over an object that performs their effects.
 
 A protocol is written once, as ``async def`` functions that await the methods of a ``typing.Protocol`` class (append, read, commit, sleep).
-The asyncio shell, blocking threads and the simulator each perform the effects in their own way. A blocking performer never suspends.
+The asyncio driver, blocking threads and the simulator each perform the effects in their own way. A blocking performer never suspends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Severity(enum.IntEnum):
-    """How much attention a note of a protocol needs."""
+    """The severity of a protocol's log message."""
 
     INFO = 20
     WARNING = 30
@@ -22,26 +22,26 @@ class Severity(enum.IntEnum):
 
 
 class Timer(Protocol):
-    """Something that will be done later."""
+    """A scheduled action."""
 
     def cancel(self) -> object:
-        """Do not do it; a no-op when it is done."""
+        """Cancel the action; does nothing if it has run."""
         ...
 
 
 class Waiter(Protocol[T]):
-    """A value that comes later, or an error instead. The first of both counts."""
+    """A future value or error. The first one set is used."""
 
     def keep(self, value: T) -> None:
-        """The value is there."""
+        """Set the value."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """It never will be."""
+        """Set the error."""
         ...
 
     async def wait(self, timeout_s: float) -> T:
-        """The value. Raises the error, or TimeoutError when neither comes in time."""
+        """Return the value. Raises the error, or TimeoutError if neither is set within ``timeout_s`` seconds."""
         ...
 
 
@@ -53,4 +53,4 @@ def run_blocking(protocol: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     protocol.close()
-    raise RuntimeError(f"{protocol!r} suspended: its effects must block")
+    raise RuntimeError(f"protocol {protocol!r} suspended; the effects of a blocking performer must block")

@@ -1,8 +1,8 @@
-"""The vocabulary of failure: each error class says what its error means to the caller, the peer, the operator and the process.
+"""The error classes. Each class defines what its errors mean to the caller, the peer, the operator and the process.
 
 A class attribute holds each answer, so no caller chooses an answer by the type of the error. A subclass inherits the answers of its base.
-Each direct subclass of BasculeError states ``retriable`` and ``scope`` itself. A class name occurs once in the product: it identifies the
-class wherever an error travels as text or data.
+Each direct subclass of BasculeError sets ``retriable`` and ``scope`` itself. A class name occurs once in the product: it identifies the
+class where an error is sent as text or data.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Scope(enum.IntEnum):
 
 
 class BasculeError(Exception):
-    """Root of every error that Bascule raises on purpose.
+    """The base class of every error that Bascule raises on purpose.
 
     An instance may replace an answer of its class, for example with the condition that a peer has sent.
     """
 
-    #: Whether the same call may succeed later although its caller changes nothing.
+    #: Whether the same call may succeed later without a change by the caller.
     retriable: bool = False
     #: What ends. The broker reads it in two places: ``ClientConnection`` for errors of a client's frames, ``NodeProtocol`` for epochs.
     scope: Scope = Scope.OPERATION
@@ -113,10 +113,10 @@ class Denied(Unavailable):
 
 
 class TransactionError(BasculeError):
-    """Root of the errors that a transaction reports to its application.
+    """The base class of the errors that a transaction reports to its application.
 
     ``transaction_id`` names the transaction in logs and for ``bascule xa``; it is empty for a local transaction of a JMS session.
-    ``cause`` is the error that ended the transaction, where there is one.
+    ``cause`` is the error that ended the transaction, or None.
     """
 
     retriable = False
@@ -167,7 +167,7 @@ class TransactionInDoubt(TransactionError):
 
 
 def error_classes(root: type[BasculeError] = BasculeError) -> Iterator[type[BasculeError]]:
-    """All classes of the vocabulary that are imported, each once, base classes first."""
+    """Yield all imported error classes below ``root``, each once, base classes first."""
     seen: set[type[BasculeError]] = set()
     waiting = [root]
     while waiting:
@@ -178,11 +178,11 @@ def error_classes(root: type[BasculeError] = BasculeError) -> Iterator[type[Basc
             waiting += each.__subclasses__()
 
 
-#: Errors of these scopes are not answered by the refusal of a message or a link.
+#: Errors of these scopes are not answered by refusing a message or a link.
 ENDS_MORE = frozenset({Scope.SESSION, Scope.CONNECTION, Scope.EPOCH, Scope.PROCESS})
 
 
 def check_answerable(error: BasculeError) -> None:
-    """Raise the error again where more ends than a message or a link, which are answered by a refusal."""
+    """Raise the error again if it ends more than a message or a link, which can be refused."""
     if error.scope in ENDS_MORE:
         raise error

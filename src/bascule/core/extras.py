@@ -16,7 +16,7 @@ from bascule.core.errors import Scope, Unavailable
 _CLI = ("pydantic_settings", "rich", "typer")
 _KAFKA = ("confluent_kafka",)
 _POSTGRES = ("psycopg",)
-#: The modules that must be importable, by extra; an extra has those of the extras that it includes, too.
+#: The modules that must be importable, by extra, including those of included extras.
 MODULES: Final = MappingProxyType(
     {
         "cli": _CLI,
@@ -33,16 +33,16 @@ MODULES: Final = MappingProxyType(
 
 
 class MissingExtra(Unavailable, ImportError):
-    """A module of Bascule was imported, or a command was run, that needs an extra which is not installed.
+    """A module of Bascule was imported, or a command was run, that needs an extra that is not installed.
 
-    The text has the command that installs the extra. ``name`` is the first module that is missing, as in every ImportError.
+    The text has the command that installs the extra. ``name`` is the first missing module, as in every ImportError.
     """
 
     retriable = False
     scope = Scope.OPERATION
 
     def __init__(self, extra: str, modules: Sequence[str], otherwise: str = "") -> None:
-        """``otherwise`` says what else the user can do; it follows the command."""
+        """``otherwise`` is an alternative for the user; it follows the command."""
         subject = f"module {modules[0]} is" if len(modules) == 1 else f"modules {', '.join(modules)} are"
         text = f"{subject} not installed; install the extra {extra!r}: pip install 'bascule[{extra}]'"
         super().__init__(f"{text}{otherwise and f', {otherwise}'}")

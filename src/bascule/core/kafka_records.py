@@ -1,4 +1,4 @@
-"""Kafka records as plain values: what was read, and what is to be written. No Kafka client is needed to make one."""
+"""Kafka records as plain values, read or to be written. Creating one needs no Kafka client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class KafkaRecord(NamedTuple):
-    """A record that was read from ``partition`` of ``topic`` at ``offset``. ``timestamp_ms`` counts from the Unix epoch."""
+    """A record read from ``partition`` of ``topic`` at ``offset``. ``timestamp_ms`` is in ms since the epoch."""
 
     topic: str
     partition: int
@@ -21,9 +21,9 @@ class KafkaRecord(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """The offset from which a consumer group reads a partition on.
+    """The offset at which a consumer group continues to read a partition.
 
-    ``by_member``: a member has committed it, perhaps late. Otherwise an operator has set it, and nothing else says where to read on.
+    ``by_member``: a member committed the offset, perhaps late. Otherwise an operator set it, and it overrides other positions.
     """
 
     offset: int
@@ -52,7 +52,7 @@ class Output(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of value, key and headers."""
+        """The size of value, key and headers in bytes."""
         size = len(self.value) + len(self.key or b"")
         for name, value in self.headers:
             size += len(name) + len(value or b"")

@@ -1,11 +1,11 @@
-"""Logging of the product: an event, and fields with its circumstances, through the logging of the standard library.
+"""Logging of the product: an event and key=value fields, through the logging of the standard library.
 
     log = get_log(__name__)
     log.warning("divert paused", divert=name, reason="unknown_divert")
 
-A module of the product logs through ``get_log``. A handler that knows nothing of Bascule gets the text ``divert paused divert=delayed
+Modules of the product log through ``get_log``. A handler of another program gets the text ``divert paused divert=delayed
 reason=unknown_divert``; the handler of ``configure`` writes that text, or the event and the fields as JSON. Only commands of the product
-call ``configure``: in a user's program the adapter, the client and the transaction manager leave the set-up to the program.
+call ``configure``: in a user's program the adapter, the client and the transaction manager do not configure logging.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any, Final, Literal, TextIO
 
 #: Root of the names of the product's loggers.
 PRODUCT: Final = "bascule"
-#: Characters of a value that can stand without quotes.
+#: Characters of values that need no quotes.
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.,:;/+*@#$%&()[]{}<>?!~^|'")
 
 
-#: How a log line is written, and the least severity that is written.
+#: The format of log lines and the minimum severity.
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What ``configure`` needs; the driver passes it on to its Python workers."""
+    """The settings of ``configure``; the driver passes them to its Python workers."""
 
     format: LogFormat = "text"
     level: LogLevel = "info"
 
 
 class LogEvent:
-    """The message of a log record: what happened, and the fields."""
+    """The message of a log record: the event and its fields."""
 
     __slots__ = ("fields", "text")
 
@@ -47,7 +47,7 @@ class LogEvent:
         self.fields = fields
 
     def __str__(self) -> str:
-        """The event, then ``name=value`` for each field."""
+        """Return the event, then ``name=value`` for each field."""
         return " ".join([self.text, *(f"{name}={_shown(value)}" for name, value in self.fields.items())])
 
 
@@ -60,27 +60,27 @@ class EventLog:
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Something that only a developer of Bascule needs to know."""
+        """Log a detail for developers of Bascule."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """A change of state that an operator may want to know."""
+        """Log a change of state that may interest an operator."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
-        """Something that needs attention and does not stop anything."""
+        """Log a problem that stops nothing."""
         self._write(logging.WARNING, event, fields, exc_info)
 
     def error(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
-        """Something has stopped or is lost."""
+        """Log that something has stopped or is lost."""
         self._write(logging.ERROR, event, fields, exc_info)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """As ``error``, with the exception that is being handled."""
+        """Log at level ERROR with the exception that is being handled."""
         self._write(logging.ERROR, event, fields, exc_info=True)
 
     def critical(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
-        """The process, or a part of it, ends."""
+        """Log the end of the process or of a part of it."""
         self._write(logging.CRITICAL, event, fields, exc_info)
 
     def _write(self, level: int, event: str, fields: Mapping[str, object], exc_info: Any = None) -> None:
@@ -89,12 +89,12 @@ class EventLog:
 
 
 def get_log(name: str) -> EventLog:
-    """The logger of a module: ``get_log(__name__)``."""
+    """Return the logger of a module: ``get_log(__name__)``."""
     return EventLog(name)
 
 
 class ClientLog:
-    """For ``logger`` of a Kafka client: its log lines are written at level DEBUG, since Bascule reports failures of Kafka itself."""
+    """The ``logger`` of a Kafka client: writes its log lines at level DEBUG, because Bascule reports failures of Kafka itself."""
 
     __slots__ = ("_log",)
 
@@ -102,7 +102,7 @@ class ClientLog:
         self._log = log
 
     def log(self, _level: int, text: str, *arguments: object) -> None:
-        """What the client calls."""
+        """Write a log line of the client."""
         self._log.debug("Kafka client", text=text % arguments if arguments else text)
 
 
@@ -129,19 +129,19 @@ class JsonFormatter(logging.Formatter):
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-#: What ``configure`` was given in this process.
+#: The settings passed to ``configure`` in this process.
 _configured: LogSettings | None = None
 
 
 def configured() -> LogSettings | None:
-    """The settings of this process's log; None where Bascule has not set it up."""
+    """Return the log settings of this process; None if Bascule has not configured logging."""
     return _configured
 
 
 def configure(settings: LogSettings = LogSettings(), stream: TextIO | None = None) -> None:
     """Write all log records of this process to standard error, or to ``stream``. A second call replaces the first.
 
-    Loggers of other libraries write from WARNING on, or from ``settings.level`` where that is higher.
+    Loggers of other libraries write from WARNING on, or from ``settings.level`` if that is higher.
     """
     global _configured
     _configured = settings
@@ -157,7 +157,7 @@ def configure(settings: LogSettings = LogSettings(), stream: TextIO | None = Non
 
 
 def _plain(value: object) -> object:
-    """A tuple with a text of its own, such as a transaction's id, is that text, and no array."""
+    """Return a tuple that has its own text form, such as a transaction id, as that text."""
     return str(value) if isinstance(value, tuple) and type(value) is not tuple else value
 
 

@@ -1,4 +1,4 @@
-"""What a user may do with an address: the permissions, by the names that Artemis gives them, and who decides."""
+"""The permissions of a user on an address, under the names of Artemis, and the interface that checks them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ MANAGEMENT_ADDRESS = "$management"
 
 
 class Permission(enum.StrEnum):
-    """The permissions. ``DURABLE`` and ``NON_DURABLE`` queues include those of subscriptions, on the address of their topic."""
+    """The permissions.
+
+    The permissions for ``DURABLE`` and ``NON_DURABLE`` queues also apply to subscriptions, on the address of their topic.
+    """
 
     SEND = "send"
     CONSUME = "consume"
@@ -60,7 +63,7 @@ class Permissions(Protocol):
     """Decides which permissions each user has."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
-        """Raise Unauthorized where ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
+        """Raise Unauthorized if ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
 
 
 class AllowAll:

@@ -1,4 +1,4 @@
-"""The signals that ask a program to end, as what its main thread waits for."""
+"""The signals that ask a program to end, for its main thread to wait for."""
 
 from __future__ import annotations
 
@@ -10,37 +10,40 @@ from typing import Any, Self
 
 
 class StopSignals:
-    """Set by SIGTERM and SIGINT, within ``with``. An Event would not do: its ``set`` may meet the lock of the ``wait`` it interrupts."""
+    """Set by SIGTERM and SIGINT within ``with``.
+
+    An Event cannot be used: its ``set`` in a signal handler may need the lock that the interrupted ``wait`` holds.
+    """
 
     def __init__(self, *, impatient: bool = False) -> None:
-        """``impatient``: a second signal does not wait for an orderly end."""
+        """``impatient``: a second signal ends the process at once."""
         self._impatient = impatient
         self._came: SimpleQueue[None] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        """Signals set it from now on."""
+        """Install the signal handlers."""
         self._before = self.listen()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """They do what they did before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def listen(self) -> dict[signal.Signals, Any]:
-        """Once more, where a library has set handlers of its own. Gives those that were there."""
+        """Install the signal handlers again after a library has replaced them. Return the replaced handlers."""
         return {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def set(self) -> None:
-        """The program is to end."""
+        """Ask the program to end."""
         self._came.put(None)
 
     def is_set(self) -> bool:
-        """Whether the program is to end."""
+        """Return whether the program should end."""
         return not self._came.empty()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the program is to end, at once when it is."""
+        """Wait at most ``timeout_s`` seconds; return whether the program should end."""
         with suppress(Empty):
             self._came.get(timeout=timeout_s)
             self.set()

@@ -1,4 +1,4 @@
-"""State machines as tables: which event leads from which state to which."""
+"""State machines as tables: the next state for each state and event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 S = TypeVar("S", bound=enum.Enum)
 E = TypeVar("E", bound=enum.Enum)
 
-#: Every table of the modules that are imported, by its name.
+#: All tables of the imported modules, by name.
 TABLES: Final[dict[str, Transitions[enum.Enum, enum.Enum]]] = {}
 
 
@@ -21,7 +21,7 @@ class Transitions(Mapping[tuple[S, E], S]):
     """
 
     def __init__(self, name: str, table: Mapping[tuple[S, E], S]) -> None:
-        """Name the state machine, as tests and documentation do."""
+        """``name`` identifies the state machine in tests and documentation."""
         self.name = name
         self.taken: Counter[tuple[S, E]] | None = None
         self._table = dict(table)
@@ -41,5 +41,5 @@ class Transitions(Mapping[tuple[S, E], S]):
 
     @property
     def states(self) -> frozenset[S]:
-        """The states that the table mentions."""
+        """The states in the table."""
         return frozenset(state for state, _ in self._table) | frozenset(self._table.values())

@@ -1,19 +1,19 @@
-"""Bascule's own topics in Kafka: their names, which no name from a message or a pattern may mean, and their largest record."""
+"""Bascule's own topics in Kafka: their names, which no message or pattern may use, and their maximum record size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A message is contained in one journal record, for which Kafka's own limit is raised.
+#: The maximum record size: a message is in one journal record, so Kafka's own limit is raised.
 MESSAGE_BYTES_MAX = 64 << 20
-#: A journal record holds a whole transaction, as large as the largest message; the rest is for what stands around it.
+#: A journal record holds a whole transaction, as large as the largest message; the rest is for the other entries.
 RECORD_BYTES_MAX = 70 << 20
 XA_PREFIX = "bascule.xa"
 #: The decision log of transactions.
 DECISIONS = f"{XA_PREFIX}.decisions"
-#: Marks of transactions that the adapter's senders have committed.
+#: Marks of committed transactions of the adapter's senders.
 OUTBOUND = "bascule.outbound"
-#: What transactions and the resource adapter use, under the names that they have where a program says nothing else.
+#: Default names of the topics of transactions and of the resource adapter.
 SHARED = frozenset({DECISIONS, f"{XA_PREFIX}.side", f"{XA_PREFIX}.log", OUTBOUND})
 #: The defaults of the settings ``journal.prefix`` and ``bridge.id``.
 PREFIX = "bascule"
@@ -34,53 +34,53 @@ class JournalTopics:
 
     @property
     def journal(self) -> str:
-        """What the broker has decided."""
+        """Decisions of the broker."""
         return f"{self.prefix}.journal"
 
     @property
     def snapshots(self) -> str:
-        """States of the broker, from which an epoch starts."""
+        """Snapshots of the broker's state, from which an epoch starts."""
         return f"{self.prefix}.snapshots"
 
     @property
     def store(self) -> str:
-        """Bodies of messages that outlive the part of the journal that they were in."""
+        """Bodies of messages that outlive their part of the journal."""
         return f"{self.prefix}.store"
 
     @property
     def ingress(self) -> str:
-        """Messages from Kafka records, which the broker takes in."""
+        """Messages made from Kafka records, for the broker."""
         return f"{self.prefix}.ingress"
 
     @property
     def positions(self) -> str:
-        """How far each pipeline has read."""
+        """The positions of the pipelines."""
         return f"{self.prefix}.positions"
 
     @property
     def dead_letters(self) -> str:
-        """Records that no pipeline can carry. The name may be the user's."""
+        """Records that no pipeline can convert. A setting may change the name."""
         return self.dead_letter_topic or f"{self.prefix}.dead-letter"
 
     @property
     def brokers(self) -> str:
-        """The consumer group in which the brokers of this journal elect one."""
+        """The consumer group that elects one of the brokers of this journal."""
         return f"{self.prefix}.brokers"
 
     def drivers(self, bridge_id: str) -> str:
-        """The consumer group in which the drivers of a bridge elect one."""
+        """The consumer group that elects one of the drivers of a bridge."""
         return f"{self.prefix}.{bridge_id}.drivers"
 
     def transactional_id(self, bridge_id: str, position_key: str) -> str:
-        """The only transactional id under which bridge ``bridge_id`` may move the position with this key."""
+        """Return the only transactional id with which bridge ``bridge_id`` may change the position with this key."""
         return f"{self.prefix}.{bridge_id}.{position_key}"
 
     @property
     def internal(self) -> frozenset[str]:
-        """Topics that only Bascule writes, with those that all bridges on one Kafka share. Without the dead-letter topic."""
+        """Topics that only Bascule writes, including those shared by all bridges on one Kafka, without the dead-letter topic."""
         return SHARED | {self.journal, self.snapshots, self.store, self.ingress, self.positions}
 
     @property
     def reserved(self) -> frozenset[str]:
-        """Topics that no divert may write because of a message's address, and that no pattern of an ingress may match."""
+        """Topics that no divert may write because of a message's address and that no pattern of an ingress may match."""
         return self.internal | {self.dead_letters}

@@ -1,4 +1,4 @@
-"""Return codes of X/Open XA (The XA Specification, section 4.3), by their names and numbers there."""
+"""Return codes of X/Open XA (The XA Specification, section 4.3), with their names and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 #: Success.
 XA_OK: Final = 0
-#: Success of a prepare of a branch that had nothing to commit.
+#: Success of the prepare of a branch without changes.
 XA_RDONLY: Final = 3
 
 

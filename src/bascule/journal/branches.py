@@ -2,13 +2,13 @@
 
     xid       format id u32 | size of gtrid u8 | size of bqual u8 | gtrid | bqual
     PREPARED  xid | prepared at i64 ms since the epoch | size of container id u16 | container id | entries
-              entries: each as in a record's body. SEND: a message as its client sent it, neither routed nor seen by any divert: its
-              queues and diverts are none. COUNT: messages of a queue that the branch has received, which nobody else may have, each
-              with its deliveries that had failed before. A rollback is one more failed delivery of each.
+              entries: each as in a record's body. SEND: a message as its client sent it, without queues and diverts: it is
+              not routed yet. COUNT: messages of a queue that the branch has received and reserved, each with its number
+              of failed deliveries. A rollback adds one failed delivery to each.
     ENDED     xid | Ending u8 | ended at i64 ms since the epoch
 
-A commit's record holds, beside ENDED, the branch's messages and acknowledgements as SEND and ACK entries like any others. So a reader that
-knows nothing of branches, such as a pipeline, sees them exactly then, all at once.
+The record of a commit holds ENDED and the branch's messages and acknowledgements as ordinary SEND and ACK entries. A reader that does not
+know branches, such as a pipeline, therefore sees them at the commit, all at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ENDED = struct.Struct(">Bq")
 
 
 class Ending(enum.IntEnum):
-    """What became of a branch."""
+    """How a branch ended."""
 
     COMMITTED = 1
     ROLLED_BACK = 2
-    FORCED_COMMIT = 3  # by an administrator, without its manager: remembered until FORGOTTEN
+    FORCED_COMMIT = 3  # by an administrator, without its manager; kept until FORGOTTEN
     FORCED_ROLLBACK = 4
     FORGOTTEN = 5
 
 
-#: Messages that a branch has received from a queue: its id, and (mid, failed deliveries) of each.
+#: Messages that a branch has received from a queue: the queue id, and (mid, failed deliveries) of each.
 Received = tuple[int, list[tuple[int, int]]]
 
 
@@ -59,20 +59,20 @@ class Ended(NamedTuple):
 
 
 def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send], received: Iterable[Received]) -> bytes:
-    """A PREPARED entry. The sends have neither queues nor diverts."""
+    """Encode a PREPARED entry. The sends have neither queues nor diverts."""
     parts = [send_entry(send) for send in sends]
     parts += [count_entry(queue, counts) for queue, counts in received]
     return branch_entry(xid, since_ms, container, parts)
 
 
 def branch_entry(xid: Xid, since_ms: int, container: str, parts: Iterable[bytes]) -> bytes:
-    """As :func:`prepared_entry`, of the entries of its messages."""
+    """Encode a PREPARED entry as :func:`prepared_entry` does, from encoded message entries."""
     name = container.encode()
     return entry(Op.PREPARED, b"".join((_encoded(xid), _PREPARED.pack(since_ms, len(name)), name, *parts)))
 
 
 def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
-    """The PREPARED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    """Decode the PREPARED entry with the payload ``value[start:end]``. Raises DamagedRecord."""
     xid, since_ms, container, position = _prepared_head(value, start, end)
     sends: list[Send] = []
     received: list[Received] = []
@@ -82,19 +82,22 @@ def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
         elif op == Op.COUNT:
             received.append(decode_count(value, inner, inner_end))
         else:
-            raise DamagedRecord(f"prepared branch at byte {start}: operation {op} has no place in one")
+            raise DamagedRecord(f"prepared branch at byte {start}: operation {op} is not allowed in one")
     return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received))
 
 
 def prepared_sends(value: bytes, start: int, end: int) -> tuple[str, Iterator[Send]]:
-    """The container of the PREPARED entry whose payload is ``value[start:end]``, and its messages one by one. Raises DamagedRecord."""
+    """Return the container of the PREPARED entry with the payload ``value[start:end]``, and an iterator over its messages.
+
+    Raises DamagedRecord.
+    """
     _, _, container, position = _prepared_head(value, start, end)
     found = (decode_send(value, inner, inner_end) for op, inner, inner_end in entries(value, position, end) if op == Op.SEND)
     return container, found
 
 
 def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, int]:
-    """Its xid, time and container, and where its entries begin."""
+    """Return the xid, time and container, and the position of the entries."""
     try:
         xid, position = _xid(value, start)
         since_ms, size = _PREPARED.unpack_from(value, position)
@@ -108,17 +111,17 @@ def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, i
 
 
 def ended_entry(xid: Xid, ending: Ending, at_ms: int) -> bytes:
-    """An ENDED entry."""
+    """Encode an ENDED entry."""
     return entry(Op.ENDED, _encoded(xid) + _ENDED.pack(ending, at_ms))
 
 
 def decode_ended(value: bytes, start: int, end: int) -> Ended:
-    """The ENDED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    """Decode the ENDED entry with the payload ``value[start:end]``. Raises DamagedRecord."""
     try:
         xid, position = _xid(value, start)
         ending, at_ms = _ENDED.unpack_from(value, position)
         if position + _ENDED.size != end:
-            raise DamagedRecord(f"end of a branch at byte {start}: {end - start} bytes")
+            raise DamagedRecord(f"end of a branch at byte {start}: invalid length of {end - start} bytes")
         return Ended(xid, Ending(ending), at_ms)
     except (struct.error, ValueError) as error:
         raise DamagedRecord(f"end of a branch at byte {start}: {error}") from error

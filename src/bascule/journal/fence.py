@@ -1,4 +1,4 @@
-"""Which journal records count: the rule every reader follows (broker, standby, pipelines, audit)."""
+"""Which journal records are valid: the rule of every reader (broker, standby, pipelines, audit)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final
 
 from bascule.journal.records import DamagedRecord, Header, Kind
 
-#: Appends of an epoch on their way at once. So many of its records, at most, stand behind the start of the epoch that replaces it.
+#: Maximum appends of an epoch in flight: this many of its records may follow the start of the epoch that replaces it.
 IN_FLIGHT_MAX: Final = 4
-#: Brokers that die one soon after the other, each with all that it had in flight: so many strays may stand together, and hide an epoch.
-#: Readers that begin in the middle of a journal look so far back, and ahead, to know the epoch in force.
+#: Brokers that fail one after the other, each with all its appends in flight: this many fenced records may be in a row and hide an epoch.
+#: Readers that start in the middle of a journal look this far back and ahead to find the current epoch.
 STRAY_RECORDS_MAX: Final = 25 * IN_FLIGHT_MAX
 
 
 class FenceViolation(enum.StrEnum):
-    """Rules of the fence that a test may break."""
+    """Rules of the fence that a test may violate."""
 
-    OLDER_EPOCHS_COUNT = "records of an older epoch count after the start of a newer one"
+    OLDER_EPOCHS_COUNT = "records of an older epoch are valid after the start of a newer one"
 
 
 @dataclass(slots=True)
 class Fence:
-    """Where a reader stands: the newest epoch it saw start, and the last sequence it took.
+    """The state of a reader: the newest epoch started, and the last valid sequence.
 
-    ``sequence`` -1 means that the reader starts in the middle (a divert that starts today): the first record it takes sets it.
+    ``sequence`` -1 means that the reader starts in the middle, as a new divert does: the first valid record sets it.
     """
 
     epoch: int = -1
@@ -34,10 +34,10 @@ class Fence:
     violations: Collection[enum.StrEnum] = field(default=frozenset(), kw_only=True, compare=False, repr=False)
 
     def admits(self, offset: int, header: Header) -> bool:
-        """Whether the record at ``offset`` counts; moves the fence when it does.
+        """Return whether the record at ``offset`` is valid, and update the fence if it is.
 
-        Records of an older epoch after a newer one's start are a zombie's and do not count; a repeated sequence does not count.
-        Raises DamagedRecord on a hole: a missing record must never be passed silently.
+        Records of an older epoch after the start of a newer one come from a fenced broker and are invalid, and so is a repeated sequence.
+        Raises DamagedRecord for a gap: a missing record must never be skipped silently.
         """
         if header.kind is Kind.EPOCH:
             self.epoch = offset
@@ -52,6 +52,6 @@ class Fence:
             if header.sequence <= self.sequence:
                 return False
             if header.sequence != self.sequence + 1:
-                raise DamagedRecord(f"offset {offset}: sequence {header.sequence} follows {self.sequence}: records are missing")
+                raise DamagedRecord(f"offset {offset}: sequence {header.sequence} follows {self.sequence}: records are missing in between")
         self.sequence = header.sequence
         return True

@@ -1,4 +1,4 @@
-"""Why a range of a topic cannot be read."""
+"""Reasons why a range of a topic cannot be read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bascule.core.errors import Scope, Unavailable
 
 
 class Trimmed(Unavailable):
-    """What was to be read is not there any more."""
+    """The records to read were deleted."""
 
     scope = Scope.LINK
 
 
 class CutOff(Unavailable):
-    """The topic ends before what was to be read: it was deleted and created again, or has lost its end."""
+    """The topic ends before the records to read: it was recreated, or has lost its end."""
 
     retriable = False
     scope = Scope.LINK

@@ -1,15 +1,15 @@
 """The journal's record format, version 1.
 
-One Kafka record of ``bascule.journal`` holds one or more whole JMS actions and is atomic: a reader applies all of its
-entries or none. Actions that arrive while an append is prepared share a record (group commit, docs/adr/0001).
+A Kafka record of ``bascule.journal`` holds one or more complete JMS actions and is atomic: a reader applies all of its entries or none.
+Actions that arrive while an append is prepared share a record (group commit, docs/adr/0001).
 
-    key    one byte: b"E" epoch start, b"D" at least one message, b"S" state only; a reader that wants messages drops b"S" unread
+    key    one byte: b"E" epoch start, b"D" at least one message, b"S" state only; a reader of messages skips b"S" unread
     value  header (28 bytes, big endian): magic "BJ" | version u8 | kind u8 | epoch u64 | sequence u64 | body CRC-32 u32 | body length u32
            body: entries, each ``op u8 | length u32 | payload``
 
-An epoch is the offset of its own start record (whose epoch and sequence fields are 0). Sequences go on across epochs: the first
-record of an epoch carries the last valid sequence + 1. A message's identity is (epoch, sequence, index in the record); since sequences
-never repeat in the valid history, ``mid = sequence << 16 | index`` names a message in one integer.
+An epoch is the offset of its own start record (whose epoch and sequence fields are 0). Sequences continue across epochs: the first
+record of an epoch has the last valid sequence + 1. The identity of a message is (epoch, sequence, index in the record). Because sequences
+never repeat among valid records, ``mid = sequence << 16 | index`` identifies a message as one integer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ VERSION = 1
 HEADER = struct.Struct(">2sBBQQII")
 HEADER_SIZE = HEADER.size
 INDEX_BITS = 16
-#: Messages in one record: the index of a message identity has 16 bits.
+#: Maximum number of messages in a record: the index of a message identity has 16 bits.
 MESSAGES_PER_RECORD_MAX = 1 << INDEX_BITS
 #: The highest index: ``mid_of(sequence, INDEX_MAX)`` is not below any message of a record.
 INDEX_MAX = MESSAGES_PER_RECORD_MAX - 1
 
 
 class Kind(enum.IntEnum):
-    """What a record holds; decides its Kafka key."""
+    """The content of a record, which decides its Kafka key."""
 
     EPOCH = 1
     DATA = 2
@@ -46,38 +46,38 @@ KEY_OF_KIND = {Kind.EPOCH: b"E", Kind.DATA: b"D", Kind.STATE: b"S"}
 
 
 class Op(enum.IntEnum):
-    """What an entry says."""
+    """The operation of an entry."""
 
     EPOCH = 1  # JSON: who started it, the diverts, and the exclusive ones in force
     SEND = 2  # a message, with the queues and diverts that took it
-    ACK = 3  # messages gone from a queue
-    COUNT = 4  # delivery counts of messages of a queue
+    ACK = 3  # messages removed from a queue
+    COUNT = 4  # failed deliveries of messages of a queue
     RESERVE = 5  # a queue may have delivered messages up to a mid
     QUEUE_CREATED = 6  # JSON
     QUEUE_DELETED = 7
-    INGRESS = 8  # next offset to take from a partition of bascule.ingress
-    SNAPSHOT = 9  # JSON: a snapshot announced
-    PREPARED = 10  # a transaction branch that will commit when it is told to: bascule.journal.branches
-    ENDED = 11  # what became of one; of a commit, in the record of its messages and acknowledgements
-    INGRESS_TOPIC = 12  # JSON: by its id, the topic whose next offsets INGRESS tells, and those that hold as yet
-    SUBSCRIPTION_USE = 13  # JSON: since when a durable subscription has no consumer, 0 where it has one
+    INGRESS = 8  # next offset to read from a partition of bascule.ingress
+    SNAPSHOT = 9  # JSON: an announced snapshot
+    PREPARED = 10  # a transaction branch that can be committed: bascule.journal.branches
+    ENDED = 11  # the end of a branch; a commit is in the record of its messages and acknowledgements
+    INGRESS_TOPIC = 12  # JSON: the id of the topic of the next offsets in INGRESS, and the current next offsets
+    SUBSCRIPTION_USE = 13  # JSON: time since which a durable subscription has no consumer, 0 if it has one
 
 
 class SendFlag:
-    """Bits of a SEND entry; plain integers, since an enum's ``&`` costs a microsecond and every message has several."""
+    """Bits of a SEND entry. Plain integers, because ``&`` of an enum takes a microsecond and every message needs several."""
 
     DURABLE = 1
     GROUPED = 2  # has a group id (JMSXGroupID)
-    FROM_KAFKA = 4  # came in by an ingress
-    PIPELINES_ONLY = 8  # non-persistent: journaled for the diverts alone, in no queue's journal
-    DUPLICATE_ID = 16  # a 16-byte digest follows, for duplicate detection
+    FROM_KAFKA = 4  # from an ingress
+    PIPELINES_ONLY = 8  # non-persistent: journaled for the diverts only, in no queue's journal
+    DUPLICATE_ID = 16  # a 16-byte digest for duplicate detection follows
     SECOND_DUPLICATE_ID = 32  # a second digest follows (_AMQ_DUPL_ID beside the message id)
-    DIVERTS = 64  # names of the diverts that took it follow
-    SOURCE = 128  # the Kafka coordinates it came from follow
+    DIVERTS = 64  # names of the diverts that took the message follow
+    SOURCE = 128  # the Kafka coordinates of its source follow
 
 
 class RecordError(BasculeError):
-    """A journal record that is not what it should be. ``reason`` is one word for metrics."""
+    """A journal record that cannot be read. ``reason`` is one word for metrics."""
 
     retriable = False
     scope = Scope.PROCESS
@@ -85,7 +85,7 @@ class RecordError(BasculeError):
 
 
 class ForeignRecord(RecordError):
-    """Not written by Bascule: ignored and alarmed."""
+    """The record was not written by Bascule: it is ignored and reported."""
 
     scope = Scope.OPERATION
 
@@ -93,19 +93,19 @@ class ForeignRecord(RecordError):
 
 
 class DamagedRecord(RecordError):
-    """Written by Bascule and broken since: the load stops here."""
+    """The record was written by Bascule and is damaged: the load stops."""
 
     reason: ClassVar[str] = "damaged"
 
 
 class NewerRecord(RecordError):
-    """Written by a newer Bascule: the load stops here."""
+    """The record was written by a newer Bascule: the load stops."""
 
     reason: ClassVar[str] = "newer"
 
 
 class Header(NamedTuple):
-    """A record's header, decoded and checked."""
+    """The header of a record, decoded and checked."""
 
     kind: Kind
     epoch: int
@@ -113,7 +113,7 @@ class Header(NamedTuple):
 
 
 class KafkaOrigin(NamedTuple):
-    """Kafka coordinates a message came from."""
+    """Kafka coordinates of the source of a message."""
 
     topic: str
     partition: int
@@ -121,7 +121,7 @@ class KafkaOrigin(NamedTuple):
 
 
 class EncodedRoute(NamedTuple):
-    """The address and the queue ids of a SEND entry, encoded: the same for all messages of a route."""
+    """The encoded address and queue ids of a SEND entry, the same for all messages of a route."""
 
     address_size: int
     queue_count: int
@@ -129,15 +129,15 @@ class EncodedRoute(NamedTuple):
 
     @classmethod
     def of(cls, address: str, queues: tuple[int, ...]) -> EncodedRoute:
-        """For an address and the queues that take from it."""
+        """Encode the address and the ids of its queues."""
         encoded = address.encode()
         return cls(len(encoded), len(queues), encoded + struct.pack(f">{len(queues)}I", *queues))
 
 
 class Send(NamedTuple):
-    """A SEND entry: a message as its sender encoded it (``body``, all AMQP sections), and what was decided about it.
+    """A SEND entry: a message as its sender encoded it (``body``, all AMQP sections), and the routing decision.
 
-    Times are milliseconds since the epoch, 0 for none. ``queues`` are queue ids. ``address`` is without any prefix.
+    Times are milliseconds since the epoch, 0 for none. ``queues`` are queue ids. ``address`` has no prefix.
     """
 
     flags: int
@@ -155,27 +155,27 @@ class Send(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The bytes that an entry has: a fixed part, and items of one size."""
+    """The layout of an entry: a fixed part, and items of one size."""
 
     fixed: int
     item: int = 0
 
     def fits(self, length: int) -> bool:
-        """Whether a payload can have this length."""
+        """Return whether a payload can have this length."""
         rest = length - self.fixed
         return rest == 0 if not self.item else rest >= 0 and rest % self.item == 0
 
 
 _ENTRY = struct.Struct(">BI")
 _SEND = struct.Struct(">BBBqqqHH")
-_SEND_ENTRY = struct.Struct(">BIBBBqqqHH")  # the two together
+_SEND_ENTRY = struct.Struct(">BIBBBqqqHH")  # both structures together
 _SOURCE = struct.Struct(">Hiq")
 _U32 = struct.Struct(">I")
 _MID_COUNT = struct.Struct(">QH")
 _RESERVE = struct.Struct(">IQ")
 _INGRESS = struct.Struct(">iq")
 DIGEST_SIZE = 16
-#: A message in an ACK entry, and an entry with one.
+#: A message in an ACK entry, and an ACK entry with one message.
 ACK_BYTES = 8
 ACK_ENTRY_BYTES = _ENTRY.size + _U32.size + ACK_BYTES
 _LAYOUTS = {
@@ -188,31 +188,31 @@ _LAYOUTS = {
 
 
 def mid_of(sequence: int, index: int) -> int:
-    """The message id in one integer."""
+    """Return the message id as one integer."""
     return sequence << INDEX_BITS | index
 
 
 def encode_record(kind: Kind, epoch: int, sequence: int, body: bytes) -> bytes:
-    """A record's Kafka value."""
+    """Return the Kafka value of a record."""
     return HEADER.pack(MAGIC, VERSION, kind, epoch, sequence, zlib.crc32(body), len(body)) + body
 
 
 def decode_header(value: bytes | None, *, check: bool = True) -> Header:
-    """The header of a Kafka value. ``check=False`` leaves the CRC out (a reader that trusts Kafka's own).
+    """Decode the header of a Kafka value. ``check=False`` skips the CRC, for a reader that relies on Kafka's.
 
     Raises ForeignRecord, DamagedRecord or NewerRecord.
     """
     if value is None or len(value) < HEADER_SIZE or value[:2] != MAGIC:
-        raise ForeignRecord("no Bascule journal record (no magic 'BJ')")
+        raise ForeignRecord("not a journal record of Bascule (no magic 'BJ')")
     _, version, kind, epoch, sequence, crc, length = HEADER.unpack_from(value)
     if version > VERSION:
         raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
     if version < 1:
-        raise DamagedRecord(f"journal format {version}; the first is 1")
+        raise DamagedRecord(f"invalid journal format {version}; the first is 1")
     if len(value) != HEADER_SIZE + length:
-        raise DamagedRecord(f"body of {len(value) - HEADER_SIZE} bytes, header says {length}")
+        raise DamagedRecord(f"body of {len(value) - HEADER_SIZE} bytes, but the header says {length}")
     if check and zlib.crc32(memoryview(value)[HEADER_SIZE:]) != crc:
-        raise DamagedRecord("checksum does not match")
+        raise DamagedRecord("checksum mismatch")
     try:
         return Header(Kind(kind), epoch, sequence)
     except ValueError:
@@ -220,43 +220,46 @@ def decode_header(value: bytes | None, *, check: bool = True) -> Header:
 
 
 def entries(value: bytes, position: int = HEADER_SIZE, size: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """(op, start, end) of each entry of a record's value; the payload is ``value[start:end]``. Raises DamagedRecord.
+    """Yield (op, start, end) of each entry of a record's value; the payload is ``value[start:end]``. Raises DamagedRecord.
 
-    ``position`` and ``size`` are the first byte and the end of what to look at: entries may stand within one.
+    ``position`` and ``size`` are the start and the end of the range to read, because entries may be nested in an entry.
     """
     size = len(value) if size is None else size
     while position < size:
         if position + _ENTRY.size > size:
-            raise DamagedRecord(f"entry at byte {position} is cut off")
+            raise DamagedRecord(f"entry at byte {position} is truncated")
         op, length = _ENTRY.unpack_from(value, position)
         start = position + _ENTRY.size
         position = start + length
         if position > size:
-            raise DamagedRecord(f"entry at byte {start} runs past the end")
+            raise DamagedRecord(f"entry at byte {start} extends beyond the end")
         layout = _LAYOUTS.get(op)
         if layout is not None and not layout.fits(length):
-            raise DamagedRecord(f"entry at byte {start}: operation {op} with {length} bytes")
+            raise DamagedRecord(f"entry at byte {start}: invalid length: operation {op} with {length} bytes")
         yield op, start, position
 
 
 def entry(op: Op, payload: bytes) -> bytes:
-    """One entry."""
+    """Encode an entry."""
     return _ENTRY.pack(op, len(payload)) + payload
 
 
 def json_entry(op: Op, content: dict[str, Any]) -> bytes:
-    """An entry of the rare kinds, readable by eye."""
+    """Encode an entry of a rare kind as JSON, readable in a dump."""
     return entry(op, json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def send_entry(send: Send) -> bytes:
-    """A SEND entry. ``flags`` must say which optional parts are there. Raises InvalidInput if they name a source and there is none."""
+    """Encode a SEND entry.
+
+    ``flags`` must name the optional parts. Raises InvalidInput if the flags have a source and the message has none.
+    """
     options = list(send.duplicate_ids)
     if send.flags & SendFlag.DIVERTS:
         options.append(encode_diverts(send.diverts))
     if send.flags & SendFlag.SOURCE:
         if send.source is None:
-            raise InvalidInput("the flags of a SEND entry say that it has a source, and it has none: set source, or clear SendFlag.SOURCE")
+            raise InvalidInput("the flags of a SEND entry have SendFlag.SOURCE, but source is not set; set source or clear the flag")
         topic = send.source.topic.encode()
         options.append(_SOURCE.pack(len(topic), send.source.partition, send.source.offset) + topic)
     return routed_send_entry(
@@ -266,7 +269,7 @@ def send_entry(send: Send) -> bytes:
 
 
 def encode_diverts(names: tuple[str, ...]) -> bytes:
-    """The names of diverts in a SEND entry."""
+    """Encode the names of diverts of a SEND entry."""
     parts = [bytes([len(names)])]
     for name in names:
         encoded = name.encode()
@@ -278,7 +281,7 @@ def routed_send_entry(
     flags: int, routing: int, priority: int, timestamp_ms: int, expiry_ms: int, delivery_time_ms: int,
     target: EncodedRoute, options: bytes, body: bytes,
 ) -> bytes:  # fmt: skip
-    """As :func:`send_entry`, of parts that are encoded already: the way of every message that a client sends."""
+    """Encode a SEND entry as :func:`send_entry` does, from encoded parts: the fast path of every message of a client."""
     address_size, queue_count, encoded = target
     size = _SEND.size + len(encoded) + len(options) + len(body)
     head = _SEND_ENTRY.pack(
@@ -288,7 +291,7 @@ def routed_send_entry(
 
 
 def decode_send(value: bytes, start: int, end: int) -> Send:
-    """The SEND entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    """Decode the SEND entry with the payload ``value[start:end]``. Raises DamagedRecord."""
     try:
         flags, routing, priority, timestamp, expiry, delivery_time, address_size, queue_count = _SEND.unpack_from(value, start)
         position = start + _SEND.size
@@ -320,7 +323,7 @@ def decode_send(value: bytes, start: int, end: int) -> Send:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DamagedRecord(f"send entry at byte {start}: {error}") from error
     if position > end:
-        raise DamagedRecord(f"send entry at byte {start} runs past its end")
+        raise DamagedRecord(f"send entry at byte {start} extends beyond its end")
     return Send(
         flags, routing, priority, timestamp, expiry, delivery_time, address, queues,
         tuple(duplicate_ids), tuple(diverts), source, value[position:end],
@@ -328,75 +331,75 @@ def decode_send(value: bytes, start: int, end: int) -> Send:
 
 
 def ack_entry(queue: int, mids: list[int]) -> bytes:
-    """Messages gone from a queue for good."""
+    """Encode the removal of messages from a queue."""
     return _ENTRY.pack(Op.ACK, 4 + 8 * len(mids)) + struct.pack(f">I{len(mids)}Q", queue, *mids)
 
 
 def decode_ack(value: bytes, start: int, end: int) -> tuple[int, tuple[int, ...]]:
-    """(queue id, mids) of an ACK entry."""
+    """Return (queue id, mids) of an ACK entry."""
     queue, *mids = struct.unpack_from(f">I{(end - start - 4) // 8}Q", value, start)
     return queue, tuple(mids)
 
 
 def count_entry(queue: int, counts: list[tuple[int, int]]) -> bytes:
-    """Delivery counts: (mid, deliveries that have failed so far) of messages of a queue."""
+    """Encode delivery counts: (mid, failed deliveries so far) of messages of a queue."""
     return packed_count_entry(queue, packed_counts(counts))
 
 
 def packed_counts(counts: Iterable[tuple[int, int]]) -> bytes:
-    """A part of such an entry: some of its messages."""
+    """Encode some messages of such an entry."""
     return b"".join([_MID_COUNT.pack(mid, min(count, 0xFFFF)) for mid, count in counts])
 
 
 def packed_count_entry(queue: int, packed: bytes | bytearray) -> bytes:
-    """As :func:`count_entry`, of its parts one behind the other."""
+    """Encode a COUNT entry as :func:`count_entry` does, from its encoded parts."""
     return entry(Op.COUNT, _U32.pack(queue) + packed)
 
 
 def decode_count(value: bytes, start: int, end: int) -> tuple[int, list[tuple[int, int]]]:
-    """(queue id, [(mid, count)]) of a COUNT entry."""
+    """Return (queue id, [(mid, count)]) of a COUNT entry."""
     (queue,) = _U32.unpack_from(value, start)
     return queue, list(_MID_COUNT.iter_unpack(value[start + 4 : end]))
 
 
 def reserve_entry(queue: int, mid: int) -> bytes:
-    """From here on messages of the queue up to ``mid`` may have been delivered: after a crash they are marked redelivered."""
+    """Encode that messages of the queue up to ``mid`` may be delivered from now on; after a crash they are marked redelivered."""
     return entry(Op.RESERVE, _RESERVE.pack(queue, mid))
 
 
 def decode_reserve(value: bytes, start: int) -> tuple[int, int]:
-    """(queue id, mid) of a RESERVE entry."""
+    """Return (queue id, mid) of a RESERVE entry."""
     queue, mid = _RESERVE.unpack_from(value, start)
     return queue, mid
 
 
 def queue_deleted_entry(queue: int) -> bytes:
-    """A queue and what it holds are gone."""
+    """Encode the deletion of a queue and its messages."""
     return entry(Op.QUEUE_DELETED, _U32.pack(queue))
 
 
 def decode_queue_deleted(value: bytes, start: int) -> int:
-    """The queue id of a QUEUE_DELETED entry."""
+    """Return the queue id of a QUEUE_DELETED entry."""
     return int(_U32.unpack_from(value, start)[0])
 
 
 def ingress_entry(partition: int, next_offset: int) -> bytes:
-    """What of bascule.ingress has been taken, in the same record as the messages taken."""
+    """Encode the next offset of bascule.ingress, for the record of the messages read before it."""
     return entry(Op.INGRESS, _INGRESS.pack(partition, next_offset))
 
 
 def decode_ingress(value: bytes, start: int) -> tuple[int, int]:
-    """(partition, next offset) of an INGRESS entry."""
+    """Return (partition, next offset) of an INGRESS entry."""
     partition, offset = _INGRESS.unpack_from(value, start)
     return partition, offset
 
 
 def decode_json(value: bytes, start: int, end: int) -> dict[str, Any]:
-    """The content of a JSON entry. Raises DamagedRecord."""
+    """Return the content of a JSON entry. Raises DamagedRecord."""
     try:
         content = json.loads(value[start:end])
     except ValueError as error:
         raise DamagedRecord(f"JSON entry at byte {start}: {error}") from error
     if not isinstance(content, dict):
-        raise DamagedRecord(f"JSON entry at byte {start} is no object")
+        raise DamagedRecord(f"JSON entry at byte {start} is not an object")
     return content

@@ -1,4 +1,4 @@
-"""How many bytes of the journal lie between two offsets."""
+"""The number of bytes of the journal between two offsets."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Between two offsets that are noted: what is interpolated may be wrong by that much, and 100 GiB of journal have 100,000 notes.
+#: Distance of the noted offsets: an interpolated size may be wrong by this much, and 100 GiB of journal have 100,000 notes.
 STEP_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class JournalSizes:
-    """The bytes before some offsets, a step apart, and before the end. What lies before the first one has the mean size of a record."""
+    """The bytes before offsets that are a step apart, and before the end.
 
-    offsets: list[int] = field(default_factory=list)  # ascending; the last one is the end of what is known
-    totals: list[int] = field(default_factory=list)  # bytes before each, counted from the first one
+    Records before the first offset count with the mean record size.
+    """
+
+    offsets: list[int] = field(default_factory=list)  # ascending; the last one is the known end
+    totals: list[int] = field(default_factory=list)  # bytes before each, counted from the first
 
     @property
     def end(self) -> int:
-        """The offset behind the last record that is known."""
+        """The offset after the last known record."""
         return self.offsets[-1] if self.offsets else 0
 
     def note(self, offset: int, size_bytes: int) -> None:
-        """A record lies at ``offset``. To be told in order; records that are known already are passed over."""
+        """Add the record at ``offset``. Records must be added in order; known ones are ignored."""
         if not self.offsets:
             self.offsets, self.totals = [offset, offset], [0, 0]
         if offset < self.offsets[-1]:
             return
         known_bytes = self.totals[-1] - self.totals[-2]
-        if known_bytes and known_bytes + size_bytes > STEP_BYTES:  # a record larger than a step has one of its own
+        if known_bytes and known_bytes + size_bytes > STEP_BYTES:  # a record larger than a step gets its own
             self.offsets.append(offset)
             self.totals.append(self.totals[-1])
         self.offsets[-1] = offset + 1
         self.totals[-1] += size_bytes
 
     def between(self, start: int, end: int) -> int:
-        """Bytes of the records from ``start`` on and before ``end``, 0 where there are none."""
+        """Return the bytes of the records from ``start`` to before ``end``, 0 if there are none."""
         return max(0, round(self._before(end) - self._before(start)))
 
     def _before(self, offset: int) -> float:
@@ -54,7 +57,7 @@ class JournalSizes:
         return (self.totals[-1] - self.totals[0]) / records if records else 0.0
 
     def start_of_last(self, size_bytes: int) -> int:
-        """The first offset behind which no more than so many bytes lie."""
+        """Return the first offset after which at most ``size_bytes`` bytes follow."""
         offsets, totals = self.offsets, self.totals
         if not offsets:
             return 0
@@ -67,11 +70,11 @@ class JournalSizes:
         return offsets[index - 1] + -int(-share * (offsets[index] - offsets[index - 1]) // 1)
 
     def forget_before(self, offset: int) -> None:
-        """The journal was trimmed up to ``offset``."""
+        """Forget the records before ``offset`` after a trim of the journal."""
         index = min(bisect_right(self.offsets, offset) - 1, len(self.offsets) - 2)
         if index > 0:
             del self.offsets[:index], self.totals[:index]
 
     def copy(self) -> JournalSizes:
-        """The sizes as they are now."""
+        """Return a copy of the sizes."""
         return JournalSizes(list(self.offsets), list(self.totals))

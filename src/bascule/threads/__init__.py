@@ -1,1 +1,1 @@
-"""Threads: each one of the product is started here, so that none ends of an error without consequence."""
+"""Threads: all threads of the product are started here, so that an error that ends a thread is always handled."""

@@ -1,4 +1,4 @@
-"""One piece of work in a thread of its own, for work that may hang while Kafka, a database or a resource does not answer."""
+"""One task in its own thread, for calls that may block while Kafka, a database or a resource does not answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T], name: str) -> Future[T]:
-    """Run ``work`` in a new daemon thread of this name; the future gets its result or its error.
+    """Run ``work`` in a new daemon thread with this name; the future gets its result or error.
 
     Unlike a thread of an executor, this thread does not delay the end of the process.
     """

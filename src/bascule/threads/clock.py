@@ -1,14 +1,14 @@
-"""The clock that leases, fences and sessions are measured by."""
+"""The clock for leases, fences and sessions."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-#: ``time.monotonic`` stands still while the machine is suspended; on Linux this one goes on.
+#: ``time.monotonic`` does not advance while the machine is suspended; on Linux CLOCK_BOOTTIME does.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def elapsed_s() -> float:
-    """Return seconds that never go back, and that pass while the process, or its machine, is stopped."""
+    """Return monotonic seconds, which also advance while the process or the machine is suspended."""
     return time.clock_gettime(_CLOCK)

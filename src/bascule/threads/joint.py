@@ -1,4 +1,4 @@
-"""Something that one thread at a time tries, and that all wait for: those who have waited for a try that failed do not try again."""
+"""An attempt that one thread makes for all: threads that have waited for a failed attempt do not repeat it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ T = TypeVar("T")
 
 
 class JointTry:
-    """One try at a time. If each of N threads tried in its turn what takes 20 s to fail, the last one would wait for N times 20 s."""
+    """One attempt at a time. If each of N threads made its own attempt of 20 s, the last one would wait for N times 20 s."""
 
     def __init__(self, turn: AbstractContextManager[Any] | None = None) -> None:
-        """``turn`` is the lock of those who try; others may have it, too."""
+        """``turn`` is the lock of the attempts; other code may hold it, too."""
         self._turn = threading.Lock() if turn is None else turn
         self._failures = 0
         self._failure: Unavailable | None = None
 
     def __call__(self, attempt: Callable[[], T]) -> T:
-        """Return what ``attempt`` returns, which looks first whether there is anything to try. Raises what it raises.
+        """Return the result of ``attempt``, which first checks whether there is anything to do. Raises the error of ``attempt``.
 
-        Raises Unavailable also if another thread's try has failed so while this one waited for its turn.
+        Raises Unavailable also if the attempt of another thread failed with it while this thread waited.
         """
         failures = self._failures
         with self._turn:
             if self._failure is not None and self._failures > failures:
-                # A copy: one exception object that several threads raise would gather the tracebacks of all.
+                # Raise a copy: one exception raised by several threads would collect the tracebacks of all.
                 raise type(self._failure)(*self._failure.args)
             try:
                 return attempt()

@@ -1,4 +1,4 @@
-"""Between threads and an event loop of other people: run something in the other one, and wait for the result."""
+"""Calls between threads and event loops of other owners: run something in the other one, and wait for its result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-#: How often a caller that waits looks whether the loop was closed: nothing tells it.
+#: Interval in seconds at which a waiting caller checks whether the loop was closed, because nothing reports it.
 LOOK_S = 0.5
 
 
 class LoopGone(Exception):
-    """The event loop is closed, has cancelled the coroutine, or does not get round to it."""
+    """The event loop is closed, has cancelled the coroutine, or did not finish it before the timeout."""
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
-    """Run a coroutine on a loop that runs in another thread; return its result. Raises LoopGone, and what the coroutine raises."""
+    """Run a coroutine on a loop of another thread and return its result. Raises LoopGone and the error of the coroutine."""
     coroutine = make()
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -34,19 +34,19 @@ def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, A
         if loop.is_closed():
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()
-            raise LoopGone("the event loop was closed")
+            raise LoopGone("the event loop of the coroutine was closed")
         if (left_s := deadline_s - time.monotonic()) <= 0:
             future.cancel()
-            raise LoopGone(f"the event loop has not done it within {timeout_s:g} s")
+            raise LoopGone(f"the event loop did not finish the coroutine within {timeout_s:g} s")
         concurrent.futures.wait([future], min(left_s, LOOK_S))
     try:
         return future.result()
-    except concurrent.futures.CancelledError as error:  # by the end of the loop
-        raise LoopGone("the event loop has cancelled it") from error
+    except concurrent.futures.CancelledError as error:  # the loop has ended
+        raise LoopGone("the event loop has cancelled the coroutine") from error
 
 
 async def to_the_end(ending: asyncio.Future[T]) -> T:
-    """Wait for the end of what a thread does; a cancellation of this task is raised after that."""
+    """Wait until a thread's work has ended; then raise a cancellation of this task."""
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
         try:

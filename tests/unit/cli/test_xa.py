@@ -207,7 +207,7 @@ def test_a_manager_that_is_not_there_is_told(bascule: Bascule, shop: Shop, where
 
 
 def test_what_is_no_xid_is_refused(bascule: Bascule, shop: Shop) -> None:
-    assert "is no Xid" in bascule("xa", "commit", "nonsense").stderr
+    assert "invalid Xid" in bascule("xa", "commit", "nonsense").stderr
 
 
 @pytest.mark.parametrize("how", ["flags", "environment", "file"])

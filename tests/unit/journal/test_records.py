@@ -32,7 +32,7 @@ def read(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"hello", b"BJ", b"XX" + DATA[2:], DATA[: HEADER_SIZE - 1]])
 def test_what_is_not_ours_is_foreign(value: bytes | None) -> None:
-    with pytest.raises(ForeignRecord, match="no Bascule journal record"):
+    with pytest.raises(ForeignRecord, match="not a journal record of Bascule"):
         decode_header(value)
 
 
@@ -44,7 +44,7 @@ def test_a_flipped_bit_anywhere_in_the_body_is_noticed(at: int) -> None:
 
 @pytest.mark.parametrize("size", [HEADER_SIZE, HEADER_SIZE + 1, len(DATA) - 1])
 def test_a_truncated_record_is_noticed_by_its_length(size: int) -> None:
-    with pytest.raises(DamagedRecord, match=f"body of {size - HEADER_SIZE} bytes, header says {len(DATA) - HEADER_SIZE}"):
+    with pytest.raises(DamagedRecord, match=f"body of {size - HEADER_SIZE} bytes, but the header says {len(DATA) - HEADER_SIZE}"):
         decode_header(DATA[:size])
 
 
@@ -71,8 +71,8 @@ def test_a_reader_that_trusts_kafkas_checksum_need_not_check_ours() -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b"\x02", "cut off"),
-        (b"\x02\0\0\0\x05abc", "runs past the end"),
+        (b"\x02", "truncated"),
+        (b"\x02\0\0\0\x05abc", "extends beyond the end"),
         (entry(Op.ACK, b"\0\0\0\1" + b"x" * 7), "operation 3 with 11 bytes"),
         (entry(Op.ACK, b"\0\0"), "operation 3 with 2 bytes"),
         (entry(Op.COUNT, b"\0\0\0\1" + b"x" * 9), "operation 4 with 13 bytes"),
@@ -82,7 +82,7 @@ def test_a_reader_that_trusts_kafkas_checksum_need_not_check_ours() -> None:
         (entry(Op.SEND, b"x" * 20), "send entry"),
         (entry(Op.SEND, b"\0" * 27 + b"\xff\xff\0\0"), "send entry"),
         (entry(Op.SEND, b"\0" * 27 + b"\0\0\xff\xff"), "send entry"),
-        (entry(Op.SEND, b"\x10" + b"\0" * 30), "runs past its end"),
+        (entry(Op.SEND, b"\x10" + b"\0" * 30), "extends beyond its end"),
         (entry(Op.SEND, b"\x40" + b"\0" * 30), "send entry"),
         (entry(Op.SEND, b"\x80" + b"\0" * 30), "send entry"),
         (entry(Op.SEND, b"\0" * 27 + b"\0\1\0\0\xff"), "send entry"),

@@ -53,7 +53,7 @@ def test_result_and_error_of_the_coroutine_are_the_callers() -> None:
 
 
 def test_coroutine_that_takes_too_long_is_given_up() -> None:
-    with running() as loop, pytest.raises(LoopGone, match=r"not done it within 0.01 s"):
+    with running() as loop, pytest.raises(LoopGone, match=r"not finish the coroutine within 0.01 s"):
         on_loop(loop, lambda: endless(threading.Event()), 0.01)
 
 
