@@ -200,7 +200,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
     assert "the positions were lost. Restore" in said["ingress:lost"]
     assert "was deleted and created again" in said["ingress:anew"]
     assert "was deleted and created again" in said["ingress:swapped"]
-    assert "BadRecord: the value is no JSON" in said["ingress:bad"]
+    assert "BadRecord: the value is not valid JSON" in said["ingress:bad"]
     assert bridge.child.running
     stored = Positions(PipelinesSpec(prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix)), "").stored()
     kept = stored[position_key("divert:shelved", f"{prefix}.journal", 0)]

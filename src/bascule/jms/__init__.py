@@ -1,1 +1,1 @@
-"""JMS on AMQP: the selector language, and AMQP message sections as JMS messages and back."""
+"""JMS on AMQP: the selector language, and the conversion between AMQP message sections and JMS messages."""

@@ -1,7 +1,7 @@
-"""A message as it goes on to another address: the sender's sections, with annotations that say where it was and why it left.
+"""A message for another address: the sender's sections, with annotations that state its origin and the reason of the move.
 
-Nothing of the sender's sections is decoded and encoded again: what stays is copied byte by byte, so that a value which this version cannot
-encode never keeps a message from moving.
+The sender's sections are not decoded and encoded again: they are copied byte by byte, so that a value which this version cannot encode
+never prevents a move.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bascule.jms.sections import (
     places,
 )
 
-#: As Artemis names them.
+#: The names of Artemis.
 ORIGINAL_ADDRESS: Final = "x-opt-ORIG-ADDRESS"
 ORIGINAL_QUEUE: Final = "x-opt-ORIG-QUEUE"
-ORIGINAL_ROUTING: Final = "x-opt-ORIG-ROUTING-TYPE"  # 0 a queue, 1 a topic
+ORIGINAL_ROUTING: Final = "x-opt-ORIG-ROUTING-TYPE"  # 0 for a queue, 1 for a topic
 ORIGINAL_MESSAGE_ID: Final = "x-opt-ORIG-MESSAGE-ID"
-#: Bascule's own: why it was moved, when (ms since the epoch), after how many failed deliveries, and when it had to expire.
+#: Annotations of Bascule: the reason of the move, its time (ms since the epoch), the failed deliveries before it, and the expiry time.
 REASON: Final = "x-opt-bascule-reason"
 MOVED_AT: Final = "x-opt-bascule-moved-at"
 DELIVERIES: Final = "x-opt-bascule-deliveries"
@@ -45,18 +45,18 @@ _OWN: Final = (
 )  # fmt: skip
 _NOT_KEPT: Final = frozenset(name.encode() for name in (*_OWN, DELIVERY_TIME, DELIVERY_DELAY))
 _MESSAGE_ID, _ABSOLUTE_EXPIRY = 0, 8  # fields of the properties section (AMQP 1.0 part 3, section 3.2.4)
-#: An annotation that a move adds has at most this size, else it is left out: a message id has any length, and a copy of a large one would
-#: make the message larger than a journal record. An address, of 1,000 characters at most, fits.
+#: Maximum size of an annotation added by a move; a larger one is omitted, because a copy of a long message id could make the message larger
+#: than a journal record. An address of 1,000 characters, the maximum, fits.
 ANNOTATION_BYTES_MAX: Final = 16 << 10
-#: The bytes before a key's text.
+#: The bytes before the text of a key.
 _KEY_HEAD: Final = {STRING8: 2, SYMBOL8: 2, STRING32: 5, SYMBOL32: 5}
 
 
 def annotated(body: bytes, annotations: Mapping[str, Any]) -> bytes:
-    """The message with other annotations, and without what would make it expire or wait again. Raises MalformedMessage.
+    """Return the message with other annotations, and without its expiry and delivery times. Raises MalformedMessage.
 
-    Annotations of an earlier move and the delivery time give way; without ``annotations`` it is as before the first move. An annotation
-    larger than ANNOTATION_BYTES_MAX is left out.
+    The annotations of an earlier move are replaced; without ``annotations`` the message is as before its first move. An annotation larger
+    than ANNOTATION_BYTES_MAX is omitted.
     """
     found: dict[int, tuple[int, int]] = {}
     others: list[bytes] = []
@@ -81,7 +81,7 @@ def annotated(body: bytes, annotations: Mapping[str, Any]) -> bytes:
     if annotations and 0 < len(message_id) <= ANNOTATION_BYTES_MAX:
         own[ORIGINAL_MESSAGE_ID] = message_id
     pairs = [pair for name, pair in kept if name not in _NOT_KEPT]
-    if 2 * (len(pairs) + len(own)) <= ITEMS_MAX:  # else no peer would read the map
+    if 2 * (len(pairs) + len(own)) <= ITEMS_MAX:  # otherwise no peer could read the map
         pairs += [encode(Symbol(name)) + value for name, value in own.items()]
     parts = [header_bytes(durable, priority)]
     if pairs:
@@ -95,7 +95,7 @@ _REPLACED: Final = frozenset({HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS,
 
 
 def _encoded(annotations: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Each annotation that has a value and a legal size; characters that are none in UTF-8 are escaped."""
+    """Yield each annotation that has a value and an allowed size; characters that UTF-8 cannot encode are escaped."""
     for name, value in annotations.items():
         if value is not None:
             encoded = encode(value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value)
@@ -104,7 +104,7 @@ def _encoded(annotations: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _pairs(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """(text of the key, bytes of key and value) of the map at ``start``. The text is empty where the key is none."""
+    """Yield (text of the key, bytes of key and value) of the map at ``start``. The text is empty if the key is not a text."""
     count, position = items(data, start)
     for _ in range(count // 2):
         value = skip(data, position)
@@ -113,17 +113,17 @@ def _pairs(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
         yield data[position + head : value] if head else b"", data[position:after]
         position = after
     if position != end or count % 2:
-        raise ValueError(f"{count} items that end at byte {position}, the section at {end}")
+        raise ValueError(f"{count} items end at byte {position}, but the section ends at {end}")
 
 
 def _without_expiry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
-    """The message id as encoded, and the properties without the absolute expiry time."""
+    """Return the encoded message id, and the properties without the absolute expiry time."""
     count, position = items(data, start)
     at = [position]
     for _ in range(count):
         at.append(skip(data, at[-1]))
     if at[-1] != end:
-        raise ValueError(f"its fields end at byte {at[-1]}, the section at {end}")
+        raise ValueError(f"its fields end at byte {at[-1]}, but the section ends at {end}")
     message_id = data[at[_MESSAGE_ID] : at[_MESSAGE_ID + 1]] if count and data[at[_MESSAGE_ID]] != NULL else b""
     if count <= _ABSOLUTE_EXPIRY or data[at[_ABSOLUTE_EXPIRY]] == NULL:
         return message_id, data[start:end]
@@ -136,7 +136,7 @@ def _section(section: int, value: bytes) -> bytes:
 
 
 def _compound(code8: int, code32: int, count: int, content: bytes) -> bytes:
-    """A list or map of items that are encoded already."""
-    if len(content) < 255 and count < 256:  # the size byte counts the count byte, too
+    """Return a list or map of encoded items."""
+    if len(content) < 255 and count < 256:  # the size byte includes the count byte
         return struct.pack(">BBB", code8, len(content) + 1, count) + content
     return struct.pack(">BII", code32, len(content) + 4, count) + content

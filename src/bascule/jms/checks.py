@@ -1,7 +1,7 @@
-"""What a message that a peer sends must keep to, beyond the order and size of its sections: values in one pass, without decoding them.
+"""Checks of a peer's message beyond the order and size of its sections: one pass over the values, without decoding them.
 
-The broker encodes annotations and properties again when it moves a message, shows ids in JSON, and hands properties to selectors and
-Kafka. All that works for what has passed here. Bodies are opaque to the broker, but for the text of an amqp-value.
+The broker encodes annotations and properties again when it moves a message, shows ids in JSON, and passes properties to selectors and
+Kafka. All this works for checked values. The broker does not read bodies, except for the text of an amqp-value.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from bascule.amqp.constructors import (
 )  # fmt: skip
 from bascule.amqp.types import ULong
 
-#: Bytes of an id, address or other text in the properties section, and of the name of an application property. They are copied
-#: into headers, indexes and logs; Qpid JMS writes ids of 60 bytes, and applications use some hundred.
+#: Bytes of an id, address or other text in the properties section, and of the name of an application property. They are copied into
+#: headers, indexes and logs; ids of Qpid JMS have 60 bytes, and applications use some hundred.
 FIELD_SIZE_BYTES_MAX: Final = 4096
-#: Application properties of one message: a selector may look through all of them.
+#: Application properties of one message, because a selector may read all of them.
 APPLICATION_PROPERTIES_MAX: Final = 1024
-#: All of them together. Each becomes a header where the message goes to Kafka, whose records have a limit of their own.
+#: Bytes of all application properties. Each becomes a header of a Kafka record, and records have their own limit.
 APPLICATION_PROPERTIES_SIZE_BYTES_MAX: Final = 1024 * 1024
-#: Annotations and footers: the broker decodes and encodes them when it moves a message.
+#: Bytes of annotations and footers: the broker decodes and encodes them when it moves a message.
 ANNOTATIONS_SIZE_BYTES_MAX: Final = 64 * 1024
-#: Items in annotations, over all values within one another: decoding so many takes a millisecond or two.
+#: Items in annotations, over all nested values: decoding this many takes a millisecond or two.
 ANNOTATION_ITEMS_MAX: Final = 4096
 #: A header has at most five small fields.
 HEADER_SIZE_BYTES_MAX: Final = 64
@@ -81,7 +81,7 @@ _FIELDS: Final = (
     ("Symbol", _NAME), ("Timestamp", _TIME), ("Timestamp", _TIME), ("str", _TEXT), ("UInt", frozenset({UINT, SMALL_UINT, UINT0})),
     ("str", _TEXT),
 )  # fmt: skip
-#: Types of any value of their width.
+#: Types that allow any value of their width.
 _FREE: Final = frozenset({
     NULL, TRUE, FALSE, UBYTE, BYTE, USHORT, SHORT, UINT, SMALL_UINT, UINT0, INT, SMALL_INT, ULONG, SMALL_ULONG, ULONG0, LONG, SMALL_LONG,
     FLOAT, DOUBLE, DECIMAL32, DECIMAL64, DECIMAL128, TIMESTAMP, UUID,
@@ -92,13 +92,16 @@ _u32 = struct.Struct(">I").unpack_from
 
 
 def check_text(octets: bytes) -> None:
-    """Raise ValueError for what is no text: UTF-8 has no surrogates."""
+    """Raise ValueError unless the bytes are UTF-8 text without surrogates."""
     if not octets.isascii():
         octets.decode()
 
 
 def end_of_simple(data: bytes, position: int, size_bytes_max: int) -> int:
-    """Where the value at ``position`` ends, which must be of a simple type and right. Raises ValueError, IndexError, struct.error."""
+    """Return the end of the value at ``position``, which must be valid and of a simple type.
+
+    Raises ValueError, IndexError, struct.error.
+    """
     code = data[position]
     if code in _FREE:
         return position + 1 + WIDTH[code]
@@ -113,9 +116,9 @@ def end_of_simple(data: bytes, position: int, size_bytes_max: int) -> int:
     elif code == CHAR and (number := _u32(data, position + 1)[0]) <= 0x10FFFF and number not in SURROGATES:
         return position + 5
     else:
-        raise ValueError(f"type code 0x{code:02x} at byte {position}, or its value, is not allowed there")
+        raise ValueError(f"invalid value at byte {position}: type code 0x{code:02x} or its value is not allowed")
     if end - start > size_bytes_max:
-        raise ValueError(f"{end - start} bytes at byte {position}, at most {size_bytes_max} are taken")
+        raise ValueError(f"value at byte {position} has {end - start} bytes; at most {size_bytes_max} are allowed")
     if code in _TEXT:
         check_text(data[start:end])
     elif code in _SYMBOL and not data[start:end].isascii():
@@ -124,7 +127,7 @@ def end_of_simple(data: bytes, position: int, size_bytes_max: int) -> int:
 
 
 def end_of_field(data: bytes, position: int, index: int) -> int:
-    """Where a field of the properties section ends, which must be of its type. Raises ValueError, IndexError, struct.error."""
+    """Return the end of a field of the properties section, which must have its type. Raises ValueError, IndexError, struct.error."""
     code = data[position]
     if code == NULL:
         return position + 1
@@ -132,21 +135,21 @@ def end_of_field(data: bytes, position: int, index: int) -> int:
     if code not in codes:
         compound = code >= LIST8 or code == DESCRIBED
         kind = "a list, map, array or described value" if compound else type(decode(data, position)[0]).__name__
-        raise ValueError(f"{kind} at byte {position} where {expected} is right")
+        raise ValueError(f"invalid type at byte {position}: {kind} instead of {expected}")
     return end_of_simple(data, position, FIELD_SIZE_BYTES_MAX)
 
 
 def check_application_properties(data: bytes, start: int, end: int) -> None:
-    """Raise ValueError, IndexError or struct.error for a map that is not one of names with simple values, each name once."""
+    """Raise ValueError, IndexError or struct.error unless the map has unique names with simple values."""
     if end - start > APPLICATION_PROPERTIES_SIZE_BYTES_MAX:
-        raise ValueError(f"{end - start} bytes, at most {APPLICATION_PROPERTIES_SIZE_BYTES_MAX} are taken")
+        raise ValueError(f"{end - start} bytes; at most {APPLICATION_PROPERTIES_SIZE_BYTES_MAX} are allowed")
     count, position = (data[start + 2], start + 3) if data[start] == MAP8 else (int(_u32(data, start + 5)[0]), start + 9)
     if count % 2 or count > 2 * APPLICATION_PROPERTIES_MAX:
-        raise ValueError(f"{count} keys and values, an even number up to {2 * APPLICATION_PROPERTIES_MAX} is taken")
+        raise ValueError(f"{count} keys and values; an even number up to {2 * APPLICATION_PROPERTIES_MAX} is allowed")
     names = set()
     for _ in range(count >> 1):
         code = data[position]
-        if code == STRING8:  # the usual names and values here, without a call
+        if code == STRING8:  # the usual names and values, without a call
             behind = position + 2 + data[position + 1]
             name = data[position + 2 : behind]
             if not name.isascii():
@@ -166,19 +169,19 @@ def check_application_properties(data: bytes, start: int, end: int) -> None:
         else:
             position = end_of_simple(data, behind, APPLICATION_PROPERTIES_SIZE_BYTES_MAX)
     if position != end:
-        raise ValueError(f"its items end at byte {position}, the section at {end}")
+        raise ValueError(f"its items end at byte {position}, but the section ends at {end}")
     if len(names) < count >> 1:
-        raise ValueError("a property is there twice")
+        raise ValueError("duplicate property")
 
 
 def annotations_of(encoded: bytes) -> dict[Any, Any]:
-    """The map of an annotations section or footer. Raises ValueError, DecodeError."""
+    """Return the map of an annotations section or footer. Raises ValueError, DecodeError."""
     if len(encoded) > ANNOTATIONS_SIZE_BYTES_MAX:
-        raise ValueError(f"{len(encoded)} bytes, at most {ANNOTATIONS_SIZE_BYTES_MAX} are taken")
+        raise ValueError(f"{len(encoded)} bytes; at most {ANNOTATIONS_SIZE_BYTES_MAX} are allowed")
     annotations, end = decode(encoded, 0, Budget(ANNOTATION_ITEMS_MAX))
     if end != len(encoded):
         raise ValueError(f"its items end at byte {end} of {len(encoded)}")
     for key in annotations:
         if not isinstance(key, str | ULong):
-            raise ValueError(f"a key of type {type(key).__name__}")
+            raise ValueError(f"invalid type of a map key: {type(key).__name__}")
     return annotations  # type: ignore[no-any-return]  # the section's type code is that of a map

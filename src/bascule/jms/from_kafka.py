@@ -1,4 +1,4 @@
-"""Kafka record to JMS message: destination, properties, body."""
+"""Conversion of a Kafka record to a JMS message: destination, properties, body."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_$]")
 def message_of(
     record: KafkaRecord, body: str, target: str, routing: Routing, *, reply_to: str = "", key_as: str = "none"
 ) -> tuple[JmsMessage, str, Routing]:
-    """Return the message that a record becomes, its address and its routing.
+    """Return the message of a record, its address and its routing.
 
-    ``body`` is the kind of the body: ``text``, ``bytes`` or ``map``. ``target`` and ``reply_to`` (JMSReplyTo; empty = as the record's
-    headers say) are templates with ``${topic}`` and ``${header:NAME}``; a scheme such as ``queue://`` in them takes precedence over
-    ``routing``. ``key_as`` says where the record's key goes beside ``kafka_key``: ``correlation-id``, ``group-id``, ``property:NAME`` or
-    ``none``. Raises BadRecord or InvalidInput for a record that cannot be converted.
+    ``body`` is the kind of the body: ``text``, ``bytes`` or ``map``. ``target`` and ``reply_to`` (JMSReplyTo; empty = as in the record's
+    headers) are templates with ``${topic}`` and ``${header:NAME}``; a scheme such as ``queue://`` in them takes precedence over
+    ``routing``. ``key_as`` is where the record's key is stored in addition to ``kafka_key``: ``correlation-id``, ``group-id``,
+    ``property:NAME`` or ``none``. Raises BadRecord or InvalidInput for a record that cannot be converted.
     """
     message = from_kafka_headers(record.headers)
     message.body_kind, message.body = _BODIES[body](record)
@@ -41,7 +41,7 @@ def message_of(
         routing = _ROUTING_OF_KIND[kind]
     message.destination, message.destination_kind = address, kind or _DESTINATION_KIND[routing]
     if reply_to:
-        with suppress(HeaderMissing):  # the sender of a record without that header does not ask for an answer
+        with suppress(HeaderMissing):  # a record without that header expects no reply
             message.reply_to, kind = destination(_filled(reply_to, record))
             message.reply_to_kind = kind or _DESTINATION_KIND[Routing.ANYCAST]
     message.delivery_mode, message.delivery_count, message.delivery_time_ms = PERSISTENT, 1, 0
@@ -52,11 +52,11 @@ def message_of(
 
 
 class HeaderMissing(BadRecord):
-    """A header that a setting names is not there."""
+    """A header named in a setting is missing."""
 
 
 def _filled(template: str, record: KafkaRecord) -> str:
-    """A template with ``${topic}`` and ``${header:NAME}`` of a record. Raises HeaderMissing, BadRecord."""
+    """Fill a template with ``${topic}`` and ``${header:NAME}`` of a record. Raises HeaderMissing, BadRecord."""
 
     def value(found: re.Match[str]) -> str:
         name = found[2]
@@ -64,7 +64,7 @@ def _filled(template: str, record: KafkaRecord) -> str:
             return record.topic
         octets = next((octets for header, octets in reversed(record.headers) if header == name), None)
         if not octets:
-            raise HeaderMissing(f"the record has no header {name!r}, from which {template!r} is filled in")
+            raise HeaderMissing(f"the record has no header {name!r}, which the template {template!r} uses")
         return _text(octets, f"header {name!r}")
 
     return _PLACEHOLDER.sub(value, template)
@@ -93,7 +93,7 @@ def _add_properties(message: JmsMessage, record: KafkaRecord, key_as: str) -> No
 
 
 def property_name(header: str) -> str:
-    """A header's name as a JMS property's: a Java identifier outside the names that JMS keeps for itself."""
+    """Return a header's name as the name of a JMS property: a Java identifier that JMS does not reserve."""
     name = _NOT_IN_A_NAME.sub("_", header)
     if not name or name[0].isdigit() or name.upper().startswith("JMS"):
         name = f"kafka_{name}"
@@ -101,7 +101,7 @@ def property_name(header: str) -> str:
 
 
 def _add_text(properties: dict[str, Any], name: str, octets: bytes) -> None:
-    # JMS has no property of bytes: what is no text is carried as base64, under a name that says so.
+    # JMS has no property type for bytes, so bytes that are not text become base64, under a name with a suffix.
     try:
         properties[name] = octets.decode()
     except UnicodeDecodeError:
@@ -112,7 +112,7 @@ def _text(octets: bytes, what: str) -> str:
     try:
         return octets.decode()
     except UnicodeDecodeError as error:
-        raise BadRecord(f"{what} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise BadRecord(f"{what} is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def _text_body(record: KafkaRecord) -> tuple[str, Any]:
@@ -127,17 +127,17 @@ def _map_body(record: KafkaRecord) -> tuple[str, Any]:
     if record.value is None:
         return "map", {}
     if (BODY_HEADER, b"map") in record.headers:
-        # Written by a divert: the items say their types.
+        # Written by a divert: the items have their types.
         return "map", map_from_json(record.value)
     try:
         content = json.loads(record.value)
     except (ValueError, RecursionError) as error:
-        raise BadRecord(f"the value is no JSON that is of use: {error}") from None
+        raise BadRecord(f"the value is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise BadRecord("the value is no JSON object")
+        raise BadRecord("the value is not a JSON object")
     for name, item in content.items():
         if isinstance(item, dict | list):
-            raise BadRecord(f"item {name!r} is nested; a JMS map holds plain values only")
+            raise BadRecord(f"item {name!r} is nested; a JMS map message allows only plain values")
     return "map", content
 
 

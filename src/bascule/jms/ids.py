@@ -1,7 +1,7 @@
-"""Message and correlation ids: AMQP's four types as the strings of JMS, and back, without loss.
+"""Message and correlation ids: conversion between AMQP's four types and the strings of JMS, without loss.
 
-This is the JMS mapping's encoding as Qpid JMS has it: a JMSMessageID starts with ``ID:``, and what is no plain string of that
-form says after the prefix what it is (``ID:AMQP_UUID:...``), so that a client may set it as the correlation id of an answer.
+The encoding is the JMS mapping's, as in Qpid JMS: a JMSMessageID starts with ``ID:``, and an id of another type or form has its type after
+the prefix (``ID:AMQP_UUID:...``), so that a client can set it as the correlation id of a reply.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from bascule.amqp.types import ULong
 from bascule.core.errors import InvalidInput
 
-#: What AMQP allows as message-id and correlation-id (part 3, section 3.2.11 to 3.2.14).
+#: The types of message-id and correlation-id in AMQP (part 3, sections 3.2.11 to 3.2.14).
 AmqpId = str | bytes | uuid.UUID | int
 
 _PREFIX: Final = "ID:"
@@ -24,14 +24,14 @@ _UUID_FORM: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F
 
 
 def message_id_text(value: AmqpId) -> str:
-    """The JMSMessageID of an AMQP message-id."""
+    """Return the JMSMessageID of an AMQP message-id."""
     if isinstance(value, str) and not value.startswith(_PREFIX):
         return _PREFIX + _NO_PREFIX + value
     return correlation_id_text(value)
 
 
 def correlation_id_text(value: AmqpId) -> str:
-    """The JMSCorrelationID of an AMQP correlation-id."""
+    """Return the JMSCorrelationID of an AMQP correlation-id."""
     if isinstance(value, str):
         return _PREFIX + _STRING + value if value.startswith(_ENCODED, len(_PREFIX)) and value.startswith(_PREFIX) else value
     if isinstance(value, uuid.UUID):
@@ -42,7 +42,7 @@ def correlation_id_text(value: AmqpId) -> str:
 
 
 def amqp_id(text: str) -> AmqpId:
-    """The AMQP id that a JMS id stands for. Raises InvalidInput where the id says what it is and is not."""
+    """Return the AMQP id of a JMS id. Raises InvalidInput if the id has a type prefix but no valid value of this type."""
     if not text.startswith(_PREFIX):
         return text
     kind = next((kind for kind in _ENCODED if text.startswith(kind, len(_PREFIX))), "")
@@ -59,4 +59,4 @@ def amqp_id(text: str) -> AmqpId:
     else:
         if kind in ("", _STRING, _NO_PREFIX):
             return content if kind else text
-    raise InvalidInput(f"message id {text[:100]!r}: what follows {kind} is none")
+    raise InvalidInput(f"invalid message id {text[:100]!r}: the text after {kind} is not a valid value")

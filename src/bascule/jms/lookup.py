@@ -1,4 +1,4 @@
-"""What a selector may ask of a message, read when it asks."""
+"""Access of a selector to the header fields and properties of a message, on demand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bascule.jms.sections import (
     signed_sequence,
 )  # fmt: skip
 
-#: Properties of a message that are found in a step.
+#: Number of properties found in one step.
 _PROPERTIES_PER_STEP: Final = 3
 
 
 class MessageLookup:
-    """Reads of a message what a selector asks for, when it asks."""
+    """Reads the values of a selector's identifiers from a message, on demand."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -42,11 +42,11 @@ class MessageLookup:
 
     @property
     def steps(self) -> int:
-        """What finding the properties has taken, in steps of about a microsecond."""
+        """The cost of finding the properties, in steps of about a microsecond."""
         return len(self._properties or ()) // _PROPERTIES_PER_STEP
 
     def start(self, section: int) -> int | None:
-        """Where a section's value begins."""
+        """Return the position of a section's value, None if the section is missing."""
         if self._places is None:
             found = {}
             for code, start, _ in places(self.data):
@@ -74,7 +74,7 @@ class MessageLookup:
         return self._fields[index]
 
     def application_property(self, name: str) -> object:
-        """Return an application property; None for one of a type that no selector knows. Raises MalformedMessage, DecodeError."""
+        """Return an application property, or None if its type is unknown to selectors. Raises MalformedMessage, DecodeError."""
         start = self.start(APPLICATION_PROPERTIES)
         if start is None:
             return None
@@ -124,9 +124,9 @@ _HEADER_FIELDS: Final[dict[str, Callable[[MessageLookup], object]]] = {
 
 
 def selector_lookup(data: bytes) -> MessageLookup:
-    """What a selector may ask of a message: its header fields and properties, with their types (bytes are no selector value).
+    """Return a lookup of the header fields and properties of a message, with their types (bytes are not a selector value).
 
-    Nothing is decoded before it is asked for. The function raises MalformedMessage where a message's sections are broken, and
-    DecodeError where one value is; neither happens for a message that ``scan`` and its sender's types are right about.
+    Values are decoded on demand. The lookup raises MalformedMessage if the sections are invalid, and DecodeError if a value is; neither
+    happens for a message that ``scan`` has accepted.
     """
     return MessageLookup(data)

@@ -1,4 +1,4 @@
-"""A JMS message, and the AMQP message it travels as: the JMS mapping in the form that Apache Qpid JMS writes and reads."""
+"""JMS messages, and their AMQP form: the JMS mapping as Apache Qpid JMS writes and reads it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from bascule.jms.sections import (
 PERSISTENT: Final = "PERSISTENT"
 NON_PERSISTENT: Final = "NON_PERSISTENT"
 
-#: Kinds of body, by the number that the annotation x-opt-jms-msg-type has for them.
+#: Kinds of body, by the number in the annotation x-opt-jms-msg-type.
 BODY_KINDS: Final = ("message", "object", "map", "bytes", "stream", "text")
-#: Kinds of destination, by the number that x-opt-jms-dest and x-opt-jms-reply-to have for them.
+#: Kinds of destination, by the number in x-opt-jms-dest and x-opt-jms-reply-to.
 DESTINATION_KINDS: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 
 _MESSAGE_TYPE: Final = Symbol("x-opt-jms-msg-type")
@@ -51,22 +51,22 @@ _TO_TYPE: Final = Symbol("x-opt-jms-dest")
 _REPLY_TYPE: Final = Symbol("x-opt-jms-reply-to")
 _DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")
 _DELIVERY_DELAY: Final = Symbol("x-opt-delivery-delay")
-#: Older clients say "queue" or "topic,temporary" in these.
+#: Older clients use these annotations, with "queue" or "topic,temporary".
 _LEGACY: Final = {_TO_TYPE: Symbol("x-opt-to-type"), _REPLY_TYPE: Symbol("x-opt-reply-type")}
 
 _JAVA_OBJECT: Final = Symbol("application/x-java-serialized-object")
 _OCTETS: Final = Symbol("application/octet-stream")
-#: A serialized null: the body of an ObjectMessage that holds nothing.
+#: A serialized null: the body of an empty ObjectMessage.
 _JAVA_NULL: Final = bytes.fromhex("aced000570")
-#: A time to live beyond this is no time to live (AMQP has 32 bits for it).
+#: A longer time to live means none (AMQP has 32 bits).
 _TTL_MAX_MS: Final = 0xFFFFFFFE
 
-#: Provider properties of Qpid JMS that are not application properties on the wire.
+#: Provider properties of Qpid JMS that are not application properties in the AMQP message.
 REPLY_TO_GROUP: Final = "JMS_AMQP_REPLY_TO_GROUP_ID"
 TYPED_ENCODING: Final = "JMS_AMQP_TYPED_ENCODING"
 
 
-#: Per kind of body: what one that is not there reads as, and what a body must be.
+#: Per kind of body: the value of a missing body, and the type of a body.
 _EMPTY: Final[dict[str, Callable[[], Any]]] = {
     "message": lambda: None, "object": lambda: _JAVA_NULL, "map": dict, "bytes": bytes, "stream": list, "text": lambda: None,
 }  # fmt: skip
@@ -81,12 +81,12 @@ _BODY_SECTION: Final = {"text": VALUE, "map": VALUE, "stream": SEQUENCE, "bytes"
 class JmsMessage:
     """A message by its JMS names. Times are ms since the epoch, 0 for none.
 
-    ``destination`` and ``reply_to`` are addresses; their kind is one of DESTINATION_KINDS, None where nobody says.
-    ``correlation_id`` is bytes where it was set as bytes. ``delivery_count`` is JMSXDeliveryCount: 1 the first time.
+    ``destination`` and ``reply_to`` are addresses; their kind is one of DESTINATION_KINDS, None if unknown.
+    ``correlation_id`` is bytes if it was set as bytes. ``delivery_count`` is JMSXDeliveryCount; the first delivery has 1.
     ``properties`` keep their AMQP types (Byte, Short, Int, int = long, Float, float = double, str, bool).
 
     ``body`` by ``body_kind``: text str or None; bytes bytes; map dict; stream list; object bytes (a serialized Java object, or an
-    encoded AMQP value where property JMS_AMQP_TYPED_ENCODING is true); message None.
+    encoded AMQP value if the property JMS_AMQP_TYPED_ENCODING is true); message None.
     """
 
     message_id: str | None = None
@@ -119,7 +119,7 @@ class JmsMessage:
 
 
 def decode_message(data: bytes) -> JmsMessage:
-    """The JMS message in an AMQP message. Raises MalformedMessage."""
+    """Return the JMS message in an AMQP message. Raises MalformedMessage."""
     header = NO_HEADER
     annotations: Mapping[str, Any] = {}
     properties: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def decode_message(data: bytes) -> JmsMessage:
 
 
 def _facts(header: tuple[bool, int, int, bool, int], annotations: Mapping[str, Any], fields: tuple[Any, ...]) -> JmsMessage:
-    """The header fields of JMS."""
+    """Return a message with the header fields of JMS."""
     durable, priority, ttl_ms, _, delivery_count = header
     identity, user, to, subject, reply_to, correlation, _, _, expiry, creation, group, sequence, _ = fields
     timestamp_ms = int(creation or 0)
@@ -180,7 +180,7 @@ def _facts(header: tuple[bool, int, int, bool, int], annotations: Mapping[str, A
 
 @peer_cache(entries=256, entry_bytes=16_384, length_max=1024)
 def _annotations(encoded: bytes) -> Mapping[str, Any]:
-    """The annotations, read only. A sender's are mostly the same for all its messages."""
+    """Return the annotations, read-only. The annotations of a sender are mostly the same for all its messages, so they are cached."""
     annotations, _ = decode(encoded)
     return _string_keys(annotations)
 
@@ -190,7 +190,7 @@ def _string_keys(value: Any) -> dict[str, Any]:
         raise ValueError(f"{type(value).__name__}, not a map")
     for key in value:
         if not isinstance(key, str):
-            raise ValueError(f"a key of type {type(key).__name__}")
+            raise ValueError(f"invalid type of a map key: {type(key).__name__}")
     return value
 
 
@@ -216,7 +216,7 @@ def _delivery_time(annotations: Mapping[str, Any], timestamp_ms: int) -> int:
 def _read_body(
     message: JmsMessage, data: bytes, body: list[tuple[int, int, int]], annotations: Mapping[str, Any], content_type: str | None
 ) -> None:
-    """Fill in kind and body. Raises what reading broken bytes raises."""
+    """Set kind and body. Raises the errors of reading invalid bytes."""
     section = body[0][0] if body else None
     values = [decode(data, start)[0] for _, start, _ in body]
     value: Any = values[0] if values else None
@@ -231,7 +231,7 @@ def _read_body(
     elif isinstance(number, int) and 0 <= number < len(BODY_KINDS):
         message.body_kind = BODY_KINDS[number]
     else:
-        raise MalformedMessage(f"no AMQP message: {_MESSAGE_TYPE} {number!r:.40} is no kind of JMS message")
+        raise MalformedMessage(f"invalid AMQP message: {_MESSAGE_TYPE} {number!r:.40} is not a kind of JMS message")
     kind = message.body_kind
     if kind == "object":
         if content_type != _JAVA_OBJECT:
@@ -243,13 +243,13 @@ def _read_body(
         value = None
     message.body = _EMPTY[kind]() if value is None else value
     if not isinstance(message.body, _BODY_TYPES[kind]):
-        raise ValueError(f"a {type(message.body).__name__} is no body for a {kind} message")
+        raise ValueError(f"a {kind} message cannot have a body of type {type(message.body).__name__}")
     if kind == "map":
         _string_keys(message.body)
 
 
 def _foreign_kind(section: int | None, value: Any, content_type: str | None) -> tuple[str, str]:
-    """(kind of body, charset) of a message that no JMS client wrote, as Qpid JMS tells them apart."""
+    """Return (kind of body, charset) of a message that no JMS client wrote, by the rules of Qpid JMS."""
     if section == VALUE:
         return "text" if value is None or type(value) is str else "bytes" if isinstance(value, bytes) else "object", "utf-8"
     if section == SEQUENCE:
@@ -270,7 +270,7 @@ _TEXT_SUBTYPE: Final = re.compile(r"xml|json|javascript|ecmascript|xml-dtd|.*\+x
 
 
 def _charset(content_type: str | None) -> str | None:
-    """The charset of a textual content type; None for one that is not textual, or whose charset is unknown (``hex`` is no charset)."""
+    """Return the charset of a textual content type; None if it is not textual or its charset is unknown (``hex`` is not a charset)."""
     match = _MEDIA_TYPE.fullmatch((content_type or "").lower())
     if match is None or not (match["type"] == "text" or (match["type"] == "application" and _TEXT_SUBTYPE.fullmatch(match["subtype"]))):
         return None
@@ -288,9 +288,9 @@ def _charset(content_type: str | None) -> str | None:
 
 
 def encode_message(message: JmsMessage) -> bytes:
-    """The AMQP message that carries ``message``, as Qpid JMS would send it. Raises InvalidInput for what has no form there."""
+    """Return the AMQP message of ``message``, as Qpid JMS would send it. Raises InvalidInput for content that AMQP cannot represent."""
     if message.body_kind not in BODY_KINDS:
-        raise InvalidInput(f"body kind {message.body_kind!r}; there are {', '.join(BODY_KINDS)}")
+        raise InvalidInput(f"unknown body kind {message.body_kind!r}; the kinds are {', '.join(BODY_KINDS)}")
     properties = dict(message.properties)
     typed = bool(properties.pop(TYPED_ENCODING, False)) and message.body_kind == "object"
     reply_to_group = properties.pop(REPLY_TO_GROUP, None)
@@ -328,7 +328,7 @@ def _annotations_of(message: JmsMessage) -> dict[Symbol, Any]:
 
 def _number(kind: str) -> int:
     if kind not in DESTINATION_KINDS:
-        raise InvalidInput(f"destination kind {kind!r}; there are {', '.join(DESTINATION_KINDS)}")
+        raise InvalidInput(f"unknown destination kind {kind!r}; the kinds are {', '.join(DESTINATION_KINDS)}")
     return DESTINATION_KINDS.index(kind)
 
 
@@ -360,7 +360,7 @@ def _encode_body(message: JmsMessage, typed: bool) -> bytes:
     if body is None:
         body = encode(None) if typed else _EMPTY[kind]()
     if not isinstance(body, _BODY_TYPES[kind]):
-        raise InvalidInput(f"a {type(body).__name__} is no body for a {kind} message")
+        raise InvalidInput(f"a {kind} message cannot have a body of type {type(body).__name__}")
     if kind == "message":
         return b""
     if typed:
@@ -369,11 +369,11 @@ def _encode_body(message: JmsMessage, typed: bool) -> bytes:
 
 
 def _typed_object(body: bytes) -> Any:
-    """The value of an object body that is an encoded AMQP value; it may come from anywhere, so it is checked."""
+    """Return the value of an object body that is an encoded AMQP value. The body may be untrusted, so it is checked."""
     try:
         value, end = decode(body)
     except DecodeError as error:
-        raise InvalidInput(f"object body: {error}") from None
+        raise InvalidInput(f"invalid object body: {error}") from None
     if end != len(body):
-        raise InvalidInput(f"object body: {len(body) - end} bytes after the AMQP value")
+        raise InvalidInput(f"invalid object body: {len(body) - end} bytes after the AMQP value")
     return value

@@ -1,8 +1,8 @@
-"""AMQP bytes straight to a record's headers and value, for text and bytes messages as JMS clients write them.
+"""Direct conversion of AMQP bytes to a record's headers and value, for text and bytes messages as JMS clients write them.
 
-It gives what ``kafka_headers`` and ``record_value`` give of the decoded message, four times as fast, since it builds no values in
-between: text stays octets, and what senders repeat (header, annotations, names) is looked up whole. It answers None for any other form, and
-for anything odd: then the message is decoded, which is where errors are found and told.
+The result is that of ``kafka_headers`` and ``record_value`` for the decoded message, four times as fast, because no values are built:
+text stays bytes, and repeated parts (header, annotations, names) are cached. For any other form or an invalid message the result is None;
+then the message is decoded, which reports errors.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _INTEGER_WIDTH: Final = {SMALL_INT: 1, SMALL_LONG: 1, INT: 4, LONG: 8}
 _i64 = Struct(">q").unpack_from
 _u32 = Struct(">I").unpack_from
 
-#: Fields of the properties section that are text, by place: message-id, to, subject, reply-to, correlation-id, group-id.
+#: Text fields of the properties section, by index: message-id, to, subject, reply-to, correlation-id, group-id.
 _MESSAGE_ID, _TO, _SUBJECT, _REPLY_TO, _CORRELATION_ID, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP = 0, 2, 3, 4, 5, 6, 8, 9, 10
 _TEXTS: Final = frozenset({_MESSAGE_ID, _TO, _SUBJECT, _REPLY_TO, _CORRELATION_ID, _GROUP})
 _ENCODED_ID: Final = b"ID:AMQP_"
 
-#: What header and annotations take that senders repeat. Larger ones are likely to be of one message alone, and would be kept all the same.
+#: Maximum size of header and annotations to cache. Larger ones probably belong to one message only.
 _HEAD_BYTES_MAX: Final = 4_096
 
 Pair = tuple[str, bytes]
 
 
 class EncodedRecord(NamedTuple):
-    """A record's headers and value, and what its key may be made of."""
+    """A record's headers and value, and the sources of its key."""
 
     headers: list[Pair]
     value: bytes
@@ -50,7 +50,7 @@ class EncodedRecord(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What header and annotations say; the same for nearly all messages of a sender."""
+    """The content of header and annotations, which is the same for nearly all messages of a sender."""
 
     body_kind: str
     first: Pair
@@ -62,7 +62,7 @@ class _Head(NamedTuple):
 
 @lru_cache(maxsize=2)
 def direct(data: bytes) -> EncodedRecord | None:
-    """The record of an AMQP message, or None where the message must be decoded. The last is remembered for the next divert."""
+    """Return the record of an AMQP message, or None if the message must be decoded. The last result is cached for the next divert."""
     try:
         return _direct(data)
     except (IndexError, KeyError, ValueError, BasculeError):
@@ -97,7 +97,7 @@ def _direct(data: bytes) -> EncodedRecord | None:
 
 
 def _head_end(data: bytes) -> int:
-    """Where the sections before the properties end. Raises IndexError, ValueError."""
+    """Return the end of the sections before the properties. Raises IndexError, ValueError."""
     at = 0
     while data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] in (HEADER_SECTION, MESSAGE_ANNOTATIONS):
         at = skip(data, at + 3)
@@ -107,7 +107,7 @@ def _head_end(data: bytes) -> int:
 @peer_cache(entries=1024, entry_bytes=16_384, length_max=1024)
 def _head(octets: bytes) -> _Head | None:
     message = decode_message(octets)
-    # A time to live or a delay counts from a time that stands elsewhere.
+    # A time to live or a delay is relative to a time in another section.
     timed = decode_message(octets + _CREATED_AT_1)
     if message.body_kind not in ("text", "bytes") or timed.expiration_ms or timed.delivery_time_ms or not octets:
         return None
@@ -122,12 +122,12 @@ def _head(octets: bytes) -> _Head | None:
     )
 
 
-#: A properties section that says no more than creation-time = 1.
+#: A properties section with only creation-time = 1.
 _CREATED_AT_1: Final = bytes.fromhex("005373c0130a") + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big")
 
 
 def _fields(data: bytes, at: int, count: int, end: int, fields: list[bytes | None]) -> tuple[int, int] | None:
-    """Fills ``fields`` in; (expiry, creation), or None for a field of another form than usual."""
+    """Fill ``fields``; return (expiry, creation), or None for an unusual field."""
     expiry = creation = 0
     for place in range(count):
         code = data[at]
@@ -163,7 +163,7 @@ def _fields(data: bytes, at: int, count: int, end: int, fields: list[bytes | Non
 
 
 def _properties(data: bytes, at: int, count: int, end: int, found: dict[bytes, Pair]) -> bool:
-    """Fills ``found`` in, by name; false for a property of another form than usual."""
+    """Fill ``found`` by name; return False for an unusual property."""
     for _ in range(count // 2):
         if data[at] != STRING8:
             return False
@@ -191,7 +191,7 @@ def _properties(data: bytes, at: int, count: int, end: int, found: dict[bytes, P
 
 @lru_cache(maxsize=4096)
 def _name(name: bytes, code: int) -> str:
-    """The name of the header for a property of a string or integer type."""
+    """Return the header name for a property of a string or integer type."""
     sample = b"\xa1\x00" if code == STRING8 else bytes([code]) + bytes(_INTEGER_WIDTH[code])
     return _other(name, sample)[0]
 
@@ -203,7 +203,7 @@ def _other(name: bytes, encoded: bytes) -> Pair:
 
 
 def _body(data: bytes, at: int, kind: str) -> bytes | None:
-    """The value, when there is one section of the usual form and nothing after it."""
+    """Return the value if the body is one section of the usual form without anything after it."""
     if data[at] != 0 or data[at + 1] != 0x53 or data[at + 2] != (VALUE if kind == "text" else DATA):
         return None
     code = data[at + 3]
@@ -223,7 +223,7 @@ def _body(data: bytes, at: int, kind: str) -> bytes | None:
 
 
 def _headers(head: _Head, fields: list[bytes | None], times: tuple[int, int], properties: dict[bytes, Pair]) -> list[Pair]:
-    """In the order of ``kafka_headers``."""
+    """Return the headers in the order of ``kafka_headers``."""
     headers = [head.first]
     if (identity := fields[_MESSAGE_ID]) is not None:
         headers.append(("jms.JMSMessageID", identity))

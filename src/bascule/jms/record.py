@@ -1,4 +1,4 @@
-"""A JMS message as the headers and value of a Kafka record, and back. docs/reference/messages.md states the form.
+"""Conversion of a JMS message to the headers and value of a Kafka record, and back. docs/reference/messages.md defines the format.
 
 jms.<header>          a JMS header field: jms.JMSMessageID, jms.JMSTimestamp
 jms.<name>            a property that is a string
@@ -23,12 +23,12 @@ _number: Final = BY_NAME["long"].parse
 
 
 class _Field(NamedTuple):
-    """A JMS header field: where it stands in JmsMessage, how it becomes text, and how it is read (raises ValueError or InvalidInput)."""
+    """A JMS header field: its attribute of JmsMessage, and its conversion to and from text (raises ValueError or InvalidInput)."""
 
     attribute: str
     text: Callable[[Any], str]
     parse: Callable[[str], Any]
-    always: bool = False  # written where it has its default value, too
+    always: bool = False  # written even if it has its default value
 
 
 def _delivery_mode(text: str) -> str:
@@ -70,13 +70,13 @@ _FIELDS: Final = {
     "JMSXUserID": _Field("user_id", str, str),
 }
 _WRITTEN: Final = [(PREFIX + name, each, getattr(JmsMessage(), each.attribute)) for name, each in _FIELDS.items()]
-#: Header fields that hold a destination, as ``queue://name``.
+#: Header fields with a destination, such as ``queue://name``.
 _DESTINATIONS: Final = {"JMSDestination": ("destination", "destination_kind"), "JMSReplyTo": ("reply_to", "reply_to_kind")}
 _RESERVED: Final = frozenset({*_FIELDS, *_DESTINATIONS, BODY_HEADER.removeprefix(PREFIX)})
 
 
 def kafka_headers(message: JmsMessage) -> list[tuple[str, bytes]]:
-    """Every header field and property that the message has. Raises InvalidInput for a property of a type that has no text form."""
+    """Return all header fields and properties as headers. Raises InvalidInput for a property of a type without a text form."""
     headers = [(BODY_HEADER, message.body_kind.encode())]
     for name, each, default in _WRITTEN:
         value = getattr(message, each.attribute)
@@ -100,9 +100,9 @@ def _property_header(name: str, value: Any) -> tuple[str, bytes]:
 
 
 def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]]) -> JmsMessage:
-    """A message of what the ``jms.`` headers say, other headers left alone; it has no body yet.
+    """Return the message of the ``jms.`` headers, without a body; other headers are ignored.
 
-    Raises InvalidInput for a header that does not hold what its name says.
+    Raises InvalidInput for a header with an invalid value.
     """
     message = JmsMessage()
     for header, octets in headers:
@@ -110,12 +110,12 @@ def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]]) -> JmsMessag
             try:
                 _take(message, header.removeprefix(PREFIX), (octets or b"").decode())
             except ValueError:
-                raise InvalidInput(f"header {header}: {octets!r:.60} is not what belongs there") from None
+                raise InvalidInput(f"invalid value of header {header}: {octets!r:.60}") from None
     return message
 
 
 def _take(message: JmsMessage, name: str, text: str) -> None:
-    """One header. Raises ValueError or InvalidInput."""
+    """Store one header. Raises ValueError or InvalidInput."""
     type_name, dot, rest = name.partition(".")
     if dot and type_name in BY_NAME:
         message.properties[rest] = parse(type_name, text, f"header {PREFIX}{name}")
@@ -133,7 +133,7 @@ def _take(message: JmsMessage, name: str, text: str) -> None:
 
 
 def destination(text: str) -> tuple[str, str | None]:
-    """(address, kind) of a destination as the headers write it; the kind is None where it does not say.
+    """Return (address, kind) of a destination in a header; the kind is None if it has none.
 
     >>> destination("temporary-queue://temp.1"), destination("orders")
     (('temp.1', 'temporary-queue'), ('orders', None))
@@ -143,12 +143,12 @@ def destination(text: str) -> tuple[str, str | None]:
 
 
 def json_body(message: JmsMessage) -> bytes:
-    """The body of a map or stream message as JSON. Raises InvalidInput for an item of a type that has no JSON form.
+    """Return the body of a map or stream message as JSON. Raises InvalidInput for an item of a type without a JSON form.
 
     A map is ``{"name": {"type": "int", "value": 1}}``, a stream ``[{"type": "int", "value": 1}]``.
     """
     if message.body_kind not in ("map", "stream"):
-        raise InvalidInput(f"a {message.body_kind} message has no body that is JSON")
+        raise InvalidInput(f"a {message.body_kind} message has no JSON body")
     return json.dumps(to_json(message.body or _empty(message), "body")["value"], ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -157,13 +157,13 @@ def _empty(message: JmsMessage) -> dict[str, Any] | list[Any]:
 
 
 def map_from_json(value: bytes) -> dict[str, Any]:
-    """The body of a map message from ``json_body``'s form. Raises InvalidInput."""
+    """Return the body of a map message from the JSON form of ``json_body``. Raises InvalidInput."""
     body: dict[str, Any] = _items(value, "map", dict)
     return body
 
 
 def stream_from_json(value: bytes) -> list[Any]:
-    """The body of a stream message from ``json_body``'s form. Raises InvalidInput."""
+    """Return the body of a stream message from the JSON form of ``json_body``. Raises InvalidInput."""
     body: list[Any] = _items(value, "list", list)
     return body
 
@@ -172,14 +172,14 @@ def _items(value: bytes, name: str, kind: type) -> Any:
     try:
         content = json.loads(value)
         if not isinstance(content, kind):
-            raise InvalidInput(f"body: JSON that is no {name}")
+            raise InvalidInput(f"invalid body: the JSON is not a {name}")
         return from_json({"type": name, "value": content}, "body")
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"body: no JSON that is of use: {error}") from None
+        raise InvalidInput(f"invalid body: not valid JSON: {error}") from None
 
 
 def record_value(message: JmsMessage) -> bytes:
-    """The Kafka value of a message's body; never null, which would mean a deletion to Kafka. Raises InvalidInput."""
+    """Return the Kafka value of a message's body; never null, which Kafka treats as a deletion. Raises InvalidInput."""
     kind, body = message.body_kind, message.body
     if kind in ("map", "stream"):
         return json_body(message)
@@ -189,7 +189,7 @@ def record_value(message: JmsMessage) -> bytes:
 
 
 def body_from_value(kind: str, value: bytes) -> Any:
-    """The body of a message of ``kind`` from a Kafka value: the way back of ``record_value``. Raises InvalidInput."""
+    """Return the body of a message of ``kind`` from a Kafka value, the reverse of ``record_value``. Raises InvalidInput."""
     if kind == "map":
         return map_from_json(value)
     if kind == "stream":
@@ -198,5 +198,5 @@ def body_from_value(kind: str, value: bytes) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"body: no UTF-8 text: {error.reason} at byte {error.start}") from None
+            raise InvalidInput(f"invalid body: not UTF-8 text: {error.reason} at byte {error.start}") from None
     return None if kind == "message" else value

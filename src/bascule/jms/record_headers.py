@@ -1,16 +1,15 @@
-"""Headers that Bascule adds to Kafka records: who wrote a record, of which message, and why a record is in a dead-letter topic."""
+"""Headers that Bascule adds to Kafka records: the writer, the source message, and the error of a dead letter."""
 
 from __future__ import annotations
 
 from bascule.core.kafka_records import Headers
 
-#: The bridge that wrote a record: an ingress of the same bridge leaves the record out.
+#: The bridge that wrote a record: an ingress of the same bridge skips the record.
 ORIGIN_HEADER = "bascule.origin"
-#: epoch-sequence-index of the message in the journal; the audit compares it.
+#: epoch-sequence-index of the message in the journal, for the audit.
 ID_HEADER = "bascule.id"
 DIVERT_HEADER = "bascule.divert"
-#: The timestamp (ms) of a record that has the time of its arrival instead, since its topic refuses it. A record with a header JMSTimestamp
-#: has none.
+#: The timestamp (ms) of a record whose topic sets the time of arrival instead. A record with a header JMSTimestamp has none.
 TIMESTAMP_HEADER = "bascule.timestamp"
 #: Prefix of the headers that describe an error, as in Kafka Connect.
 ERRORS = "__connect.errors."
@@ -35,5 +34,5 @@ def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Return an error's text as UTF-8 can hold it: the text may quote half of a surrogate pair, which JSON can hold."""
+    """Return an error's text without half surrogate pairs, which JSON allows and UTF-8 does not."""
     return str(error).encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""A message's sections, read where they stand: what the broker looks at for every message, and nothing else (AMQP 1.0 part 3, section 3.2).
+"""The sections of a message, read in place: only what the broker needs of every message (AMQP 1.0 part 3, section 3.2).
 
-A message is decoded only as far as somebody asks. ``scan`` steps over every section once, by size; it reads the header and
-properties, looks for a delivery time among the annotations, and leaves application properties and body alone.
+A message is decoded on demand only. ``scan`` steps over every section once, by size; it reads the header and properties, looks for a
+delivery time in the annotations, and skips application properties and body.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ _SECTION_OF_SYMBOL: Final = {
     "amqp:amqp-sequence:list": SEQUENCE, "amqp:amqp-value:*": VALUE, "amqp:footer:map": FOOTER,
 }  # fmt: skip
 
-#: Delayed delivery: the time to deliver at (Qpid JMS), or the wait from now (others), both in ms.
+#: Delayed delivery: the delivery time (Qpid JMS), or the delay (other clients), both in ms.
 DELIVERY_TIME: Final = "x-opt-delivery-time"
 DELIVERY_DELAY: Final = "x-opt-delivery-delay"
 
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
 
-#: The end of the year 9999; a delay of so long and a clock of today still fit into the eight bytes of a time in the journal.
+#: The end of the year 9999; such a delay plus the current time fits the eight bytes of a time in the journal.
 TIME_MAX_MS: Final = 253_402_300_799_999
 
 _LISTS: Final = frozenset({LIST0, LIST8, LIST32})
 _MAPS: Final = frozenset({MAP8, MAP32})
-#: What the value of a section may be.
+#: The allowed types of the value of each section.
 _FORMS: Final = {
     HEADER: _LISTS, DELIVERY_ANNOTATIONS: _MAPS, MESSAGE_ANNOTATIONS: _MAPS, PROPERTIES: _LISTS, APPLICATION_PROPERTIES: _MAPS,
     DATA: frozenset({BINARY8, BINARY32}), SEQUENCE: _LISTS, VALUE: range(256), FOOTER: _MAPS,
 }  # fmt: skip
-#: What may follow each section, or stand first: each once and in order, and one kind of body (AMQP 1.0 part 3, section 3.2).
+#: The sections that may follow each section, or be first: each once and in order, and one kind of body (AMQP 1.0 part 3, section 3.2).
 FOLLOWERS: Final[Mapping[int, Container[int]]] = {
     0: range(HEADER, FOOTER + 1), **{section: range(section + 1, FOOTER + 1) for section in NAMES},
     DATA: (DATA, FOOTER), SEQUENCE: (SEQUENCE, FOOTER), VALUE: (FOOTER,),
 }  # fmt: skip
 _STRINGS: Final = frozenset({STRING8, STRING32})
-#: Types whose size stands in the byte after the constructor code.
+#: Types with a size in the byte after the constructor code.
 _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
 #: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
 #: content-encoding, absolute-expiry-time, creation-time, group-id, group-sequence, reply-to-group-id.
@@ -87,12 +87,12 @@ _ID: Final = (str, bytes, uuid.UUID, ULong)
 _FIELD_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
 _PROPERTIES_MAX: Final = len(_FIELD_TYPES)
 _GROUP_ID: Final = 10
-#: The type codes of those that most messages have.
+#: The type codes of the fields that most messages have.
 _USUAL_CODES: Final = (
     STRING8, None, STRING8, STRING8, STRING8, STRING8, None, None, TIMESTAMP, TIMESTAMP, STRING8, None, STRING8,
 )  # fmt: skip
 _ALL_LEFT_OUT: Final = [None] * _PROPERTIES_MAX
-#: What reading broken bytes raises.
+#: The errors of reading invalid bytes.
 MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
 _u32 = struct.Struct(">I").unpack_from
@@ -100,17 +100,17 @@ _i64 = struct.Struct(">q").unpack_from
 
 
 class MalformedMessage(InvalidInput):
-    """Bytes that are no AMQP message; the text names section and byte."""
+    """The bytes are not a valid AMQP message; the text has the section and the byte."""
 
     condition = "amqp:decode-error"
 
 
 class Scan(NamedTuple):
-    """What routing and dispatch need of a message. Times are ms since the epoch, 0 for none.
+    """The fields of a message for routing and dispatch. Times are ms since the epoch, 0 for none.
 
-    ``body_start`` is where header and delivery annotations end: a delivery is a new header and the bytes from there on.
-    ``message_id`` is the id as encoded, type and all: it compares and hashes, and is not for show. ``delivery_delay_ms`` counts
-    from the moment the broker takes the message. ``to`` is the address, which matters on links that name none.
+    ``body_start`` is the end of header and delivery annotations: a delivery is a new header and the bytes from there on.
+    ``message_id`` is the encoded id with its type; it can be compared and hashed, but not displayed. ``delivery_delay_ms`` is relative to
+    the time at which the broker accepts the message. ``to`` is the address, used on links without one.
     """
 
     durable: bool
@@ -140,9 +140,9 @@ _make_scan: Final = Scan._make
 
 
 def scan(data: bytes) -> Scan:
-    """The facts of a message that comes in, which must be one by every rule. Raises MalformedMessage.
+    """Return the fields of a new message, which must satisfy every rule. Raises MalformedMessage.
 
-    For those that have been taken there are ``head_of`` and ``group_of``: a rule that is new must not hold against them.
+    For stored messages use ``head_of`` and ``group_of``, because newer rules must not apply to them.
     """
     size = len(data)
     header = NO_HEADER
@@ -161,7 +161,7 @@ def scan(data: bytes) -> Scan:
                 raise misplaced(section, before)
             code = data[start]
             if code not in _FORMS[section]:
-                raise ValueError(f"type code 0x{code:02x}")
+                raise ValueError(f"invalid type code 0x{code:02x}")
             end = start + 2 + data[start + 1] if code in _SIZED8 else skip(data, start)
             if end > size:
                 raise ValueError(f"runs {end - size} bytes past the end of the message")
@@ -173,7 +173,7 @@ def scan(data: bytes) -> Scan:
                 check_application_properties(data, start, end)
             elif section == HEADER:
                 if end - start > HEADER_SIZE_BYTES_MAX:
-                    raise ValueError(f"{end - start} bytes, at most {HEADER_SIZE_BYTES_MAX} are taken")
+                    raise ValueError(f"{end - start} bytes; at most {HEADER_SIZE_BYTES_MAX} are allowed")
                 header = header_fields(data[start:end])
                 body_start = end
             elif section == VALUE:
@@ -187,7 +187,7 @@ def scan(data: bytes) -> Scan:
             else:
                 body_sections += 1
                 if body_sections > BODY_SECTIONS_MAX:
-                    raise ValueError(f"a body of more than {BODY_SECTIONS_MAX} sections")
+                    raise ValueError(f"the body has more than {BODY_SECTIONS_MAX} sections")
             position = end
     except MALFORMED as error:
         raise malformed(section, position, error) from None
@@ -195,7 +195,7 @@ def scan(data: bytes) -> Scan:
 
 
 def places(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(section, start of its value, end) of each section, as they stand, found as they are asked for. Raises MalformedMessage."""
+    """Yield (section, start of its value, end) of each section, on demand. Raises MalformedMessage."""
     position = section = 0
     try:
         while position < len(data):
@@ -206,7 +206,7 @@ def places(data: bytes) -> Iterator[tuple[int, int, int]]:
                 section, start = _descriptor(data, position)
             end = skip(data, start)
             if data[start] not in _FORMS[section]:
-                raise ValueError(f"type code 0x{data[start]:02x}")
+                raise ValueError(f"invalid type code 0x{data[start]:02x}")
             if end > len(data):
                 raise ValueError(f"runs {end - len(data)} bytes past the end of the message")
             yield section, start, end
@@ -216,12 +216,12 @@ def places(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def misplaced(section: int, before: int) -> ValueError:
-    """What is wrong with a section that is none of the FOLLOWERS of the one before."""
+    """Return the error of a section that is not one of the FOLLOWERS of the previous one."""
     return ValueError(f"may not follow {NAMES[before]}" if section in NAMES else "unknown")
 
 
 def head_of(data: bytes) -> tuple[tuple[bool, int, int, bool, int], int]:
-    """Of a message that has been taken: its header's fields, and where header and delivery annotations end. Raises MalformedMessage."""
+    """Return the header fields of a stored message, and the end of header and delivery annotations. Raises MalformedMessage."""
     header, end = NO_HEADER, 0
     for section, start, behind in places(data):
         if section > DELIVERY_ANNOTATIONS:
@@ -236,7 +236,7 @@ def head_of(data: bytes) -> tuple[tuple[bool, int, int, bool, int], int]:
 
 
 def group_of(data: bytes) -> str | None:
-    """The group of a message that has been taken. Raises MalformedMessage."""
+    """Return the group of a stored message. Raises MalformedMessage."""
     for section, start, _ in places(data):
         if section == PROPERTIES:
             try:
@@ -253,13 +253,13 @@ def group_of(data: bytes) -> str | None:
 
 
 def malformed(section: int, position: int, error: Exception) -> MalformedMessage:
-    """What went wrong reading a section, with the place."""
-    reason = "cut off" if isinstance(error, IndexError | struct.error) else "unknown" if isinstance(error, KeyError) else error
-    return MalformedMessage(f"no AMQP message: section {NAMES.get(section, hex(section))} at byte {position}: {reason}")
+    """Return the error of reading a section, with its place."""
+    reason = "truncated" if isinstance(error, IndexError | struct.error) else "unknown" if isinstance(error, KeyError) else error
+    return MalformedMessage(f"invalid AMQP message: section {NAMES.get(section, hex(section))} at byte {position}: {reason}")
 
 
 def _descriptor(data: bytes, position: int) -> tuple[int, int]:
-    """(section, position of its value), whatever the form of the descriptor. Raises ValueError and what indexing does."""
+    """Return (section, position of its value) for any form of the descriptor. Raises ValueError and the errors of indexing."""
     if data[position] != 0:
         raise ValueError(f"starts with 0x{data[position]:02x}, not with a descriptor")
     descriptor, start = decode(data, position + 1)
@@ -270,7 +270,7 @@ def _descriptor(data: bytes, position: int) -> tuple[int, int]:
 
 
 def items(data: bytes, start: int) -> tuple[int, int]:
-    """(number of items, position of the first) of the list or map at ``start``."""
+    """Return (number of items, position of the first) of the list or map at ``start``."""
     code = data[start]
     if code in (LIST8, MAP8):
         return data[start + 2], start + 3
@@ -280,7 +280,7 @@ def items(data: bytes, start: int) -> tuple[int, int]:
 
 
 def keys(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """(key, position of its value) of the map at ``start`` whose keys are strings or symbols."""
+    """Yield (key, position of its value) of the map at ``start`` with strings or symbols as keys."""
     count, position = items(data, start)
     for _ in range(count // 2):
         value = skip(data, position)
@@ -289,43 +289,43 @@ def keys(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def find_key(data: bytes, start: int, name: bytes) -> int:
-    """Where the value of a key stands in the map at ``start``; -1 for nowhere."""
+    """Return the position of a key's value in the map at ``start``; -1 if it is missing."""
     for key, value in keys(data, start):
         if key == name:
             return value
     return -1
 
 
-# Annotations of a producer are mostly the same for all its messages.
+# The annotations of a producer are mostly the same for all its messages.
 @peer_cache(entries=1024, entry_bytes=1024, length_max=512)
 def _delivery_times(encoded: bytes) -> tuple[int, int]:
-    """The time to deliver at and the delay in message annotations, which are checked. Raises ValueError, DecodeError."""
+    """Return the delivery time and the delay in message annotations, after a check. Raises ValueError, DecodeError."""
     annotations = annotations_of(encoded)
     return _milliseconds(annotations.get(DELIVERY_TIME)), _milliseconds(annotations.get(DELIVERY_DELAY))
 
 
 def _milliseconds(value: Any) -> int:
-    """A time, of whatever integer type; 0 where there is none or it lies before the epoch."""
+    """Return a time of any integer type; 0 if it is missing or before the epoch."""
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"a delivery time of type {type(value).__name__}")
+        raise ValueError(f"invalid type of the delivery time: {type(value).__name__}")
     if value > TIME_MAX_MS:
-        raise ValueError(f"a delivery time of {value} ms, later than the year 9999")
+        raise ValueError(f"invalid delivery time: {value} ms is after the year 9999")
     return max(0, int(value))
 
 
 @peer_cache(entries=1024, entry_bytes=512)
 def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
-    """The fields of a header section. Senders repeat themselves, so most headers have been read before."""
+    """Return the fields of a header section. Headers of a sender repeat, so results are cached."""
     fields, _ = decode(encoded)
     if len(fields) > _HEADER_MAX:
-        raise ValueError(f"{len(fields)} fields, there are {_HEADER_MAX}")
+        raise ValueError(f"{len(fields)} fields; at most {_HEADER_MAX} are allowed")
     durable, priority, ttl_ms, first_acquirer, delivery_count = (*fields, *(None,) * _HEADER_MAX)[:_HEADER_MAX]
     given = ((durable, bool), (priority, UByte), (ttl_ms, UInt), (first_acquirer, bool), (delivery_count, UInt))
     for value, kind in given:
         if value is not None and type(value) is not kind:
-            raise ValueError(f"{value!r:.60} where {kind.__name__} is right")
+            raise ValueError(f"invalid value {value!r:.60}; it must be {kind.__name__}")
     return (
         bool(durable),
         DEFAULT_PRIORITY if priority is None else min(int(priority), PRIORITY_MAX),
@@ -338,10 +338,10 @@ def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
 def _properties(data: bytes, start: int, end: int) -> _Properties:
     count, first = items(data, start)
     if count > _PROPERTIES_MAX:
-        raise ValueError(f"{count} fields, there are {_PROPERTIES_MAX}")
+        raise ValueError(f"{count} fields; at most {_PROPERTIES_MAX} are allowed")
     position = first
     values: list[Any] = []
-    for usual in _USUAL_CODES[:count]:  # the usual fields here, without a call
+    for usual in _USUAL_CODES[:count]:  # the usual fields, without a call
         code = data[position]
         if code == NULL:
             values.append(None)
@@ -358,7 +358,7 @@ def _properties(data: bytes, start: int, end: int) -> _Properties:
             values.append(_i64(data, position + 1)[0])
             position += 9
     if position != end:
-        raise ValueError(f"its fields end at byte {position}, the section at {end}")
+        raise ValueError(f"its fields end at byte {position}, but the section ends at {end}")
     identity, user_id, to, _, _, _, _, _, expiry_ms, created_ms, group_id, _, _ = values + _ALL_LEFT_OUT[count:]
     return (
         None if identity is None else data[first : skip(data, first)],
@@ -367,7 +367,7 @@ def _properties(data: bytes, start: int, end: int) -> _Properties:
 
 
 def _typed(data: bytes, position: int, kind: type) -> Any:
-    """A field that must be of a type, or None."""
+    """Return a field of the required type, or None."""
     code = data[position]
     if code == NULL:
         return None
@@ -377,7 +377,7 @@ def _typed(data: bytes, position: int, kind: type) -> Any:
         return _i64(data, position + 1)[0]
     value, _ = decode(data, position)
     if not isinstance(value, kind):
-        raise ValueError(f"{type(value).__name__} at byte {position} where {kind.__name__} is right")
+        raise ValueError(f"invalid type at byte {position}: {type(value).__name__} instead of {kind.__name__}")
     return value
 
 
@@ -385,7 +385,7 @@ def _typed(data: bytes, position: int, kind: type) -> Any:
 def header_bytes(
     durable: bool, priority: int = DEFAULT_PRIORITY, ttl_ms: int = 0, first_acquirer: bool = False, delivery_count: int = 0
 ) -> bytes:
-    """A header section. Fields that have their default value are left out, durable apart."""
+    """Return a header section. Fields with their default value are omitted, except durable."""
     fields: list[Any] = [
         durable,
         None if priority == DEFAULT_PRIORITY else UByte(priority),
@@ -399,17 +399,17 @@ def header_bytes(
 
 
 def section_bytes(section: int, value: Any) -> bytes:
-    """A whole section. Raises EncodeError."""
+    """Return an encoded section. Raises EncodeError."""
     return bytes((DESCRIBED, SMALL_ULONG, section)) + encode(value)
 
 
 def application_property(data: bytes, name: str) -> Any:
-    """One application property, None where the message has it not. Raises MalformedMessage."""
+    """Return an application property, None if the message does not have it. Raises MalformedMessage."""
     return _named(data, APPLICATION_PROPERTIES, name)
 
 
 def message_annotation(data: bytes, name: str) -> Any:
-    """One message annotation, None where the message has it not. Raises MalformedMessage."""
+    """Return a message annotation, None if the message does not have it. Raises MalformedMessage."""
     return _named(data, MESSAGE_ANNOTATIONS, name)
 
 
@@ -428,13 +428,13 @@ def _named(data: bytes, wanted: int, name: str) -> Any:
 
 
 def property_fields(data: bytes, start: int | None) -> tuple[Any, ...]:
-    """All fields of the properties section at ``start``, None for those left out. Raises MalformedMessage."""
+    """Return all fields of the properties section at ``start``, None for missing ones. Raises MalformedMessage."""
     if start is None:
         return (None,) * _PROPERTIES_MAX
     try:
         fields, _ = decode(data, start)
         if len(fields) > _PROPERTIES_MAX:
-            raise ValueError(f"{len(fields)} fields, there are {_PROPERTIES_MAX}")
+            raise ValueError(f"{len(fields)} fields; at most {_PROPERTIES_MAX} are allowed")
         for index, value in enumerate(fields):
             if value is not None and not isinstance(value, _FIELD_TYPES[index]):
                 raise ValueError(f"field {index} is of type {type(value).__name__}")
@@ -444,10 +444,10 @@ def property_fields(data: bytes, start: int | None) -> tuple[Any, ...]:
 
 
 def property_fields_of(data: bytes) -> tuple[Any, ...]:
-    """All fields of the properties section of a message. Raises MalformedMessage."""
+    """Return all fields of the properties section of a message. Raises MalformedMessage."""
     return property_fields(data, next((start for section, start, _ in places(data) if section == PROPERTIES), None))
 
 
 def signed_sequence(value: int) -> Int:
-    """JMSXGroupSeq is an int, AMQP's group-sequence an unsigned one: beyond 2^31 it is negative."""
+    """Return a group-sequence as an int: JMSXGroupSeq is signed, AMQP's field is unsigned, so 2^31 and more becomes negative."""
     return Int(value - (1 << 32) if value >= 1 << 31 else value)

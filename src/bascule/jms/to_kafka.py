@@ -1,4 +1,4 @@
-"""JMS message to Kafka record: topic, key, value, headers."""
+"""Conversion of a JMS message to a Kafka record: topic, key, value, headers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from bascule.jms.octets_to_kafka import EncodedRecord, direct
 from bascule.jms.record import kafka_headers, record_value
 
 _PROPERTY = "property:"
-#: Names that begin with two underscores are Kafka's own.
+#: Names with two leading underscores belong to Kafka.
 _LEGAL_TOPIC = re.compile(r"(?!__)[A-Za-z0-9._-]{1,249}")
 
 
 @lru_cache(maxsize=1024)
 def target_topic(template: str, address: str, source: str = "#", own: frozenset[str] = frozenset()) -> str:
-    """The Kafka topic for a message of ``address``, which the pattern ``source`` names.
+    """Return the Kafka topic for a message of ``address``, which the pattern ``source`` matches.
 
     Raises BadRecord for a name that Kafka does not allow, and for one of Bascule's ``own`` topics.
     """
     topic = Template(template).safe_substitute(address=address, rest=rest_of(source, address))
     if not _LEGAL_TOPIC.fullmatch(topic) or topic in {".", ".."}:
-        raise BadRecord(f"{topic!r} is no name for a Kafka topic")
+        raise BadRecord(f"{topic!r} is not a valid name of a Kafka topic")
     if topic in own:
         raise BadRecord(f"{topic!r} is one of Bascule's own topics")
     return topic
 
 
 def rest_of(source: str, address: str) -> str:
-    """The words of an address that the ``#`` at the end of a pattern stands for; none where the pattern has none there.
+    """Return the words of an address that match the ``#`` at the end of a pattern; "" if the pattern has none there.
 
     >>> rest_of("kafka.reply.#", "kafka.reply.rates.eu")
     'rates.eu'
@@ -42,7 +42,7 @@ def rest_of(source: str, address: str) -> str:
 
 
 def record_key(choice: str, message: JmsMessage) -> bytes | None:
-    """The record key by the divert's choice, a property's value as in its header; None where the message has no such thing."""
+    """Return the record key chosen by the divert, a property's value as in its header; None if the message does not have it."""
     match choice:
         case "none":
             return None
@@ -63,14 +63,14 @@ def _octets(value: str | bytes | None) -> bytes | None:
 
 
 def text_of(value: object) -> str:
-    """A property's value as text; booleans as JMS writes them."""
+    """Return a property's value as text; booleans as JMS writes them."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def record_of(body: bytes, topic: str, key: str, marks: Headers, timestamp_ms: int) -> Output:
-    """The Kafka record of an AMQP message. ``marks`` are Bascule's own headers; ``timestamp_ms`` is used where the message has none.
+    """Return the Kafka record of an AMQP message. ``marks`` are Bascule's headers; ``timestamp_ms`` is used if the message has no time.
 
-    Raises InvalidInput for what is no AMQP message or has no form outside AMQP.
+    Raises InvalidInput if the bytes are not an AMQP message or have values that no header can represent.
     """
     short = direct(body)
     if short is not None:

@@ -1,4 +1,4 @@
-"""The types of properties and body items by name, and their values as text: how they cross to Kafka and come back unchanged."""
+"""The types of properties and body items by name, with their text forms, for a conversion to Kafka and back without loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bascule.amqp.types import Byte, Char, Float, Int, Short, Symbol, Timestamp,
 from bascule.core.errors import InvalidInput
 from bascule.jms.selector.numbers import single
 
-#: What a property or body item may be: the types of JMS, and the simple types of AMQP beyond them.
+#: The types of properties and body items: those of JMS, and the other simple types of AMQP.
 Value = bool | int | float | str | bytes | uuid.UUID | None
 
 _DIGITS: Final = re.compile(r"[+-]?[0-9]+")
@@ -24,7 +24,7 @@ _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.
 
 
 class Type(NamedTuple):
-    """A type: its name in headers and JSON, its Python class, and its values to text and from text (raises ValueError)."""
+    """A type: its name in headers and JSON, its Python class, and its conversion to and from text (raises ValueError)."""
 
     name: str
     kind: type
@@ -58,7 +58,7 @@ def _double_text(value: float) -> str:
 
 
 def _float_text(value: float) -> str:
-    """The fewest digits that a float (32 bits) is known by: 0.1, not 0.10000000149011612."""
+    """Return the shortest text of a 32-bit float: 0.1, not 0.10000000149011612."""
     if not math.isfinite(value):
         return _double_text(value)
     text = next(text for digits in range(6, 10) if single(float(text := f"{value:.{digits}g}")) == value)
@@ -97,7 +97,7 @@ TYPES: Final = (
     Type("char", Char, str, _parse_char),
     Type("bytes", bytes, lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text, validate=True)),
     Type("null", type(None), lambda _: "", _parse_null),
-    # Types of AMQP that JMS has not: foreign senders use them.
+    # Types of AMQP that JMS does not have: other senders use them.
     _integer("ubyte", UByte, 8, signed=False),
     _integer("ushort", UShort, 16, signed=False),
     _integer("uint", UInt, 32, signed=False),
@@ -108,31 +108,31 @@ TYPES: Final = (
 )
 BY_NAME: Final = {each.name: each for each in TYPES}
 BY_CLASS: Final = {each.kind: each for each in TYPES}
-#: Types whose values are numbers or truth values in JSON, too.
+#: Types whose values are JSON numbers or booleans.
 _JSON_NATIVE: Final = (bool, int, float)
 
 
 def type_of(value: object, where: str) -> Type:
-    """A value's type. Raises InvalidInput for a class that is none."""
+    """Return the type of a value. Raises InvalidInput for an unknown class."""
     found = BY_CLASS.get(type(value))
     if found is None:
-        raise InvalidInput(f"{where}: a value of type {type(value).__name__} has no form outside AMQP")
+        raise InvalidInput(f"{where}: a value of type {type(value).__name__} can only be represented in AMQP")
     return found
 
 
 def parse(type_name: str, text: str, where: str) -> Any:
-    """The value that ``text`` says. Raises InvalidInput, with ``where`` in front."""
+    """Return the value of ``text``. Raises InvalidInput, with ``where`` as its prefix."""
     found = BY_NAME.get(type_name)
     if found is None:
-        raise InvalidInput(f"{where}: no type {type_name!r}; there are {', '.join(BY_NAME)}")
+        raise InvalidInput(f"{where}: unknown type {type_name!r}; the types are {', '.join(BY_NAME)}")
     try:
         return found.parse(text)
     except (ValueError, KeyError, binascii.Error):
-        raise InvalidInput(f"{where}: {text[:60]!r} is no {type_name}") from None
+        raise InvalidInput(f"{where}: {text[:60]!r} is not a valid {type_name}") from None
 
 
 def to_json(value: object, where: str) -> dict[str, Any]:
-    """A body item as JSON: ``{"type": ..., "value": ...}``; maps and lists hold items of the same form."""
+    """Return a body item as JSON: ``{"type": ..., "value": ...}``; maps and lists have items of the same form."""
     if isinstance(value, dict):
         return {"type": "map", "value": {str(key): to_json(item, f"{where}.{key}") for key, item in value.items()}}
     if isinstance(value, list):
@@ -146,7 +146,7 @@ def to_json(value: object, where: str) -> dict[str, Any]:
 
 
 def from_json(item: object, where: str) -> Any:
-    """The value of a body item. Raises InvalidInput."""
+    """Return the value of a body item. Raises InvalidInput."""
     if not isinstance(item, dict) or item.keys() != {"type", "value"} or not isinstance(item["type"], str):
         raise InvalidInput(f'{where}: expected {{"type": ..., "value": ...}}')
     name, value = item["type"], item["value"]

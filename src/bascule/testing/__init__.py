@@ -1,1 +1,1 @@
-"""Shipped for tests: fakes, and drivers of real peers."""
+"""Support for tests: fakes, and drivers of real peers."""

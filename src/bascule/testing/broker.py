@@ -1,4 +1,4 @@
-"""A broker engine on a log in memory: for tests of the engine, and for the simulator."""
+"""A broker engine on an in-memory log, for tests of the engine and for the simulator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def message_bytes(
     message_id: str | None = None, properties: Mapping[str, Any] | None = None, group: str | None = None,
     delivery_time_ms: int = 0, delivery_delay_ms: int = 0,
 ) -> bytes:  # fmt: skip
-    """An encoded AMQP message whose body is one value."""
+    """Return an encoded AMQP message with one value as its body."""
     parts = [header_bytes(durable, priority, ttl_ms)]
     times = {DELIVERY_TIME: delivery_time_ms, DELIVERY_DELAY: delivery_delay_ms}
     annotations = {Symbol(name): time_ms for name, time_ms in times.items() if time_ms}
@@ -62,38 +62,38 @@ def message_bytes(
 
 @dataclass
 class MemoryLog:
-    """Records by offset, as Kafka would keep them."""
+    """Records by offset, as in Kafka."""
 
     records: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     def append(self, key: bytes, value: bytes) -> int:
-        """Store a record; returns its offset."""
+        """Store a record and return its offset."""
         self.records.append((key, value))
         return len(self.records) - 1
 
 
 @dataclass
 class Sender:
-    """A producer's link that remembers its answers."""
+    """A producer's link that stores its answers."""
 
     answers: list[tuple[Any, BasculeError | None]] = field(default_factory=list)
 
     def accepted(self, token: Any) -> None:
-        """Stored."""
+        """Store that the broker has accepted a message."""
         self.answers.append((token, None))
 
     def refused(self, token: Any, error: BasculeError) -> None:
-        """Not taken."""
+        """Store that the broker has refused a message."""
         self.answers.append((token, error))
 
     @property
     def accepted_tokens(self) -> list[Any]:
-        """What was taken, in the order of the answers."""
+        """The tokens of accepted messages, in the order of the answers."""
         return [token for token, error in self.answers if error is None]
 
 
 class Receiver:
-    """A consumer's link with credit that the test gives; it keeps (message, delivery count)."""
+    """A consumer's link with credit from the test; it stores (message, delivery count)."""
 
     def __init__(self, credit: int) -> None:
         self.credit = credit
@@ -103,31 +103,31 @@ class Receiver:
         self.consumer: QueueConsumer
 
     def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Take one."""
+        """Store a delivery."""
         self.credit -= 1
         self.received.append((message, delivery_count))
 
     def dispatched(self) -> None:
-        """Nothing more for now."""
+        """Handle the end of a dispatch."""
         self.drains_answered += 1
 
     def ended(self, error: BasculeError) -> None:
-        """The queue is gone."""
+        """Handle the end of the queue."""
         self.end = error
 
     @property
     def messages(self) -> list[BrokerMessage]:
-        """What it got, without the counts."""
+        """The delivered messages, without the counts."""
         return [message for message, _ in self.received]
 
 
 def snapshot_of(engine: Engine, offsets: OffsetMap) -> Snapshot:
-    """Return a snapshot that is taken at once."""
+    """Return a snapshot, taken in one turn."""
     return Collector(engine, offsets).finish().snapshot()
 
 
 class BrokerInMemory:
-    """One epoch after another on a log in memory. Appends are confirmed when the test says so, in order."""
+    """A broker with epochs on an in-memory log. The test confirms appends, in order."""
 
     def __init__(
         self, log: MemoryLog | None = None, *, clock: Callable[[], int] = lambda: 1_000, policy: Policy | None = None,
@@ -135,10 +135,10 @@ class BrokerInMemory:
         bodies: Callable[[int], Bodies] = lambda size: Bodies(None, size), journaling: Callable[..., Journaling] = Journaling,
         turn_steps: int = 1 << 60,
     ) -> None:  # fmt: skip
-        """A broker whose first epoch has begun. ``memory_bytes`` is the limit of its account of memory.
-        A turn does as much as ``turn_steps`` say (bascule.broker.turns), by default all.
+        """Start the first epoch. ``memory_bytes`` is the limit of the memory account.
 
-        Errors are raised that a broker process contains, unless ``errors`` does.
+        A turn does as much as ``turn_steps`` allow (bascule.broker.turns), by default everything. Errors that a broker process contains are
+        raised, unless ``errors`` handles them.
         """
         self.memory_bytes = memory_bytes
         self.errors = errors
@@ -153,7 +153,7 @@ class BrokerInMemory:
         self.start()
 
     def start(self, *, stored: int = 0) -> None:
-        """A new epoch, as after a crash: ``stored`` of the appends in flight had reached the log, unanswered; the rest is lost."""
+        """Start a new epoch, as after a crash: ``stored`` of the appends in flight are in the log, unanswered; the rest is lost."""
         for record in self.in_flight[:stored]:
             self.log.append(*record)
         self.in_flight.clear()
@@ -174,7 +174,7 @@ class BrokerInMemory:
         return self.replay(None)
 
     def replay(self, snapshot: bytes | None, end: int | None = None) -> Loader:
-        """What a load of the log, from a snapshot or from its start and up to an offset, makes of it."""
+        """Return the result of loading the log, from a snapshot or from its start, up to an offset."""
         journaling = self.journaling(lambda key, value: self.in_flight.append((key, value)), errors=self.errors)
         engine = Engine(journaling, self.bodies(self.memory_bytes), self.clock, self.policy)
         loader = Loader(engine, None if snapshot is None else snapshots.decode(snapshot))
@@ -187,9 +187,9 @@ class BrokerInMemory:
         return loader
 
     def take_snapshot(self) -> None:
-        """Collect a snapshot in turns, and announce it; the next load begins from it once that is stored.
+        """Collect a snapshot in turns and announce it; the next load starts from it once it is stored.
 
-        Nothing happens while another one is being collected.
+        Does nothing while another snapshot is being collected.
         """
         if self._collector is None:
             self._collector = Collector(self.engine, self.offsets)
@@ -210,12 +210,12 @@ class BrokerInMemory:
         self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
 
     def flush(self) -> None:
-        """The end of a turn: dispatch, go on with what takes long, and append what has gathered."""
+        """End the turn: dispatch, continue long work, and append the collected records."""
         self.engine.go_on()
         self.engine.journaling.flush()
 
     def confirm(self, count: int) -> None:
-        """Kafka stores the oldest ``count`` records in flight."""
+        """Confirm the oldest ``count`` records in flight."""
         for record in self.in_flight[:count]:
             offset = self.log.append(*record)
             self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset, len(record[1]))
@@ -223,21 +223,21 @@ class BrokerInMemory:
         del self.in_flight[:count]
 
     def settle(self) -> None:
-        """Turns and confirmations until nothing is left to do."""
+        """Run turns and confirmations until nothing is left to do."""
         self.flush()
         while self.in_flight or self.engine.pending:
             self.confirm(len(self.in_flight))
             self.flush()
 
     def attach(self, queue: BrokerQueue, credit: int = 0, **options: Any) -> Receiver:
-        """A consumer with credit."""
+        """Attach a consumer with credit."""
         receiver = Receiver(credit)
         receiver.consumer = self.engine.attach(queue, receiver, **options)
         self.engine.wake(queue)
         return receiver
 
     def give(self, receiver: Receiver, credit: int) -> None:
-        """More credit for a consumer."""
+        """Add credit to a consumer."""
         receiver.credit += credit
         self.engine.wake(receiver.consumer.queue)
 
@@ -246,5 +246,5 @@ class BrokerInMemory:
         routing: Routing = Routing.ANYCAST, container: str = "client", transaction: LocalTransaction | None = None,
         facts: Scan | None = None,
     ) -> None:  # fmt: skip
-        """Send an encoded message. ``facts`` are those of one that an earlier version has taken, and that would be refused now."""
+        """Send an encoded message. ``facts`` are the fields of a message that an earlier version accepted and this one would refuse."""
         self.engine.send(address, routing, body, facts or scan(body), container, sender, token, transaction)

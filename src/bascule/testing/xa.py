@@ -1,6 +1,6 @@
-"""Transactions under test: a resource and a decision log in memory that fail where they are told to, and a check of the order of calls.
+"""Test support for transactions: an in-memory resource and decision log that can fail, and a check of the order of calls.
 
-What a crash leaves is kept apart from what it takes: ``ModelResource.durable`` and ``ModelLog.durable`` outlive the objects.
+The state that survives a crash is separate: ``ModelResource.durable`` and ``ModelLog.durable`` outlive the objects.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
 AnswerT = TypeVar("AnswerT")
-#: Told before and after each call of a resource or log, by the name ``who.call.before`` or ``who.call.after``.
+#: Called before and after each call of a resource or log, with the name ``who.call.before`` or ``who.call.after``.
 Watch = Callable[[str], None]
 
 
 def unwatched(_point: str) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 class Checked(Generic[HandleT]):
-    """A resource whose callers are checked: an illegal order is refused before it arrives."""
+    """A resource that checks its callers: a call in a wrong order is refused."""
 
     def __init__(self, inner: Resource[HandleT]) -> None:
         self.inner = inner
@@ -85,7 +85,7 @@ class Checked(Generic[HandleT]):
 
     def _finish(self, xid: Xid, call: Call, act: Callable[[], None]) -> None:
         state = self._branches.state(xid)
-        if state is not BranchState.NONE and (state, call) not in NEXT:  # one that another process began may be finished here
+        if state is not BranchState.NONE and (state, call) not in NEXT:  # a branch of another process may be finished here
             raise refusal(state, call, xid)
         try:
             act()
@@ -96,7 +96,7 @@ class Checked(Generic[HandleT]):
 
 
 class Watched(Generic[HandleT]):
-    """A resource whose calls are watched, each before and after."""
+    """A resource that reports its calls, before and after each."""
 
     def __init__(self, inner: Resource[HandleT], watch: Watch) -> None:
         self.inner = inner
@@ -149,7 +149,7 @@ class Watched(Generic[HandleT]):
 
 
 class WatchedLog:
-    """A decision log whose calls are watched, each before and after."""
+    """A decision log that reports its calls, before and after each."""
 
     def __init__(self, inner: DecisionLog, watch: Watch) -> None:
         self.inner = inner
@@ -188,18 +188,18 @@ class WatchedLog:
 
 @dataclass
 class DurableBranches:
-    """What a resource keeps over a crash."""
+    """The state of a resource that survives a crash."""
 
     prepared: dict[Xid, list[str]] = field(default_factory=dict)
     committed: list[str] = field(default_factory=list)
-    #: Finished from outside: the code that callers are answered, until forgotten.
+    #: Branches finished by hand: the code returned to callers until forgotten.
     heuristic: dict[Xid, Code] = field(default_factory=dict)
-    #: How each branch that was prepared has ended, as ``pg_xact_status`` tells it.
+    #: The outcome of each prepared branch, as ``pg_xact_status`` reports it.
     ended: dict[Xid, Outcome] = field(default_factory=dict)
 
 
 class ModelResource:
-    """A list of strings. A branch appends to it; the handle is the branch's own list."""
+    """A list of strings as a resource. A branch appends to it; the handle is the branch's own list."""
 
     def __init__(
         self,
@@ -284,25 +284,25 @@ class ModelResource:
             return self.durable.ended.get(xid) if token == str(xid) else None
 
     def end_by_hand(self, xid: Xid, outcome: Outcome) -> None:
-        """Somebody finishes a prepared branch, and the resource does not remember who: as ``ROLLBACK PREPARED`` in psql."""
+        """Finish a prepared branch by hand without a trace in the resource, as ``ROLLBACK PREPARED`` in psql does."""
         work = self.durable.prepared.pop(xid)
         if outcome is Outcome.COMMIT:
             self.durable.committed += work
         self.durable.ended[xid] = outcome
 
     def force(self, xid: Xid, code: Code) -> None:
-        """Somebody finishes a prepared branch by hand, and the resource remembers it."""
+        """Finish a prepared branch by hand; the resource remembers it."""
         work = self.durable.prepared.pop(xid)
         if code is Code.XA_HEURCOM:
             self.durable.committed += work
         self.durable.heuristic[xid] = code
 
     def crash(self) -> None:
-        """What was not prepared is lost."""
+        """Lose all branches that are not prepared."""
         self._active.clear()
 
     def watched(self, point: str) -> None:
-        """A crash of the resource itself is no answer for its caller."""
+        """Report a call to the watcher; a crash of the resource is not an answer for the caller."""
         try:
             self._watch(f"{self.name}.{point}")
         except ResourceFailed:
@@ -353,12 +353,12 @@ class ModelLog:
         """See DecisionLog."""
 
     def watched(self, point: str) -> None:
-        """For ``_Point``."""
+        """Report a call to the watcher, for ``_Point``."""
         self._watch(f"{self.name}.{point}")
 
 
 class _Point:
-    """Around the effect of a call: the points before and after it. The effect is not undone by what happens after."""
+    """The points before and after a call. A failure after the call does not undo its effect."""
 
     def __init__(self, model: ModelResource | ModelLog, call: str) -> None:
         self._model = model

@@ -39,7 +39,7 @@ def test_an_int_is_an_int_of_java_where_it_fits_and_a_long_where_it_says_so() ->
     ("message", "text"),
     [
         (Message(1.5), "invalid type of a body: float"),  # type: ignore[arg-type]
-        (Message("a", kind="map"), "a str is no body for a map message"),
+        (Message("a", kind="map"), "a map message cannot have a body of type str"),
         (Message(properties={"a b": 1}), "property name 'a b'"),
         (Message(properties={"": 1}), "property name ''"),
         (Message(properties={"like": 1}), "property name 'like'"),

@@ -193,15 +193,15 @@ def test_redelivered_is_what_was_delivered_before() -> None:
 
 
 BROKEN = {
-    "text in a list": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(5)}) + section_bytes(VALUE, [1]), "list is no body for a text"),
-    "map of text": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(2)}) + section_bytes(VALUE, "x"), "str is no body for a map"),
-    "map with number keys": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(2)}) + section_bytes(VALUE, {1: 2}), "key of type int"),
+    "text in a list": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(5)}) + section_bytes(VALUE, [1]), "a text message cannot"),
+    "map of text": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(2)}) + section_bytes(VALUE, "x"), "a map message cannot"),
+    "map with number keys": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(2)}) + section_bytes(VALUE, {1: 2}), "of a map key: int"),
     "text that is no UTF-8": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(5)}) + section_bytes(DATA, b"\xff"), "section data"),
     "unknown kind": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(9)}), "x-opt-jms-msg-type 9"),
     "properties with a list": (section_bytes(PROPERTIES, [["id"]]), "field 0 is of type list"),
-    "property names that are none": (section_bytes(APPLICATION_PROPERTIES, {1: "x"}), "key of type int"),
-    "data that is text": (section_bytes(DATA, "abc"), "section data at byte 0: type code 0xa1"),
-    "a sequence that is a number": (section_bytes(SEQUENCE, 5), "section amqp-sequence at byte 0: type code"),
+    "property names that are none": (section_bytes(APPLICATION_PROPERTIES, {1: "x"}), "of a map key: int"),
+    "data that is text": (section_bytes(DATA, "abc"), "section data at byte 0: invalid type code 0xa1"),
+    "a sequence that is a number": (section_bytes(SEQUENCE, 5), "section amqp-sequence at byte 0: invalid type code"),
     "a value after data": (section_bytes(DATA, b"abc") + section_bytes(VALUE, "x"), "amqp-value at byte 11: may not follow data"),
     "a binary value after data": (section_bytes(DATA, b"abc") + section_bytes(VALUE, b"x"), "may not follow data"),
     "a sequence after data": (section_bytes(DATA, b"abc") + section_bytes(SEQUENCE, [1]), "may not follow data"),
@@ -221,7 +221,7 @@ def test_what_is_no_jms_message_is_refused(name: str) -> None:
 
 TYPED = {"JMS_AMQP_TYPED_ENCODING": True}
 UNFIT = {
-    "text of bytes": (JmsMessage(body_kind="text", body=b"x"), "bytes is no body for a text"),
+    "text of bytes": (JmsMessage(body_kind="text", body=b"x"), "a text message cannot have a body of type bytes"),
     "unknown kind": (JmsMessage(body_kind="xml"), "body kind 'xml'"),
     "unknown destination kind": (JmsMessage(destination="q", destination_kind="list"), "destination kind 'list'"),
     "property of a type that AMQP has not": (JmsMessage(properties={"x": {1, 2}}), "cannot encode a set"),

@@ -108,11 +108,11 @@ def test_a_kafka_value_is_never_null(kind: str) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"", "no JSON"), (b"[]", "no map"), (b"{", "no JSON"), (b'{"a":1}', "body.a: expected"),
+        (b"", "not valid JSON"), (b"[]", "not a map"), (b"{", "not valid JSON"), (b'{"a":1}', "body.a: expected"),
         (b'{"a":{"type":"int"}}', "body.a: expected"),
-        (b'{"a":{"type":"int","value":"x"}}', "body.a: 'x' is no int"), (b'{"a":{"type":"int","value":true}}', "no int"),
-        (b'{"a":{"type":"tree","value":1}}', "no type 'tree'"), (b'{"a":{"type":"byte","value":128}}', "no byte"),
-        (b'{"a":{"type":"map","value":[]}}', "no type 'map'"), (b"[" * 100_000, "no JSON"), (b"\xff", "no JSON"),
+        (b'{"a":{"type":"int","value":"x"}}', "body.a: 'x' is not a valid int"), (b'{"a":{"type":"int","value":true}}', "not a valid int"),
+        (b'{"a":{"type":"tree","value":1}}', "unknown type 'tree'"), (b'{"a":{"type":"byte","value":128}}', "not a valid byte"),
+        (b'{"a":{"type":"map","value":[]}}', "unknown type 'map'"), (b"[" * 100_000, "not valid JSON"), (b"\xff", "not valid JSON"),
     ],
 )  # fmt: skip
 def test_json_that_is_no_map_body_is_refused_with_the_place(value: bytes, reason: str) -> None:
@@ -122,7 +122,7 @@ def test_json_that_is_no_map_body_is_refused_with_the_place(value: bytes, reason
 
 
 def test_text_must_be_utf8() -> None:
-    with pytest.raises(InvalidInput, match="no UTF-8 text: invalid start byte at byte 1"):
+    with pytest.raises(InvalidInput, match="not UTF-8 text: invalid start byte at byte 1"):
         body_from_value("text", b"a\xff")
 
 

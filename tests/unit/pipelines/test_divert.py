@@ -187,7 +187,7 @@ def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address
     (output,) = outputs(DivertSpec("d", "#"), send(address=address))
     headers = dict(output.headers)
     assert output.topic == "dead"
-    assert b"no name for a Kafka topic" in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
+    assert b"not a valid name of a Kafka topic" in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
     assert headers["__connect.errors.connector.name"] == b"d"
 
 

@@ -79,10 +79,10 @@ def test_what_this_bridge_wrote_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("body", "value", "reason"),
     [
-        ("text", b"\xff", b"no UTF-8"),
-        ("map", b"no json", b"no JSON"),
-        ("map", b"[" * 100_000, b"no JSON"),
-        ("map", b"[1]", b"no JSON object"),
+        ("text", b"\xff", b"not UTF-8"),
+        ("map", b"no json", b"not valid JSON"),
+        ("map", b"[" * 100_000, b"not valid JSON"),
+        ("map", b"[1]", b"not a JSON object"),
         ("map", b'{"a": {"b": 1}}', b"'a' is nested"),
     ],
 )
@@ -163,9 +163,9 @@ def test_a_header_may_name_the_destination_and_its_kind(header: bytes, address: 
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        ([], b"no header 'to', from which '${header:to}' is filled in"),
+        ([], b"no header 'to', which the template '${header:to}' uses"),
         ([("to", b"")], b"no header 'to'"),
-        ([("to", b"\xff")], b"header 'to' is no UTF-8 text"),
+        ([("to", b"\xff")], b"header 'to' is not UTF-8 text"),
         ([("to", b"queue://")], b"an address has 1 to 1000 characters"),
         ([("to", b"x" * 1001)], b"an address has 1 to 1000 characters"),
         ([("to", b"$management")], b"$management is the address of the management node"),

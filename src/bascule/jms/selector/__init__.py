@@ -1,4 +1,4 @@
-"""The selector language of Jakarta Messaging 3.1 (section 3.8.1): text in, a predicate over messages out."""
+"""The selector language of Jakarta Messaging 3.1 (section 3.8.1): a text is compiled to a predicate over messages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bascule.jms.selector.parser import parse
 
 __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
-#: Compiled selectors that are kept: a program uses few, and each attach of a consumer asks again.
+#: Number of cached compiled selectors: a program uses few, and each attach of a consumer compiles again.
 _CACHE_SIZE = 256
-#: Longer ones are not: a client may ask for any number.
+#: Longer selectors are not cached, because a client may use any number of them.
 _CACHED_LENGTH_MAX = 256
 
 
 class Selector:
-    """A compiled selector. ``identifiers`` are the header fields and properties it asks for.
+    """A compiled selector. ``identifiers`` are the header fields and properties it uses.
 
-    ``steps`` is what an evaluation takes at most, in steps of about a microsecond, beside reading these.
+    ``steps`` is the maximum cost of an evaluation, in steps of about a microsecond, without reading the identifiers.
     """
 
     __slots__ = ("_evaluate", "identifiers", "steps", "text")
@@ -33,10 +33,10 @@ class Selector:
         self._evaluate: Evaluator = evaluator(tree) if tree is not None else lambda _: True
 
     def matches(self, lookup: Lookup) -> bool:
-        """Whether the selector is true (neither false nor unknown) of the message that ``lookup`` reads.
+        """Return whether the selector is true (neither false nor unknown) for the message of ``lookup``.
 
-        ``lookup(name)`` gives None for what the message has not, else a bool, int, float or str, or one of the numeric
-        types of bascule.amqp.types; a value of any other type is of no kind and compares as false.
+        ``lookup(name)`` returns None for a missing value, otherwise a bool, int, float or str, or one of the numeric types of
+        bascule.amqp.types. A value of any other type compares as false.
         """
         return self._evaluate(lookup) is True
 
@@ -48,7 +48,7 @@ class Selector:
 
 
 def compile_selector(text: str | None) -> Selector:
-    """The selector that ``text`` says; None and blank text match every message. Raises SelectorError."""
+    """Compile a selector; None and blank text match every message. Raises SelectorError."""
     return _compile(text or "")
 
 

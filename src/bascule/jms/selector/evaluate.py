@@ -1,7 +1,7 @@
 """A syntax tree as nested closures, in SQL's three-valued logic: True, False, and None for unknown.
 
-Section 3.8.1.1 decides the corners: a comparison with NULL is unknown; of values of different kinds it is false, whatever the
-operator; arithmetic on NULL, or on something that is no number, is NULL.
+Section 3.8.1.1 defines the special cases: a comparison with NULL is unknown; a comparison of values of different kinds is false for every
+operator; arithmetic on NULL or on a value that is not a number is NULL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 def evaluator(node: Node) -> Evaluator:
-    """The function that evaluates ``node`` for a message given by its lookup."""
+    """Return the function that evaluates ``node`` for a message given by its lookup."""
     return _BUILD[type(node)](node)
 
 
@@ -105,7 +105,7 @@ def _some(node: Some) -> Evaluator:
 
 
 def _until(decisive: bool, nodes: tuple[Node, ...]) -> Evaluator:
-    """AND is decided by the first False, OR by the first True; without one an unknown operand makes it unknown."""
+    """Evaluate AND until the first False, OR until the first True; without one, an unknown operand makes the result unknown."""
     operands = tuple(evaluator(node) for node in nodes)
     otherwise = not decisive
 

@@ -1,4 +1,4 @@
-"""A selector's text as tokens."""
+"""The tokens of a selector's text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from bascule.jms.selector.errors import SelectorError
 
-#: Longest selector, in characters: it is kept per consumer and stands in every attach.
+#: Maximum length of a selector in characters: it is stored per consumer and sent in every attach.
 TEXT_MAX = 65_536
-#: Identifiers, literals, operators and other tokens of a selector: compiling one takes some 8 microseconds, in one turn of the event loop.
+#: Maximum number of tokens of a selector: compiling one takes some 8 microseconds, in one turn of the event loop.
 TOKENS_MAX = 12_000
 
-#: Reserved in any case; none of them names a property.
+#: Reserved words, in any case; no property has such a name.
 KEYWORDS = frozenset({"NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"})
 
 
 class TokenKind(enum.Enum):
-    """What a token is."""
+    """The kind of a token."""
 
     IDENTIFIER = "an identifier"
     NUMBER = "a number"
@@ -57,7 +57,7 @@ _TOKEN = re.compile(
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of a selector, the last one END. Raises SelectorError."""
+    """Return the tokens of a selector, the last one END. Raises SelectorError."""
     if len(text) > TEXT_MAX:
         raise SelectorError(f"{len(text)} characters; {TEXT_MAX} are the most", text, TEXT_MAX)
     found: list[Token] = []

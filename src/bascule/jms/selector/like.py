@@ -1,22 +1,22 @@
-"""LIKE patterns as a matcher whose time is bounded by text length times pattern length, in machine words, for any pattern and any text."""
+"""LIKE patterns: the matching time is limited by text length times pattern length, in machine words, for any pattern and text."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Characters of a property at which LIKE looks; of a longer text it is unknown whether it matches. Nobody routes by texts of this length.
+#: Maximum length of a property for LIKE; for a longer text the result is unknown. Texts for routing are shorter.
 LIKE_TEXT_MAX: Final = 16_384
-#: Characters of a text for which a search takes a microsecond: in a piece with ``_``, and for each character of one without at worst.
+#: Characters of a text that a search handles in a microsecond: for a piece with ``_``, and in the worst case per character of one without.
 _SEARCHED_PER_STEP: Final = 6
 _COMPARED_PER_STEP: Final = 1_300
-#: Pieces without ``_`` of this length are searched for in time proportional to the text.
+#: Pieces without ``_`` up to this length are found in time proportional to the text.
 _LINEAR_FROM: Final = 100
-#: A piece of so many characters doubles the time of a search with ``_``.
+#: This many characters of a piece double the time of a search with ``_``.
 _DOUBLE_AT: Final = 256
 
 
 class _Piece:
-    """What stands between two ``%``: a fixed number of characters, some of them any character (``_``)."""
+    """The part between two ``%``: a fixed number of characters, some of them any character (``_``)."""
 
     __slots__ = ("_characters", "_masks", "_runs", "_text", "length")
 
@@ -29,14 +29,14 @@ class _Piece:
                 if index > start:
                     self._runs.append((start, "".join(c for c in characters[start:index] if c is not None)))
                 start = index + 1
-        #: The literal characters of a piece that has no others.
+        #: The characters of a piece that has only literal ones.
         self._text = self._runs[0][1] if self._runs and len(self._runs[0][1]) == self.length else None
         self._characters = characters if self._text is None else []
         self._masks: tuple[dict[str, int], int] | None = None
 
     @property
     def steps(self) -> int:
-        """What a search for it takes at most, in steps of about a microsecond."""
+        """The maximum cost of a search for the piece, in steps of about a microsecond."""
         if not self._runs:
             return 0
         if self._text is not None:
@@ -44,11 +44,11 @@ class _Piece:
         return LIKE_TEXT_MAX // _SEARCHED_PER_STEP * (_DOUBLE_AT + self.length) // _DOUBLE_AT
 
     def at(self, text: str, position: int) -> bool:
-        """Whether the piece stands at ``position``, which leaves room for it."""
+        """Return whether the piece matches at ``position``, where it has room."""
         return all(text.startswith(run, position + offset) for offset, run in self._runs)
 
     def find(self, text: str, position: int, end: int) -> int:
-        """The first position from ``position`` on where the piece stands and ends at ``end`` at the latest; -1 for none."""
+        """Return the first position at or after ``position`` where the piece matches and ends at ``end`` at the latest; -1 if none."""
         if position + self.length > end:
             return -1
         if self._text is not None:
@@ -56,9 +56,10 @@ class _Piece:
         return self._search(text, position, end) if self._runs else position
 
     def _make_masks(self) -> tuple[dict[str, int], int]:
-        """By character, the indexes at which it may stand; and those at which any other may.
+        """Return, by character, the indexes it may have; and the indexes of any other character.
 
-        Made for the first search: they take the square of the piece's length, and the steps of a selector bound what is searched for.
+        The masks are made for the first search: their size is the square of the piece's length, and the steps of a selector limit the
+        pieces.
         """
         others = sum(1 << index for index, character in enumerate(self._characters) if character is None)
         masks: dict[str, int] = {}
@@ -68,7 +69,7 @@ class _Piece:
         return masks, others
 
     def _search(self, text: str, position: int, end: int) -> int:
-        """Bit ``n`` says that the last ``n + 1`` characters are the first ones of the piece (Shift-And)."""
+        """Search with Shift-And: bit ``n`` means that the last ``n + 1`` characters match the beginning of the piece."""
         if self._masks is None:
             self._masks = self._make_masks()
         (masks, others), whole = self._masks, 1 << (self.length - 1)
@@ -81,7 +82,7 @@ class _Piece:
 
 
 def _pieces(pattern: str, escape: str | None) -> list[_Piece]:
-    """The pieces between the pattern's ``%``. Raises ValueError when the escape character escapes nothing."""
+    """Return the pieces between the ``%`` of the pattern. Raises ValueError if the escape character is last."""
     pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
@@ -98,22 +99,22 @@ def _pieces(pattern: str, escape: str | None) -> list[_Piece]:
 
 
 class Pattern:
-    """A LIKE pattern: ``_`` is any character, ``%`` any number of them.
+    """A LIKE pattern: ``_`` matches any character, ``%`` any number of them.
 
-    Each piece between two ``%`` is taken at the first place where it fits, never again later. ``steps`` bounds what a match takes.
+    Each piece between two ``%`` is matched at its first place, without backtracking. ``steps`` is the maximum cost of a match.
     """
 
     __slots__ = ("_first", "_last", "_middle", "steps")
 
     def __init__(self, pattern: str, escape: str | None = None) -> None:
-        """Raises ValueError when the escape character escapes nothing."""
+        """Raises ValueError if the pattern ends with the escape character."""
         self._first, *rest = _pieces(pattern, escape)
         self._last = rest.pop() if rest else None
         self._middle = [piece for piece in rest if piece.length]
         self.steps = 2 + len(self._middle) + max((piece.steps for piece in self._middle), default=0)
 
     def matches(self, text: str) -> bool | None:
-        """Whether the text matches; None, unknown, of a text of more than LIKE_TEXT_MAX characters."""
+        """Return whether the text matches; None (unknown) for a text of more than LIKE_TEXT_MAX characters."""
         if len(text) > LIKE_TEXT_MAX:
             return None
         first, last = self._first, self._last

@@ -1,4 +1,4 @@
-"""The syntax tree of a selector. BETWEEN is gone from it: it is two comparisons, as the specification defines it."""
+"""The syntax tree of a selector. BETWEEN becomes two comparisons, as the specification defines it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Not(NamedTuple):
 
 
 class All(NamedTuple):
-    """AND of two or more."""
+    """AND of two or more operands."""
 
     operands: tuple[Node, ...]
 
 
 class Some(NamedTuple):
-    """OR of two or more."""
+    """OR of two or more operands."""
 
     operands: tuple[Node, ...]
 
@@ -82,5 +82,5 @@ class Like(NamedTuple):
 
 Node = Literal | Identifier | Negation | Arithmetic | Comparison | Not | All | Some | IsNull | In | Like
 
-#: Nodes that have no value but a truth value.
+#: Nodes whose value is a truth value.
 CONDITIONS = (Comparison, Not, All, Some, IsNull, In, Like)

@@ -1,8 +1,8 @@
-"""Numbers of the selector language: they behave as Java's int, long, float and double do.
+"""Numbers of the selector language, with the behaviour of Java's int, long, float and double.
 
-A value's Python type says which one it is: ``Byte``, ``Short`` and ``Int`` act as int, ``int`` is long, ``Float`` is float and
-``float`` is double. Arithmetic follows Java's binary numeric promotion (The Java Language Specification, section 5.6): the
-wider of both types, integers wrap around, integer division drops the fraction.
+The Python type of a value is its Java type: ``Byte``, ``Short`` and ``Int`` are int, ``int`` is long, ``Float`` is float and ``float`` is
+double. Arithmetic follows Java's binary numeric promotion (The Java Language Specification, section 5.6): the wider of both types,
+integers wrap around, integer division drops the fraction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bascule.amqp.types import Byte, Float, Int, Short, Timestamp, UByte, UInt, 
 
 Number = int | float
 
-#: Ranks: the higher one wins. A type that is not here is no number (bool among them).
+#: Ranks: the higher one wins. Types without a rank, such as bool, are not numbers.
 INT, LONG, FLOAT, DOUBLE = range(4)
 RANK: Final[dict[type, int]] = {
     Byte: INT, Short: INT, Int: INT, UByte: INT, UShort: INT,
@@ -28,20 +28,20 @@ RANK: Final[dict[type, int]] = {
 
 
 def wrap(value: int, bits: int) -> int:
-    """``value`` as a two's complement number of so many bits."""
+    """Return ``value`` as a two's complement number of ``bits`` bits."""
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
 
 def single(value: float) -> Float:
-    """The float (32 bits) nearest to a double; infinite beyond its range."""
+    """Return the 32-bit float nearest to a double; infinite beyond its range."""
     return Float(array("f", (value,))[0])
 
 
 def literal(word: str, *, negative: bool = False) -> Number:
-    """The value of a numeric literal, with a minus before it or not (-9223372036854775808 is a long, 9223372036854775808 is not).
+    """Return the value of a numeric literal, with or without a minus (-9223372036854775808 is a long, 9223372036854775808 is not).
 
-    Raises ValueError for what Java refuses: a number beyond its type's range, an octal number with a digit above 7.
+    Raises ValueError for literals that Java rejects: a number out of range, an octal number with a digit above 7.
     """
     digits = word.lower().replace("_", "")
     approximate = "p" in digits if digits.startswith("0x") else not {".", "e", "f", "d"}.isdisjoint(digits)
@@ -49,7 +49,7 @@ def literal(word: str, *, negative: bool = False) -> Number:
 
 
 def _exact(word: str, digits: str, negative: bool) -> int:
-    """int where it fits and has no suffix L, else long."""
+    """Return an int if the value fits and has no suffix L, otherwise a long."""
     magnitude = digits.removesuffix("l")
     octal = len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit()
     if octal and not set(magnitude) <= set("01234567"):
@@ -64,7 +64,7 @@ def _exact(word: str, digits: str, negative: bool) -> int:
 
 
 def _approximate(word: str, digits: str, negative: bool) -> float:
-    """float with the suffix F, else double."""
+    """Return a float with the suffix F, otherwise a double."""
     hexadecimal = digits.startswith("0x")
     is_single = digits.endswith("f")
     number = digits.rstrip("fd")
@@ -85,7 +85,7 @@ def _from_hexadecimal(number: str) -> float:
 
 
 def promote(value: Number, rank: int, to: int) -> Number:
-    """A number of one rank as one of a higher rank; only integers change when they become approximate."""
+    """Convert a number to a higher rank; only integers that become floating-point numbers change."""
     if rank >= FLOAT or to < FLOAT:
         return value
     return float(value) if to == DOUBLE else single(float(value))
@@ -117,7 +117,7 @@ _RESULT: Final[tuple[Callable[[Number], Number], ...]] = (
     float,
 )
 
-#: The operation on integers, and the one on approximate numbers.
+#: The operation on integers, and the one on floating-point numbers.
 _OPERATIONS: Final[dict[str, tuple[Callable[[int, int], int], Callable[[float, float], float]]]] = {
     "+": (operator.add, operator.add),
     "-": (operator.sub, operator.sub),
@@ -127,10 +127,10 @@ _OPERATIONS: Final[dict[str, tuple[Callable[[int, int], int], Callable[[float, f
 
 
 def arithmetic(symbol: str) -> Callable[[object, object], Number | None]:
-    """The function behind + - * or /: None (unknown) where an operand is no number, or an integer is divided by zero."""
+    """Return the function of + - * or /; its result is None (unknown) for a non-number, or an integer division by zero."""
     integers, floats = _OPERATIONS[symbol]
 
-    def operate(a: Any, b: Any) -> Number | None:  # whatever has a rank is an int or a float
+    def operate(a: Any, b: Any) -> Number | None:  # values with a rank are ints or floats
         rank_a, rank_b = RANK.get(type(a)), RANK.get(type(b))
         if rank_a is None or rank_b is None:
             return None

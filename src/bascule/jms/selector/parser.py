@@ -1,4 +1,4 @@
-"""A selector's text as a syntax tree: a Pratt parser for Jakarta Messaging 3.1, section 3.8.1.1."""
+"""The parser of selectors: a Pratt parser for Jakarta Messaging 3.1, section 3.8.1.1."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from bascule.jms.selector.nodes import (
 )  # fmt: skip
 from bascule.jms.selector.numbers import literal
 
-#: How deep expressions may nest: parser and evaluator recurse, a peer must not choose how far.
+#: Maximum nesting depth of expressions, because parser and evaluator recurse on a peer's input.
 DEPTH_MAX: Final = 100
-#: Characters of all LIKE patterns of a selector: compiling them takes some 2 microseconds for each.
+#: Maximum total length of the LIKE patterns of a selector: compiling takes some 2 microseconds per character.
 PATTERNS_LENGTH_MAX: Final = 20_000
-#: What evaluating a selector may take for one message, in steps of about a microsecond: each operator, identifier and literal is one,
-#: and LIKE counts what its pattern takes for the longest text at which it looks. A scan of a deep queue goes on between messages only.
+#: Maximum cost of an evaluation for one message, in steps of about a microsecond: one for each operator, identifier and literal, and for
+#: LIKE the cost of its pattern for the longest text. A scan of a deep queue can only be interrupted between messages.
 STEPS_MAX: Final = 20_000
 
-#: Header fields a selector may name (section 3.8.1.1); the others are refused rather than never matched.
+#: Header fields that a selector may use (section 3.8.1.1); others are refused, because they would never match.
 HEADERS: Final = frozenset({"JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType"})
 _HEADERS_REFUSED: Final = frozenset({"JMSDestination", "JMSReplyTo", "JMSRedelivered", "JMSExpiration", "JMSDeliveryTime"})
 
-#: How tightly an operator binds; 0 ends an expression.
+#: The binding power of an operator; 0 ends an expression.
 _OR, _AND, _NOT, _EQUALITY, _RELATION, _SUM, _PRODUCT, _SIGN = range(1, 9)
 _POWER: Final[dict[str, int]] = {
     "OR": _OR, "AND": _AND,
@@ -49,7 +49,7 @@ _POWER: Final[dict[str, int]] = {
 
 
 def parse(text: str) -> tuple[Node, int]:
-    """The syntax tree of a selector that is not blank, and the steps of evaluating it for a message. Raises SelectorError."""
+    """Return the syntax tree of a selector that is not blank, and the steps of an evaluation. Raises SelectorError."""
     parser = _Parser(text)
     tree = parser.condition(parser.expression(0), 0)
     if parser.token.kind is not TokenKind.END:
@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[Node, int]:
 
 
 def _extent(tree: Node) -> tuple[int, int]:
-    """The depth of a tree and its steps. (A chain of + makes a deep tree without recursion in the parser.)"""
+    """Return the depth of a tree and its steps. (A chain of + makes a deep tree without recursion in the parser.)"""
     deepest = steps = 0
     todo: list[tuple[tuple[object, ...], int]] = [(tree, 1)]
     while todo:
@@ -79,7 +79,7 @@ def _shown(token: Token) -> str:
 
 
 class _Parser:
-    """One pass over the tokens. ``token`` is the next one."""
+    """A parser in one pass over the tokens. ``token`` is the next token."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -115,7 +115,7 @@ class _Parser:
             raise self.error(f"expected {what}, a string in single quotes, found {_shown(self.token)}")
         return self.advance().text
 
-    # What kind of operand an operator takes: an identifier can be any.
+    # The operand type required by an operator; an identifier can have any type.
 
     def condition(self, node: Node, position: int) -> Node:
         if isinstance(node, (*CONDITIONS, Identifier)) or (isinstance(node, Literal) and isinstance(node.value, bool)):
@@ -135,7 +135,7 @@ class _Parser:
     # Expressions
 
     def expression(self, power: int) -> Node:
-        """An expression of operators that bind tighter than ``power``."""
+        """Parse an expression of operators that bind tighter than ``power``."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise self.error(f"nested more than {DEPTH_MAX} deep")
@@ -150,7 +150,7 @@ class _Parser:
         return left
 
     def prefix(self) -> Node:
-        """What an expression begins with."""
+        """Parse the first operand of an expression."""
         token = self.advance()
         if token.kind is TokenKind.NUMBER:
             return self.literal(token)
@@ -191,7 +191,7 @@ class _Parser:
         return Not(self.condition(self.expression(_NOT), start))
 
     def infix(self, left: Node, start: int, power: int) -> Node:
-        """The operator that follows ``left``, which began at ``start``."""
+        """Parse the operator after ``left``, which began at ``start``."""
         operator = self.advance()
         rule = _INFIX.get(operator.text)
         if rule is not None:
@@ -207,7 +207,7 @@ class _Parser:
         return (Comparison if power <= _RELATION else Arithmetic)(operator.text, left, right)
 
     def joint(self, left: Node, start: int, operator: str) -> Node:
-        """A run of ANDs or of ORs as one node, however long."""
+        """Parse a run of ANDs or of ORs into one node."""
         operands = [self.condition(left, start)]
         more = True
         while more:
@@ -217,7 +217,7 @@ class _Parser:
         return (All if operator == "AND" else Some)(tuple(operands))
 
     def negated(self, left: Node, start: int) -> Node:
-        """What follows ``left NOT``."""
+        """Parse the operator after ``left NOT``."""
         operator = self.advance()
         if operator.kind is TokenKind.SYMBOL and operator.text == "BETWEEN":
             return self.between(left, start, inside=False)
@@ -275,7 +275,7 @@ class _Parser:
 _PREFIX: Final[dict[str, Callable[[_Parser], Node]]] = {
     "(": _Parser.parentheses,
     "-": _Parser.negation,
-    "+": lambda parser: Negation(Negation(parser.signed())),  # the number itself, and NULL for what is none
+    "+": lambda parser: Negation(Negation(parser.signed())),  # the number itself, and NULL for other values
     "NOT": _Parser.inversion,
     "TRUE": lambda _: Literal(True),
     "FALSE": lambda _: Literal(False),
