@@ -129,8 +129,8 @@ WRONG = [
     ("1 + (age > 3) = 2", 5, "a number is needed"),
     ("color = 'red", 9, "no closing quote"),
     ('color = "red"', 9, "single quotes"),
-    ("age != 3", 5, "unequal is <>"),
-    ("age = 3;", 8, "no use for ';'"),
+    ("age != 3", 5, "use <> for unequal"),
+    ("age = 3;", 8, "unexpected character ';'"),
     ("age == 3", 6, "expected a value, found ="),
     ("(age = 3", 9, "expected ), found the end"),
     ("age = 3)", 8, "expected an operator or the end, found )"),
@@ -153,14 +153,14 @@ WRONG = [
     ("age NOT 5", 9, "expected BETWEEN, IN or LIKE after NOT"),
     ("age BETWEEN 1", 14, "expected AND"),
     ("age BETWEEN 1 OR 2", 15, "expected AND, found OR"),
-    ("JMSExpiration > 0", 1, "cannot stand in a selector"),
+    ("JMSExpiration > 0", 1, "cannot be used in a selector"),
     ("(" * (DEPTH_MAX + 1) + "TRUE" + ")" * (DEPTH_MAX + 1), DEPTH_MAX + 1, "deep"),
     ("+".join(["1"] * 200) + " = 200", 1, "deep"),
     ("NOT " * 200 + "yes", 4 * DEPTH_MAX + 1, "deep"),
-    ("a" * (TEXT_MAX + 1), TEXT_MAX + 1, "are the most"),
+    ("a" * (TEXT_MAX + 1), TEXT_MAX + 1, "exceeds the limit"),
     ("a," * TOKENS_MAX, TOKENS_MAX + 1, "more than 12000 identifiers"),
     ("1" + "+1" * (TOKENS_MAX // 2 - 1), 1, "deep"),
-    ("a LIKE '" + "%x" * (PATTERNS_LENGTH_MAX // 2) + "' OR a LIKE '%'", 8 + PATTERNS_LENGTH_MAX + 13, "LIKE patterns of more than"),
+    ("a LIKE '" + "%x" * (PATTERNS_LENGTH_MAX // 2) + "' OR a LIKE '%'", 8 + PATTERNS_LENGTH_MAX + 13, "LIKE patterns have more than"),
 ]
 
 

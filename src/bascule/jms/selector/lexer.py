@@ -59,7 +59,7 @@ _TOKEN = re.compile(
 def tokens(text: str) -> list[Token]:
     """Return the tokens of a selector, the last one END. Raises SelectorError."""
     if len(text) > TEXT_MAX:
-        raise SelectorError(f"{len(text)} characters; {TEXT_MAX} are the most", text, TEXT_MAX)
+        raise SelectorError(f"selector of {len(text)} characters exceeds the limit of {TEXT_MAX}", text, TEXT_MAX)
     found: list[Token] = []
     position = 0
     while position < len(text):
@@ -91,7 +91,7 @@ def _complaint(character: str) -> str:
     if character == "'":
         return "this string has no closing quote"
     if character == '"':
-        return "strings stand in single quotes: 'text'"
+        return "strings need single quotes: 'text'"
     if character == "!":
-        return "no such operator; unequal is <>"
-    return f"a selector has no use for {character!r}"
+        return "unknown operator; use <> for unequal"
+    return f"unexpected character {character!r}"

@@ -56,9 +56,9 @@ def parse(text: str) -> tuple[Node, int]:
         raise parser.error(f"expected an operator or the end, found {_shown(parser.token)}")
     depth, steps = _extent(tree)
     if depth > DEPTH_MAX:
-        raise parser.error(f"nested more than {DEPTH_MAX} deep", 0)
+        raise parser.error(f"expressions are nested more than {DEPTH_MAX} levels deep", 0)
     if steps > STEPS_MAX:
-        raise parser.error(f"evaluating this may take {steps} steps for each message; {STEPS_MAX} are the most", 0)
+        raise parser.error(f"an evaluation may take {steps} steps for each message; the limit is {STEPS_MAX}", 0)
     return tree, steps
 
 
@@ -120,7 +120,7 @@ class _Parser:
     def condition(self, node: Node, position: int) -> Node:
         if isinstance(node, (*CONDITIONS, Identifier)) or (isinstance(node, Literal) and isinstance(node.value, bool)):
             return node
-        raise self.error("a condition is needed here, this is a value", position)
+        raise self.error("a condition is needed here, not a value", position)
 
     def number(self, node: Node, position: int) -> Node:
         if isinstance(node, CONDITIONS) or (isinstance(node, Literal) and isinstance(node.value, bool | str)):
@@ -138,13 +138,13 @@ class _Parser:
         """Parse an expression of operators that bind tighter than ``power``."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
-            raise self.error(f"nested more than {DEPTH_MAX} deep")
+            raise self.error(f"expressions are nested more than {DEPTH_MAX} levels deep")
         start = self.token.position
         left, nested = self.prefix(), 0
         while self.token.kind is TokenKind.SYMBOL and (binds := _POWER.get(self.token.text, 0)) > power:
             nested += 1  # a chain of + is as deep as it is long
             if nested > DEPTH_MAX:
-                raise self.error(f"nested more than {DEPTH_MAX} deep", start)
+                raise self.error(f"expressions are nested more than {DEPTH_MAX} levels deep", start)
             left = self.infix(left, start, binds)
         self.depth -= 1
         return left
@@ -159,7 +159,7 @@ class _Parser:
         if token.kind is TokenKind.IDENTIFIER:
             if token.text in _HEADERS_REFUSED:
                 allowed = ", ".join(sorted(HEADERS))
-                raise self.error(f"{token.text} cannot stand in a selector; of the header fields {allowed} can", token.position)
+                raise self.error(f"{token.text} cannot be used in a selector; the allowed header fields are {allowed}", token.position)
             return Identifier(token.text)
         rule = _PREFIX.get(token.text) if token.kind is TokenKind.SYMBOL else None
         if rule is None:
@@ -259,7 +259,7 @@ class _Parser:
                 raise self.error("the escape character must be one character", position)
         self.patterns_length += len(pattern)
         if self.patterns_length > PATTERNS_LENGTH_MAX:
-            raise self.error(f"LIKE patterns of more than {PATTERNS_LENGTH_MAX} characters in all", position)
+            raise self.error(f"LIKE patterns have more than {PATTERNS_LENGTH_MAX} characters in total", position)
         try:
             return Like(identifier, Pattern(pattern, escape))
         except ValueError as error:
