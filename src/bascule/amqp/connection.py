@@ -97,7 +97,7 @@ class Connection:
         """Whether the connection has ended."""
         return self.state is ConnectionState.ENDED
 
-    # --- what the application does -----------------------------------------------------------------------------------------------
+    # --- called by the application -----------------------------------------------------------------------------------------------
 
     def open(
         self, *, hostname: str | None = None, offered_capabilities: tuple[str, ...] = (), desired_capabilities: tuple[str, ...] = (),
@@ -181,7 +181,7 @@ class Connection:
             self.out.append(frames.EMPTY_FRAME)
         return min(due_s, beat_due_s)
 
-    # --- what the peer does ------------------------------------------------------------------------------------------------------
+    # --- input of the peer -------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Handle received bytes and return the events. A protocol error of the peer causes a close, end or detach."""
@@ -409,7 +409,7 @@ class Connection:
         if self.role is Role.CLIENT:
             self.out.append(frames.AMQP_HEADER)
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------------------
 
     def _move(self, step: ConnectionInput) -> ConnectionState:
         """Make a transition of the state machine; return the previous state."""

@@ -98,7 +98,7 @@ class Link:
         self.state = state
         return state
 
-    # --- what the application does -----------------------------------------------------------------------------------------------
+    # --- called by the application -----------------------------------------------------------------------------------------------
 
     def accept(
         self,
@@ -169,7 +169,7 @@ class Link:
         if self._move(LinkInput.SEND_DETACH) is LinkState.DETACHED:
             self.session.forget(self)
 
-    # --- what the peer does ------------------------------------------------------------------------------------------------------
+    # --- input of the peer -------------------------------------------------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
         """Handle the peer's attach, which opens the link or answers ours."""

@@ -95,7 +95,7 @@ class Session:
         self.state = state
         return state
 
-    # --- what the application does -----------------------------------------------------------------------------------------------
+    # --- called by the application -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Send a begin, or answer the peer's; called by the connection."""
@@ -314,7 +314,7 @@ class Session:
         if self.withholding:
             self.connection.withholding[self] = None
 
-    # --- what the peer does ------------------------------------------------------------------------------------------------------
+    # --- input of the peer -------------------------------------------------------------------------------------------------------
 
     def on_begin(self, begin: Begin, remote_channel: int) -> None:
         """Handle the peer's begin: answer it, or take it as the answer to ours."""

@@ -306,7 +306,7 @@ class AsyncContext:
             raise
         await self._run(self._session.end(block, self._until(timeout_s), failed=False))
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------------------
 
     def _until(self, timeout_s: float | None) -> float:
         core = self._task.core

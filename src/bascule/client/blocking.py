@@ -241,7 +241,7 @@ class Context:
         finally:  # the end of the block is refused while another thread is within a call
             self._thread.call(lambda: self._session.leave_block(block))
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------------------
 
     def _until(self, timeout_s: float | None) -> float:
         core = self._thread.core

@@ -95,7 +95,7 @@ class Core:
         """Return a unique link name, which the link keeps across reconnects."""
         return f"{what}-{next(self._link_names)}-{self.container_id}"
 
-    # --- what the shell does -----------------------------------------------------------------------------------------------------
+    # --- called by the driver ----------------------------------------------------------------------------------------------------
 
     def begin(self, endpoint: Endpoint) -> None:
         """Start the protocol on a new socket."""
@@ -171,7 +171,7 @@ class Core:
             for session in (self.own, *self.sessions):
                 session.failed(error)
 
-    # --- what sessions do --------------------------------------------------------------------------------------------------------
+    # --- called by sessions ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise the error that ended the connection."""
@@ -223,7 +223,7 @@ class Core:
         for session in self.sessions:
             session.attach_waiting(destination)
 
-    # --- what the broker does ----------------------------------------------------------------------------------------------------
+    # --- events from the broker --------------------------------------------------------------------------------------------------
 
     def _opened(self, event: events.Opened) -> None:
         opened: Open = event.open

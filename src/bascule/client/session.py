@@ -411,7 +411,7 @@ class ClientSession(Sends):
         for consumer in self.consumers:
             consumer.top_up()
 
-    # --- the end -----------------------------------------------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------------------------------------------
 
     def close(self, until_s: float) -> Operation[None]:
         """Flush, roll back open work, release unacknowledged messages and close. The connection ends with its last context.

@@ -61,7 +61,7 @@ class SessionLinks:
         self.unacknowledged: dict[ReceivedDelivery, ConsumerState] = {}
         self.untold: deque[BasculeError] = deque()  # errors that ended consumers with listeners
 
-    # --- over reconnects ---------------------------------------------------------------------------------------------------------
+    # --- reconnects --------------------------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Begin on the current connection and attach all links, except those to temporary destinations without a name."""

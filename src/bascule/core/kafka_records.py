@@ -36,7 +36,7 @@ class Outgoing(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - nobody changes it
+    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - never changed
     partition: int = -1
     timestamp_ms: int = 0
 

@@ -218,7 +218,7 @@ class ModelResource:
         self._watch = watch
         self._active: dict[Xid, list[str]] = {}
 
-    def start(self, xid: Xid, *, timeout_s: float) -> list[str]:  # noqa: ARG002 - this one waits for ever
+    def start(self, xid: Xid, *, timeout_s: float) -> list[str]:  # noqa: ARG002 - no timeout
         """See Resource."""
         with _Point(self, "start"):
             return self._active.setdefault(xid, [])

@@ -22,7 +22,7 @@ def show_stacks_on_signal() -> None:
     A process started by fork writes to the same file; another process must call this function itself.
     """
     if directory := os.environ.get(STACKS_VARIABLE):
-        _files.append(Path(directory, f"{os.getpid()}.txt").open("a"))  # noqa: SIM115 - for as long as the process lives
+        _files.append(Path(directory, f"{os.getpid()}.txt").open("a"))  # noqa: SIM115 - open until the process ends
     else:
         _files.append(sys.stderr)
     faulthandler.register(STACKS_SIGNAL, file=_files[-1], all_threads=True, chain=False)
