@@ -272,7 +272,7 @@ def test_of_two_members_of_one_name_one_stands_still_and_says_so_and_the_other_r
         wait_for(lambda: not (first.status().running and second.status().running), "one of them to stand still", 90)
         told = [each.status() for each in (first, second) if not each.status().running]
         assert len(told) == 1
-        assert "under this one's name" in told[0].trouble
+        assert "under the same name" in told[0].trouble
         assert told[0].partitions == {}
         produce(kafka.bootstrap, topic, values(10))
         assert sorted(seen.wait(10)) == values(10)

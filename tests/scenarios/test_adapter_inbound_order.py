@@ -156,7 +156,7 @@ def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_ther
         producer.produce(dead, letter.value, letter.key, headers=letter.headers)
     assert producer.flush(60) == 0
     letters = DeadLetters({"bootstrap.servers": kafka.bootstrap}, topic_prefix)
-    with pytest.raises(InvalidInput, match=rf"{dead}-0, offset 1, of 20000 bytes, is too large for {retry}: raise max.message.bytes"):
+    with pytest.raises(InvalidInput, match=rf"{dead}-0, offset 1, of 20000 bytes, is too large for {retry}; raise max.message.bytes"):
         letters.send_back()
     assert letters.send_back(1) == 1
     limit(kafka, retry, 30_000)

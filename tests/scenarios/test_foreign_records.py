@@ -44,7 +44,7 @@ def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: 
     offset = hand.put(b"somebody's own")
     send(system, "two")
     assert system.status()["gauges"]["journal_foreign_records"] == 1
-    told = f"journal {system.prefix}.journal, offset {offset}: foreign record passed over"
+    told = f"journal {system.prefix}.journal, offset {offset}: foreign record skipped"
     assert told in system.broker.said()
     system.broker.restart()
     assert told in system.broker.said()
@@ -58,7 +58,7 @@ def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and
     offset = hand.put(b"somebody's own", b"somebody's key", topic)
     system.broker.stop()
     system.broker.start()
-    assert f"foreign record passed over topic={system.prefix}.{topic} offset={offset}" in system.broker.said()
+    assert f"foreign record skipped topic={system.prefix}.{topic} offset={offset}" in system.broker.said()
     assert system.depth("orders") == 1
 
 
@@ -92,7 +92,7 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
     for _ in range(20 if grown else 0):  # beyond the other's end
         hand.put(b"somebody's own")
     said = ended_at_work(system) if at_work else refused(system)
-    assert f"error: journal {system.prefix}.journal was deleted and created again" in said
+    assert f"error: journal {system.prefix}.journal was recreated" in said
 
 
 def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
@@ -104,7 +104,7 @@ def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_
         send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message(text))
         producer.produce(topic, ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
     assert producer.flush(ADMIN_TIMEOUT_S) == 0
-    waits = f"ingress {topic}-0 waits: a transaction that begins at offset 0 is not ended"
+    waits = f"ingress {topic}-0 waits: a transaction that begins at offset 0 has not ended"
     wait_for(lambda: system.status()["reason"] == waits, "the status to say so")
     producer.commit_transaction(ADMIN_TIMEOUT_S)
     wait_for(lambda: (system.depth("orders"), system.status()["reason"]) == (2, ""), "what waited")
@@ -147,15 +147,15 @@ def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_o
     bring(*anew)
     if not at_work:
         system.broker.start()
-    wait_for(lambda: "stands still" in status(), "the tail to stand still")
+    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
     for said in (status(), system.broker.said()):
-        assert f"ingress {topic} stands still: it was deleted and created again" in said
+        assert f"ingress {topic} has stopped: the topic was recreated" in said
     wait_for(lambda: trimmed_behind(0), "the journal to be trimmed")
     end = journal.latest()
     wait_for(lambda: trimmed_behind(end), "the journal to be trimmed once more")
     assert TopicHistory(hand.kafka, topic, 0).earliest() == 0
     system.broker.restart()  # from a snapshot
-    wait_for(lambda: "stands still" in status(), "the tail to stand still")
+    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
     assert system.act("ingress/begin-anew") == {"begun anew": topic}
     bring("E")
     wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")

@@ -104,7 +104,7 @@ def test_a_journal_that_takes_no_large_records_is_enough_for_who_sends_no_large_
         with connect(system.url, acknowledge=Acknowledge.TRANSACTED) as context:
             for _ in range(2):
                 context.send(ORDERS, "x" * (3 << 20))
-            with pytest.raises(BasculeError, match="transaction larger than 4194304 bytes"):
+            with pytest.raises(BasculeError, match="transaction is larger than 4194304 bytes"):
                 context.commit()
 
 
@@ -132,7 +132,7 @@ def test_a_broker_keeps_an_expired_message_that_the_journal_does_not_take_and_se
         context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=LIFE_S))
     with paused(system.broker.pid):  # its time is not over before the limit holds
         hand.set("journal", "max.message.bytes", "1000000")
-    kept = "error contained kind=move error=\"RecordTooLarge('a journal record of"
+    kept = "error contained kind=move error=\"RecordTooLarge('a journal record has"
     wait_for(lambda: kept in system.broker.said(), "the broker to keep the message")
     assert system.broker.said().count("the epoch ends") == 1
     send(system, "small")
@@ -207,7 +207,7 @@ def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_m
     def manager() -> TransactionManager:
         return TransactionManager("shop", KafkaLog(hand.kafka, topic=f"{topic_prefix}.decisions"), [], recovery_interval_s=0.1)
 
-    unsafe = f"topic '{topic_prefix}.decisions' has cleanup.policy=delete: Kafka deletes by age what is still needed; set compact"
+    unsafe = f"topic '{topic_prefix}.decisions' has cleanup.policy=delete: Kafka deletes records by age although"
     with manager():
         hand.set("decisions", "cleanup.policy", "delete")
         wait_for(lambda: f'recovery waits for the decision log error="{unsafe}' in caplog.text, "the recovery to say so")
@@ -277,8 +277,8 @@ class Lonely(EmbeddedKafka):
 
 def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why = (
-        "Kafka has not made its topic '__transaction_state': transaction.state.log.replication.factor (3 where it is not set) must be"
-        " at most the number of its brokers that are there, 1"
+        "Kafka has not created its topic '__transaction_state': transaction.state.log.replication.factor (default: 3) must be"
+        " at most the number of running brokers, 1"
     )
     for module in (slot, transactional):
         monkeypatch.setattr(module, "COORDINATOR_TIMEOUT_S", 2.0)

@@ -86,7 +86,7 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         hand.set("journal", "unclean.leader.election.enable", "false")
         hand.set("store", "min.insync.replicas", "1")
         system.broker.start()
-        said = f"topic '{topic_prefix}.store' has min.insync.replicas=1: of 3 replicas, what one alone has stored is confirmed"
+        said = f"topic '{topic_prefix}.store' has min.insync.replicas=1: with 3 replicas, a record is confirmed when a single replica"
         assert said in system.broker.said()
         assert WARNED in system.broker.said()
     positions = Positions(
@@ -99,7 +99,9 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
     try:
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "min.insync.replicas", "1")
         (finding,) = wait_for(lambda: guard_transactions(hand.kafka), "every node to know the setting")
-        assert str(finding).startswith(f"topic '{TRANSACTION_STATE}' has min.insync.replicas=1: of 3 replicas, what one alone has stored")
+        assert str(finding).startswith(
+            f"topic '{TRANSACTION_STATE}' has min.insync.replicas=1: with 3 replicas, a record is confirmed when a single replica"
+        )
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "true")
         with pytest.raises(UnsafeTopic, match=rf"'{TRANSACTION_STATE}' has unclean\.leader\.election\.enable=true"):
             guard_transactions(hand.kafka)
@@ -107,7 +109,10 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "min.insync.replicas", "2")
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "false")
     with System(cluster.bootstrap, tmp_path / "one", prefix=f"{topic_prefix}-one") as system:
-        assert f"topic '{topic_prefix}-one.journal' has replication factor=1: all is lost with one disk; set 3" in system.broker.said()
+        assert (
+            f"topic '{topic_prefix}-one.journal' has replication factor=1: the loss of one disk loses all records; set 3"
+            in system.broker.said()
+        )
 
 
 def test_nodes_are_stopped_and_killed_one_after_the_other_and_nothing_is_lost_or_doubled(load: Load, cluster: EmbeddedCluster) -> None:

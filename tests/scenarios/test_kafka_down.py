@@ -81,7 +81,7 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
         assert "amqp:connection:forced" in " ".join([failed.value.message, *failed.value.linked])
         code, reason = readiness(system)
         assert code == 503
-        assert "nothing persistent is taken until it does" in reason
+        assert "persistent messages are refused until Kafka stores them" in reason
         assert not repeated.done()
         assert system.depth(name) == 2
     repeated.result(60)

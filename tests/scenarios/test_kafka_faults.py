@@ -271,7 +271,7 @@ def test_a_session_that_kafka_does_not_allow_is_named_with_its_setting(kafka: Em
     )
     wait_for(lambda: errors, "the refusal")
     assert isinstance(errors[0], NotAllowed)
-    assert "broker.session_timeout_s lies between" in str(errors[0])
+    assert "broker.session_timeout_s must lie between" in str(errors[0])
     election.close(resign=True)
 
 

@@ -35,7 +35,7 @@ def reader(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[PartitionReader]
 
 @pytest.mark.parametrize(
     ("offset", "error", "said"),
-    [(0, Trimmed, "begins at offset 1, behind what was to be read"), (5, CutOff, "ends at offset 3, and 5 was to be read")],
+    [(0, Trimmed, "begins at offset 1, after the position 0"), (5, CutOff, "ends at offset 3, before the position 5")],
 )
 def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_read(
     reader: PartitionReader, offset: int, error: type[Unavailable], said: str

@@ -131,7 +131,7 @@ def test_what_is_no_position_among_the_positions_is_named_with_its_place(journal
     assert producer.flush(ADMIN_TIMEOUT_S) == 0
     with pytest.raises(PositionLost) as raised:
         journal.take("second")
-    assert str(raised.value).startswith(f"{topic}, partition {partition}, offset {offset}, key {key!r}: no position: ")
+    assert str(raised.value).startswith(f"{topic}, partition {partition}, offset {offset}, key {key!r}: not a valid position: ")
 
 
 def config(prefix: str, *ingresses: str, shelved: bool = False, on_error: str = "dead-letter") -> str:

@@ -138,7 +138,7 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
         await asyncio.to_thread(wait_for, lambda: lost.hit, "the append")
         journal.send(epoch, "third")
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 20)
-        reason = f"journal {journal.place.topics.journal}, offset {at}: Kafka has answered for a later record, not for this one"
+        reason = f"journal {journal.place.topics.journal}, offset {at}: Kafka has acknowledged a later record, but not this one"
         assert [str(error) for error in journal.ends] == [reason]
         assert journal.sender.accepted_tokens == ["first"]
         await epoch.close()
@@ -160,7 +160,7 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
 
 def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     journal = Journaled(kafka, topic_prefix)
-    unknown = f"journal {journal.place.topics.journal}: Kafka has stored a record and does not say at which offset"
+    unknown = f"journal {journal.place.topics.journal}: Kafka has stored a record and has not reported its offset"
 
     async def lose(proxy: KafkaProxy) -> None:
         epoch = await journal.epoch()
@@ -210,7 +210,7 @@ def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_ge
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 30)
         stalled, ended = map(str, journal.ends)
         assert "Kafka has not stored" in stalled
-        assert ended == f"{stalled}; Kafka answers a new client, so a new producer takes over"
+        assert ended == f"{stalled}; Kafka answers a new client, so a new epoch starts with a new producer"
         await epoch.close()
 
     async def go_on() -> None:
@@ -239,7 +239,7 @@ def test_a_stored_record_that_cannot_be_carried_out_ends_the_epoch_and_the_next_
         journal.send(epoch, "third")
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch")
         await asyncio.to_thread(wait_for, lambda: journal.end() == 4, "all of it to be stored")
-        reason = "what a stored record decided could not be done: ZeroDivisionError('division by zero')"
+        reason = "the effects of a stored record could not be applied: ZeroDivisionError('division by zero')"
         assert [str(error) for error in journal.ends] == [reason]
         assert journal.sender.accepted_tokens == ["first", "failed"]
         await epoch.close()
@@ -328,7 +328,7 @@ def test_an_epoch_whose_process_stood_still_ends_and_does_nothing_more(kafka: Em
         await epoch.close()
 
     asyncio.run(stand_still())
-    assert [str(error).rpartition(" for ")[0] for error in journal.ends] == ["this process stood still"]
+    assert [str(error).rpartition(" for ")[0] for error in journal.ends] == ["this process was suspended"]
     assert done == []
     assert journal.sender.answers == []
 

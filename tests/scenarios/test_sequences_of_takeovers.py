@@ -166,7 +166,7 @@ def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_jou
         await new.housekeeping.rounds()
         assert TopicHistory(journal.kafka, journal.place.topics.journal, 0).earliest() > start
         still.go_on.set()
-        with pytest.raises(Unavailable, match="another broker has begun a newer epoch"):
+        with pytest.raises(Unavailable, match="another broker has started a newer epoch"):
             await loading
         await new.close()
         await old.close()
@@ -215,7 +215,7 @@ def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_c
     asyncio.run(replace_it())
     assert len(SnapshotStore(journal.kafka, journal.place.topics.snapshots).read()) == 1
     asyncio.run(load())
-    assert "was never announced: not used" in caplog.text
+    assert "was never announced; not used" in caplog.text
     assert journal.sender.answers == [(name, None) for name in ("first", "failed", "third")]
 
 

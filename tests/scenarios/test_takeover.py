@@ -135,7 +135,7 @@ def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
             assert [message.body for message in taken] == [str(n) for n in range(10)]
             assert taken[0].redelivered
         wait_for(active.stands_by, "the stopped broker to find out")
-        assert "the epoch ends: this process stood still" in active.broker.said()[said:]
+        assert "the epoch ends: this process was suspended" in active.broker.said()[said:]
         for each in (*asked, waiting):
             with pytest.raises(JmsError):
                 each.result(WAIT_S)

@@ -151,7 +151,7 @@ def test_messages_sent_by_command_are_browsed_and_received_by_command(bascule: R
     assert [json.loads(each)["properties"] for each in browsed.stdout.splitlines()] == [{"n": 45, "who": "ann"}] * 2
     assert bascule.run("browse", "cli", "--selector", "n > 45", "--format", "json", *AS_ANN).stdout == ""
     received = bascule.run("receive", "cli", "--count", "3", "--timeout-s", "3", "--format", "json", *AS_ANN)
-    assert (received.returncode, received.stderr) == (1, "2 of 3 came\n")
+    assert (received.returncode, received.stderr) == (1, "received 2 of 3\n")
     assert [json.loads(each)["body"] for each in received.stdout.splitlines()] == ['{"n": 1}'] * 2
     assert "{" not in bascule.run("browse", "cli", *AS_ANN).stdout
 

@@ -85,7 +85,7 @@ class Broker:
         except RecordError as error:
             self.failure = error
         except BasculeError as error:
-            self.world.note("end epoch", f"{process.name}, {error}")
+            self.world.note("epoch ended", f"{process.name}, {error}")
             self.world.after(self.world.random.random() * PAUSE_MS, self._launch_again, process)  # by its supervisor
 
     def _launch_again(self, process: Process) -> None:

@@ -131,7 +131,7 @@ class AddressBook:
         if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
             whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
             raise ResourceLimit(
-                f"a selector of {steps} steps: those of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} steps for each message"
+                f"the selector has {steps} steps; the selectors of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} for each message"
             )
 
     def _count(self, queue: BrokerQueue, change: int) -> None:

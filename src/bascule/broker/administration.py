@@ -47,7 +47,7 @@ ACT_STEPS = 40
 #: Characters of a text in what a dead letter says of itself: an answer lists up to a thousand of them.
 TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
-FAILED = "the broker failed; its log says more"
+FAILED = "the broker failed; see the broker's log"
 
 
 class InUse(InvalidInput):
@@ -90,7 +90,7 @@ def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | 
     """
     target = engine.queue(address)
     if target is queue:
-        raise InvalidInput(f"queue {address!r} is where the messages are")
+        raise InvalidInput(f"source and target are the same queue {address!r}")
 
     def act(message: BrokerMessage) -> None:
         _check_room(target)
@@ -131,14 +131,14 @@ def delete(engine: Engine, queue: BrokerQueue, *, force: bool = False) -> None:
     """The queue and what it holds are gone. Raises InUse, unless forced, while it has messages or consumers."""
     messages = queue.held_messages + queue.incoming
     if not force and (queue.consumers or messages):
-        raise InUse(f"queue {queue.name!r} has {messages} messages and {len(queue.consumers)} consumers: delete it by force")
+        raise InUse(f"queue {queue.name!r} has {messages} messages and {len(queue.consumers)} consumers; use force to delete it")
     engine.delete_queue(queue)
 
 
 def create(engine: Engine, name: str) -> BrokerQueue:
     """The queue of a name, which stays from now on though nobody uses it. Raises ResourceLimit, InvalidInput."""
     if name in engine.addresses.anycast:
-        raise InvalidInput(f"queue {name!r} is there already")
+        raise InvalidInput(f"queue {name!r} already exists")
     return engine.create_queue(name, name, Routing.ANYCAST)
 
 
@@ -230,10 +230,10 @@ def _origin(engine: Engine, body: bytes) -> BrokerQueue:
     """Where a dead letter came from. Raises UnknownAddress, ResourceLimit."""
     address, name = message_annotation(body, ORIGINAL_ADDRESS), message_annotation(body, ORIGINAL_QUEUE)
     if not isinstance(address, str) or not isinstance(name, str):
-        raise UnknownAddress("sent here by a client: it has no origin")
+        raise UnknownAddress("a client sent the message to this queue; the message has no original address")
     if message_annotation(body, ORIGINAL_ROUTING) != Routing.MULTICAST:
         return engine.queue(address)
     subscription = engine.addresses.subscriptions.get(name)
     if subscription is None:
-        raise UnknownAddress(f"subscription {name!r} is gone")
+        raise UnknownAddress(f"subscription {name!r} no longer exists")
     return subscription

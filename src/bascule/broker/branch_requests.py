@@ -116,7 +116,7 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
         engine.journaling.after_barrier(say, failure(error))  # another broker may have the branch by now
     except Exception as error:
         engine.journaling.errors.contain(ErrorKind.REQUEST, error, operation=request.operation, xid=str(request.xid))
-        engine.journaling.after_barrier(say, failure(RequestFailed("the broker failed to carry out the request; its log says more")))
+        engine.journaling.after_barrier(say, failure(RequestFailed("the broker failed to carry out the request; see the broker's log")))
     finally:
         if request.plan is not None:
             drop(engine, request)

@@ -416,29 +416,29 @@ def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | N
 def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
     """Why no other transaction can have the name: what is there under it would be gone with this one's end."""
     if xid in branches.prepared or xid in branches.forced:
-        return BranchExists(f"branch {xid} is prepared already")
+        return BranchExists(f"branch {xid} is already prepared")
     if xid in branches.committing:
         return BranchExists(f"branch {xid} is being committed")
     if xid in branches.ended:
         return UnknownBranch(f"branch {xid} has ended: {_said(branches.ended[xid])}")
     if xid in branches.refused:
-        return UnknownBranch(f"branch {xid} was asked to be rolled back")
+        return UnknownBranch(f"a rollback of branch {xid} was requested")
     return None
 
 
 def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
     if xid in branches.prepared:  # by another transaction, whose vote holds
-        exists = BranchExists(f"branch {xid} is prepared already")
+        exists = BranchExists(f"branch {xid} is already prepared")
         return TransactionRolledBack(str(exists), cause=exists)
     branches.refuse(xid)
-    lost = UnknownTransaction(f"the transaction of branch {xid} is not there: it went with its connection")
+    lost = UnknownTransaction(f"the transaction of branch {xid} does not exist: it ended with its connection")
     return TransactionRolledBack(str(lost), cause=lost)
 
 
 def _unknown(engine: Engine, xid: Xid, since: int | None) -> UnknownBranch:
     ending = engine.branches.ended.get(xid)
     if ending is None and engine.branches.may_have_forgotten(since):
-        return UnknownBranch(f"there is no branch {xid}; the broker remembers the last {ENDED_MAX:,} ends only", forgotten=True)
+        return UnknownBranch(f"there is no branch {xid}; the broker remembers only the last {ENDED_MAX:,} ended branches", forgotten=True)
     if ending is None:
         return UnknownBranch(f"there is no branch {xid}")
     return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)

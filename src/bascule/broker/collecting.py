@@ -76,7 +76,7 @@ class CollectedQueue:
             pass
         copied, there = len(copy.mids) - len(copy.removed), len(held)
         if copied != there:
-            raise BrokerFault(f"a snapshot would have {copied} messages of queue {queue.name!r}, which holds {there}")
+            raise BrokerFault(f"a snapshot would contain {copied} messages of queue {queue.name!r}, which holds {there}")
         self.reserved_mid, self.unused_since_ms = queue.reserved_mid, queue.unused_since_ms
 
     def state(self) -> tuple[list[int], list[tuple[int, int]]]:

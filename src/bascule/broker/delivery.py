@@ -484,7 +484,7 @@ class Deliveries:
         self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name, mid=message.mid)
         self.give_back(consumer, message, failed=True)
         self.detach(consumer, failed=False)
-        failed = RequestFailed(f"the broker failed to deliver a message of {queue.name!r}; its log says more")
+        failed = RequestFailed(f"the broker failed to deliver a message of {queue.name!r}; see the broker's log")
         self.errors.run(ErrorKind.LINK, consumer.port.ended, failed)
 
     def _reserve(self, queue: BrokerQueue, mid: int) -> None:

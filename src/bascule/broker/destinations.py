@@ -61,14 +61,14 @@ class Destinations:
     def _check_creatable(self, name: str, routing: Routing) -> None:
         kind = "queue" if routing is Routing.ANYCAST else "topic"
         if not 0 < len(name) <= ADDRESS_MAX:
-            raise InvalidInput(f"the name of a {kind} has 1 to {ADDRESS_MAX} characters, not {len(name)} ({name[:60]!r})")
+            raise InvalidInput(f"the name of a {kind} must have 1 to {ADDRESS_MAX} characters, not {len(name)} ({name[:60]!r})")
         if name == MANAGEMENT_ADDRESS:
-            raise InvalidInput(f"{MANAGEMENT_ADDRESS} is the address of the management node: no {kind} can have this name")
+            raise InvalidInput(f"{MANAGEMENT_ADDRESS} is the address of the management node; a {kind} cannot have this name")
         if name.startswith(TEMPORARY_PREFIX):
             if name not in self.addresses.temporary:
                 raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")
         elif not self.policy.of(name).auto_create:
-            raise UnknownAddress(f"there is no {kind} {name!r}, and it is not made by asking for it (auto_create = false)")
+            raise UnknownAddress(f"there is no {kind} {name!r}, and clients may not create it (auto_create = false)")
 
     def create_queue(
         self, name: str, address: str, routing: Routing, *,

@@ -164,7 +164,7 @@ class EpochProtocol:
         try:
             return int(await start.wait(timeout_s))
         except TimeoutError:
-            error = Unavailable(f"journal {self._topic}: Kafka has not stored the start record in {timeout_s:g} s")
+            error = Unavailable(f"journal {self._topic}: Kafka has not stored the start record within {timeout_s:g} s")
             self.end(error)  # an answer that comes later is nobody's: the next epoch has a start record of its own
             raise error from None
 
@@ -206,7 +206,9 @@ class EpochProtocol:
             self.engine.journaling.flush()
             crash.point("journal.append.after")
         except Exception as error:  # half of a record may be made; an append that Kafka's client refused has ended the epoch already
-            self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: record not made: {error!r}"))
+            self.end(
+                error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: a record could not be made: {error!r}")
+            )
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ class EpochProtocol:
             self._settle()
 
     def _settle(self) -> None:
-        with self._or_end("what a stored record decided could not be done"):
+        with self._or_end("the effects of a stored record could not be applied"):
             while self._outcomes and not self._in_gap and not self.ended:
                 self._settle_one(*self._outcomes.popleft())
         if self.ended or self._in_gap:
@@ -243,7 +245,7 @@ class EpochProtocol:
                 return
             self.end(JournalUnavailable(f"journal {self._topic}: append failed: {failure}"))
         elif offset == UNKNOWN_OFFSET and (self._start is not None or EpochViolation.UNKNOWN_OFFSET_IS_NEXT not in self._violations):
-            self.end(AppendOffsetUnknown(f"journal {self._topic}: Kafka has stored a record and does not say at which offset"))
+            self.end(AppendOffsetUnknown(f"journal {self._topic}: Kafka has stored a record and has not reported its offset"))
         elif self._start is not None:
             start, self._start = self._start, None
             self._move(EpochEvent.START_STORED)
@@ -267,7 +269,7 @@ class EpochProtocol:
 
     async def _look_into_gap(self, start: int, end: int) -> None:
         """Read what somebody else wrote between two of this epoch's records. Outcomes that come meanwhile wait."""
-        with self._or_end(f"the journal's records from offset {start} to {end} could not be judged"):
+        with self._or_end(f"the journal's records from offset {start} to {end} could not be checked"):
             try:
                 await self._judge_gap(start, end)
             except BasculeError as error:
@@ -293,14 +295,14 @@ class EpochProtocol:
                 header = decode_header(value)
             except ForeignRecord as error:
                 self.foreign += 1
-                self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record passed over: {error}")
+                self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
                 continue
             except RecordError as error:
                 raise type(error)(f"{place}: {error}") from error
             if header.kind is Kind.EPOCH:
                 raise SteppedDown(f"another broker started epoch {offset} of journal {self._topic}")
             if header.epoch == self.engine.journaling.epoch:
-                raise JournalUnavailable(f"{place}: Kafka has answered for a later record, not for this one")
+                raise JournalUnavailable(f"{place}: Kafka has acknowledged a later record, but not this one")
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -316,7 +318,7 @@ class EpochProtocol:
     def _tick(self) -> None:
         if self.awake():
             self._timer = None
-            with self._or_end("what was due could not be done"):
+            with self._or_end("due work could not be done"):
                 self.engine.tick()
                 self.engine.dispatch()
                 self._set_timer()
@@ -330,7 +332,7 @@ class EpochProtocol:
     def _next_turn(self) -> None:
         self._turn_planned = False
         if self.awake():
-            with self._or_end("what the last turn had begun could not be done"):
+            with self._or_end("work that the last turn left could not be done"):
                 self.engine.go_on()
             self._effects.ticked()
 
@@ -344,8 +346,8 @@ class EpochProtocol:
         if self.state is EpochState.SERVING and journaling.in_flight and age_s > self._limits.append_timeout_s:
             self._move(EpochEvent.APPENDS_LATE)
             self.engine.stalled = JournalUnavailable(
-                f"journal {self._topic}: Kafka has not stored {journaling.in_flight_bytes} bytes in {age_s:.0f} s;"
-                " nothing persistent is taken until it does"
+                f"journal {self._topic}: Kafka has not stored {journaling.in_flight_bytes} bytes within {age_s:.0f} s;"
+                " persistent messages are refused until Kafka stores them"
             )
             self._effects.stalled(self.engine.stalled)
         if self.state is EpochState.STALLED and not self._probing:
@@ -363,7 +365,7 @@ class EpochProtocol:
             self._errors.contain(ErrorKind.TIMER, error, topic=self._topic)
             reached = False
         if self.state is EpochState.STALLED and reached and self._reached:
-            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
+            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new epoch starts with a new producer"))
         elif not self.ended:
             self._reached = reached and self.state is EpochState.STALLED
             self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
@@ -376,7 +378,7 @@ class EpochProtocol:
         if self._seen_s is not None and not self.ended and EpochViolation.STOPPED_PROCESS_ACTS not in self._violations:
             still_s = self._effects.now_s() - self._seen_s
             if still_s > self._limits.still_max_s:
-                self.end(SteppedDown(f"this process stood still for {still_s:.0f} s"))
+                self.end(SteppedDown(f"this process was suspended for {still_s:.0f} s"))
         return not self.ended
 
     # -- end ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 ANSWER_TIMEOUT_S: Final = 30.0
 #: Before topics that contradict one another are read again.
 RETRY_S: Final = 0.5
-HELP: Final = "Restore it; or delete all of Bascule's topics to begin anew"
-RECREATED: Final = f"was deleted and created again: what it held is gone. {HELP}"
+HELP: Final = "Restore the topic, or delete all topics of Bascule to start from scratch"
+RECREATED: Final = f"was recreated; its records are lost. {HELP}"
 
 
 class Closed(BasculeError):
@@ -134,10 +134,10 @@ class FollowingProtocol:
             except (Trimmed, _Contradiction) as error:
                 names, end = [each.id for each in candidates], self._effects.wanted_end()
                 if end is not None and any(each.epoch >= end for each in candidates):
-                    raise Unavailable(f"{error}: another broker has begun a newer epoch, and this one must not serve") from error
+                    raise Unavailable(f"{error}: another broker has started a newer epoch, so this epoch must not serve") from error
                 if names == tried:
-                    raise DamagedRecord(f"{error}, and no usable snapshot covers what was before. {HELP}") from error
-                self._effects.note(Severity.INFO, "load anew", str(error))
+                    raise DamagedRecord(f"{error}, and no usable snapshot covers the records before that offset. {HELP}") from error
+                self._effects.note(Severity.INFO, "load restarted", str(error))
                 tried, self.foreign = names if certain or believed else None, 0
             if not believed:
                 certain = await self._elected()
@@ -175,7 +175,7 @@ class FollowingProtocol:
         first, high = await self._range(certain)
         for newest in candidates[:1]:
             if newest.next_offset > high:
-                lost = f"journal {self._topic} has lost its end: it ends at offset {high}"
+                lost = f"journal {self._topic} has lost records at its end: it ends at offset {high}"
                 raise _Contradiction(f"{lost}; snapshot {newest.id} was made at {newest.next_offset}")
         for snapshot in candidates:
             loader = self._beginning(snapshot, stored, first)
@@ -185,7 +185,7 @@ class FollowingProtocol:
             if loader.announced:
                 self._read(f"snapshot {snapshot.id}", loader, position)
                 return loader, position
-            self._effects.note(Severity.WARNING, "pass snapshot over", f"snapshot {snapshot.id} was never announced: not used")
+            self._effects.note(Severity.WARNING, "snapshot skipped", f"snapshot {snapshot.id} was never announced; not used")
             if FollowingViolation.NEWEST_SNAPSHOT_ONLY in self._violations:
                 break
         if first > 0:
@@ -207,8 +207,8 @@ class FollowingProtocol:
                 raise Closed("the broker stops")
             if effects.now_s() - since_s > ANSWER_TIMEOUT_S:
                 raise Unavailable(
-                    f"journal {self._topic} has stored a record at offset {end - 1}, and a node names {high} as its end:"
-                    " that node is cut off from the others"
+                    f"journal {self._topic} has stored a record at offset {end - 1}, but a node reports {high} as its end;"
+                    " this node is cut off from the other nodes"
                 )
             await effects.sleep(RETRY_S)
 
@@ -246,7 +246,7 @@ class FollowingProtocol:
             if records or known is None:
                 since_s = effects.now_s()
             elif effects.now_s() - since_s > ANSWER_TIMEOUT_S:
-                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}")
+                raise Unavailable(f"reading {self._topic}: no record for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}")
             wanted = self._wanted_end()
             for offset, value in records:
                 if wanted is not None and offset >= wanted:
@@ -266,6 +266,6 @@ class FollowingProtocol:
             loader.apply(offset, value)
         except ForeignRecord as error:
             self.foreign += 1
-            self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record passed over: {error}")
+            self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
         except RecordError as error:
             raise type(error)(f"{place}: {error}") from error

@@ -151,7 +151,7 @@ class HousekeepingProtocol:
     def retention_holds(self) -> list[RetentionHold]:
         """What the journal is kept for, as of the last snapshot, and what came since."""
         offset, records, size_bytes = self._kept
-        reason = self._trouble or "what came since is in no snapshot yet"
+        reason = self._trouble or "no snapshot covers these records yet"
         return [*self._found, RetentionHold(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
 
     def appended(self, size_bytes: int) -> None:
@@ -182,11 +182,13 @@ class HousekeepingProtocol:
             await work()
             self._trouble = ""
         except TimeoutError:
-            self._trouble = "no snapshot this time: its announcement is not stored yet"
-            self._effects.note(Severity.WARNING, "fail round", self._trouble)
+            self._trouble = "no snapshot in this round: Kafka has not stored its announcement yet"
+            self._effects.note(Severity.WARNING, "housekeeping round failed", self._trouble)
         except Exception as error:
             self._trouble = f"housekeeping: {error}"
-            self._effects.note(Severity.WARNING, "fail round", self._trouble, None if isinstance(error, BasculeError) else error)
+            self._effects.note(
+                Severity.WARNING, "housekeeping round failed", self._trouble, None if isinstance(error, BasculeError) else error
+            )
         finally:
             self._busy = False
 
@@ -235,7 +237,7 @@ class HousekeepingProtocol:
         try:
             await done.wait(timeout_s)
         except TimeoutError:
-            raise Unavailable(f"work of the engine has taken more than {timeout_s:g} s") from None
+            raise Unavailable(f"the engine has not finished its work within {timeout_s:g} s") from None
 
     async def computed(self, calculation: Callable[[], T]) -> T:
         """Raises what the calculation raises."""

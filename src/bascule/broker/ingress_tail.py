@@ -153,11 +153,11 @@ class IngressReading:
                 # A topic that was cut off may come to be as long again: then it would be read on in its middle.
                 if not (isinstance(error, BasculeError) and error.retriable):
                     # Nothing is passed over silently: the tail stands still here until somebody looks.
-                    self.failure = f"ingress {self._topic} stands still: {error}"
-                    effects.note(Severity.ERROR, "ingress stands still", self.failure, None if isinstance(error, BasculeError) else error)
+                    self.failure = f"ingress {self._topic} has stopped: {error}"
+                    effects.note(Severity.ERROR, "ingress stopped", self.failure, None if isinstance(error, BasculeError) else error)
                     return
                 self.failure = str(error)
-                effects.note(Severity.WARNING, "read ingress again", f"ingress: {error}; reading on from offset {position}")
+                effects.note(Severity.WARNING, "ingress read restarted", f"ingress: {error}; continuing at offset {position}")
                 position += IngressTailViolation.RECORD_SKIPPED_AFTER_FAULT in self._violations
                 await effects.pause(RETRY_S)
 
@@ -170,8 +170,8 @@ class IngressReading:
             self._effects.first_seen(found)
         if found != self.topic_id:
             raise TopicRecreated(
-                "it was deleted and created again: what had come and was not taken is lost;"
-                " `bascule ingress begin-anew` goes on with what it has now"
+                "the topic was recreated; messages that the broker had not taken are lost."
+                " Run `bascule ingress begin-anew` to continue with the new topic"
             )
 
     async def _read(self) -> Sequence[IngressRecord]:
@@ -194,7 +194,7 @@ class IngressReading:
         if self._cut_off_since_s is None:
             self._cut_off_since_s = now_s
         if now_s - self._cut_off_since_s < STALE_END_S and IngressTailViolation.STALE_END_BELIEVED not in self._violations:
-            raise Unavailable(f"{error}; asked again, for a node that is cut off from the others knows an old end") from error
+            raise Unavailable(f"{error}; will retry, because a node that is cut off from the others reports an old end") from error
         raise error
 
     async def _see_what_is_open(self, *, idle: bool) -> None:
@@ -204,7 +204,7 @@ class IngressReading:
             self._open_at = await self._effects.open_transaction()
         self.held_up = ""
         if self._open_at == before >= 0:
-            self.held_up = f"ingress {self._topic}-{self._partition} waits: a transaction that begins at offset {before} is not ended"
+            self.held_up = f"ingress {self._topic}-{self._partition} waits: a transaction that begins at offset {before} has not ended"
 
     def _chunks(self, records: Sequence[IngressRecord]) -> Iterator[Chunk]:
         """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
@@ -236,14 +236,14 @@ class IngressReading:
             sends = [decode_send(data, start, end) for op, start, end in entries(data) if op == Op.SEND]
             check_sends(sends)
         except (ForeignRecord, InvalidInput) as error:
-            text = f"ingress {self._topic}, offset {offset}: foreign record passed over: {error}"
+            text = f"ingress {self._topic}, offset {offset}: foreign record skipped: {error}"
             self._effects.note(Severity.ERROR, "foreign record", text)
             self.foreign += 1
             return []
         limit = self._effects.largest()
         for send in sends:
             if len(send.body) > limit:
-                raise ResourceLimit(f"a message of {len(send.body)} bytes; the journal has room for {limit}")
+                raise ResourceLimit(f"the message has {len(send.body)} bytes; the journal has room for {limit}")
         return sends
 
 
@@ -254,12 +254,12 @@ def _size_bytes(sends: Sequence[tuple[Send, bool]]) -> int:
 def check_sends(sends: Sequence[Send]) -> None:
     """Raise InvalidInput for messages that no AMQP client could send."""
     if len(sends) > MESSAGES_PER_RECORD_MAX:
-        raise InvalidInput(f"{len(sends)} messages; a record of the journal holds {MESSAGES_PER_RECORD_MAX}")
+        raise InvalidInput(f"the record has {len(sends)} messages; a record of the journal holds at most {MESSAGES_PER_RECORD_MAX}")
     for send in sends:
         if send.routing not in _ROUTINGS:
-            raise InvalidInput(f"routing {send.routing} is none of {sorted(_ROUTINGS)}")
+            raise InvalidInput(f"routing {send.routing} is not one of {sorted(_ROUTINGS)}")
         if not 0 < len(send.address) <= ADDRESS_MAX:
-            raise InvalidInput(f"an address of {len(send.address)} characters; 1 to {ADDRESS_MAX} are allowed")
+            raise InvalidInput(f"an address has {len(send.address)} characters; 1 to {ADDRESS_MAX} are allowed")
         scan(send.body)
 
 
@@ -346,7 +346,7 @@ class IngressTaking:
         """What is behind the chunk waits with it: its messages stay in order."""
         engine = self._engine
         engine.journaling.errors.contain(ErrorKind.INGRESS, error, topic=self._topic, next_offset=next_offset)
-        self.waits = f"ingress {self._topic} waits: what is before offset {next_offset} could not be journaled: {error}"
+        self.waits = f"ingress {self._topic} waits: the records before offset {next_offset} could not be journaled: {error}"
         engine.schedule.at(engine.clock() + FAILED_RETRY_MS, self._take)
 
     def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:

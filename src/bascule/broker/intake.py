@@ -80,7 +80,9 @@ class Intake:
         if next_offset <= self.positions.get(partition, 0):
             return
         if len(sends) > MESSAGES_PER_RECORD_MAX:
-            raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
+            raise ResourceLimit(
+                f"there are {len(sends)} ingress messages before offset {next_offset}; a record holds at most {MESSAGES_PER_RECORD_MAX}"
+            )
         now_ms = self.clock()
         with self.journaling.atomic(self.cost(sends)[1], len(sends)) as together:
             for send, keep in sends:

@@ -179,7 +179,7 @@ class Journaling:
         """Raise RecordTooLarge where Kafka would not take the open record."""
         size_bytes, limit = self.batch.size_bytes, self.record_bytes_max - FRAME_BYTES
         if size_bytes > limit:
-            raise RecordTooLarge(f"a journal record of {size_bytes} bytes; the journal has room for {limit}")
+            raise RecordTooLarge(f"a journal record has {size_bytes} bytes; the journal has room for {limit}")
 
     def let_go(self) -> None:
         """The record may be closed again."""
@@ -320,7 +320,7 @@ class Journaling:
 
     def _check_whole(self) -> None:
         if self.together is not None:
-            raise BrokerFault("an action stopped half-way")
+            raise BrokerFault("an action stopped before its end")
 
     def confirm(self) -> None:
         """The oldest record in flight is stored: do what waited for it, as far as this turn's steps go."""

@@ -118,12 +118,12 @@ class LocalTransactions:
         self._charge(transaction, size_bytes + MESSAGE_BYTES)
         limit, memory = self.bytes_max, self.memory
         if transaction.size_bytes > limit:
-            self.doom(transaction, ResourceLimit(f"transaction larger than {limit} bytes: commit more often"))
+            self.doom(transaction, ResourceLimit(f"the transaction is larger than {limit} bytes; commit more often"))
         elif len(drafts) > MESSAGES_PER_RECORD_MAX:
-            self.doom(transaction, ResourceLimit(f"transaction of more than {MESSAGES_PER_RECORD_MAX} messages: commit more often"))
+            self.doom(transaction, ResourceLimit(f"the transaction has more than {MESSAGES_PER_RECORD_MAX} messages; commit more often"))
         elif memory.transactions_bytes > memory.transactions_max_bytes:
             held, share = memory.transactions_bytes, memory.transactions_max_bytes
-            self.doom(transaction, MemoryLow(f"open transactions hold {held} bytes, more than {share}: commit more often"))
+            self.doom(transaction, MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often"))
             return transaction.doomed
         return None
 
@@ -155,7 +155,9 @@ class LocalTransactions:
                 self._give_up(transaction)
                 transaction.since_ms = 0  # what it receives from here on has its own time
                 if transaction.doomed is None:
-                    transaction.doomed = TransactionTimedOut(f"the transaction was open for {limit_ms / 1000:g} s with messages in it")
+                    transaction.doomed = TransactionTimedOut(
+                        f"the transaction has held messages for {limit_ms / 1000:g} s (broker.transaction_timeout_s)"
+                    )
         self._due_ms = min((each.since_ms + limit_ms for each in holding if each.since_ms), default=0)
         if self._due_ms:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
@@ -244,7 +246,7 @@ class LocalTransactions:
         if isinstance(failure, ResourceLimit):
             return failure
         self.journaling.errors.contain(ErrorKind.COMMIT, failure, transaction=transaction.id.hex())
-        return failure if isinstance(failure, BasculeError) else RequestFailed("the broker failed to commit; its log says more")
+        return failure if isinstance(failure, BasculeError) else RequestFailed("the broker failed to commit; see the broker's log")
 
     def carry_out(
         self,

@@ -202,7 +202,7 @@ class MemoryAccount:
         """Check that there is room for one more selector. Raises ResourceLimit."""
         if self.selector_chars + len(text) > self.selector_chars_max:
             most = self.selector_chars_max
-            raise ResourceLimit(f"a selector of {len(text)} characters: all selectors together may have {most} (broker.memory_bytes)")
+            raise ResourceLimit(f"the selector has {len(text)} characters; all selectors together may have {most} (broker.memory_bytes)")
 
     def refusal(self) -> ResourceLimit:
         """The answer to what has no room while producers are blocked."""

@@ -122,7 +122,7 @@ class Bodies:
         try:
             return self._store_of(message).get(message.handle, message.size_bytes)
         except OSError as error:
-            raise BodyUnavailable(f"message {message.mid}: its body of {message.size_bytes} bytes cannot be read: {error}") from error
+            raise BodyUnavailable(f"the body of message {message.mid} ({message.size_bytes} bytes) cannot be read: {error}") from error
 
     def _store_of(self, message: BrokerMessage) -> BodyStore:
         if self.store is None:

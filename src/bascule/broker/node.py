@@ -198,7 +198,7 @@ class NodeProtocol:
         return not (self.announced and error.retriable)
 
     def _not_started(self, error: BasculeError) -> None:
-        self._effects.note(Severity.ERROR, "end epoch", f"no epoch can be started: {error}")
+        self._effects.note(Severity.ERROR, "epoch ended", f"no epoch can be started: {error}")
         self.reason = str(error)
         self._move(NodeEvent.FAILED)
 
@@ -227,7 +227,7 @@ class NodeProtocol:
             self.reason = "standing by"
             self.announced = True
             effects.standing_by()
-            effects.note(Severity.INFO, "stand by", "standing by: another broker serves, or Kafka has not decided yet")
+            effects.note(Severity.INFO, "standing by", "another broker serves, or Kafka has not elected a broker yet")
             waited = await effects.election(None)
         if effects.stopping():
             self._move(NodeEvent.STOP)
@@ -251,7 +251,7 @@ class NodeProtocol:
         effects = self._effects
         self.reason = str(error) if error is not None else "stopping"
         if error is not None:
-            effects.note(Severity.ERROR, "end epoch", f"the epoch ends: {error}")
+            effects.note(Severity.ERROR, "epoch ended", f"the epoch ends: {error}")
         if NodeViolation.CLIENTS_KEPT_OPEN not in self._violations:
             effects.close_clients(error)  # first: Kafka's client may take long to stop, and they must not wait for it
         await effects.stop_intake()
@@ -261,8 +261,8 @@ class NodeProtocol:
             try:
                 await effects.hand_over(HANDOVER_SNAPSHOT_S)
             except TimeoutError:
-                unstored = "no snapshot for the next broker, which has more of the journal to read: Kafka has not stored it in time"
-                effects.note(Severity.WARNING, "fail round", unstored)
+                unstored = "no snapshot for the next broker, which must read more of the journal: Kafka has not stored the snapshot in time"
+                effects.note(Severity.WARNING, "housekeeping round failed", unstored)
             crash.point("handover.snapshot")
 
     # -- what happens to it ----------------------------------------------------------------------------------------------

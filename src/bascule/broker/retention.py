@@ -80,7 +80,7 @@ def _of_messages(taken: Snapshot, held: Mapping[int, str]) -> Iterator[Retention
     oldest = taken.oldest()
     if oldest is not None:
         mid, queue = oldest
-        keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "its oldest message has not been taken"
+        keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "the oldest message of the queue has not been taken"
         if mid in held:
             keeper, name, reason = Keeper.BRANCH, held[mid], f"prepared, and has received a message of {name!r}"
         yield RetentionHold.up_to(taken, keeper, name, taken.first_offset(), reason)

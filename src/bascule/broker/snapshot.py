@@ -111,7 +111,7 @@ def decode(data: bytes) -> Snapshot:
         (length,) = _LENGTH.unpack_from(data)
         head = json.loads(data[4 : 4 + length])
         if head["version"] > SNAPSHOT_VERSION:
-            raise DamagedRecord(f"snapshot format {head['version']}; this Bascule reads up to {SNAPSHOT_VERSION}")
+            raise DamagedRecord(f"snapshot has format {head['version']}; this version of Bascule reads formats up to {SNAPSHOT_VERSION}")
         position = 4 + length
         snapshot = Snapshot(
             head["epoch"], head["sequence"], head["next_offset"], head["next_queue_id"],
@@ -139,5 +139,5 @@ def decode(data: bytes) -> Snapshot:
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise DamagedRecord(f"snapshot: {error}") from error
     if position != len(data):
-        raise DamagedRecord(f"snapshot: {len(data)} bytes, its head says {position}")
+        raise DamagedRecord(f"snapshot has {len(data)} bytes; its header says {position}")
     return snapshot

@@ -35,7 +35,7 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     if output is Format.JSON:
         line(as_json({"file": loaded.file, "diverts": [each.name for each in diverts], "ingresses": [each.name for each in ingresses]}))
     else:
-        line(f"{loaded.file or 'no file'}: good ({len(diverts)} diverts, {len(ingresses)} ingresses)")
+        line(f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses)")
 
 
 @commands.command(epilog="Example:  bascule config show --format json")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Of what the journal is kept for.
 PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "bytes", "why")
-RELEASED = "beyond journal.pinned_bytes: deleted all the same"
+RELEASED = "beyond journal.pinned_bytes: deleted although unread"
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,9 @@ def verify(
     """Compare the journal with the target topics: counts, digests, first difference. Exit with 1 if they differ."""
     settings = settings_with_log(config, log_format, log_level)
     if settings.kafka.bootstrap_servers is None:
-        raise InvalidInput("kafka.bootstrap_servers is not set: BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT names the Kafka of `bascule up`")
+        raise InvalidInput(
+            "kafka.bootstrap_servers is not set; for the Kafka of `bascule up`, set BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT"
+        )
     known = {each.name for each in settings.divert}
     if unknown := sorted(set(divert or ()) - known):
         raise InvalidInput(f"no divert named {', '.join(unknown)}; known are {', '.join(sorted(known)) or 'none'}")

@@ -125,7 +125,7 @@ def receive(
             if message is None:
                 break
     if taken < count and not follow:
-        note(f"{taken} of {count} came")
+        note(f"received {taken} of {count}")
         raise typer.Exit(1)
 
 
@@ -202,7 +202,7 @@ def _property(text: str) -> tuple[str, Any]:
     try:
         return name, makers[kind or "string"](value)
     except ValueError as error:
-        raise InvalidInput(f"--property {text!r}: {value!r} is no {kind}") from error
+        raise InvalidInput(f"--property {text!r}: {value!r} is not of type {kind}") from error
 
 
 def _boolean(text: str) -> bool:

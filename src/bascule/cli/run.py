@@ -242,7 +242,7 @@ def _embedded_kafka(settings: Settings, directory: Path, port: int) -> Any:
 
 def _need_kafka(settings: Settings) -> None:
     if settings.kafka.bootstrap_servers is None:
-        raise InvalidInput("kafka.bootstrap_servers is not set: name a Kafka there, or run `bascule up`, which brings its own")
+        raise InvalidInput("kafka.bootstrap_servers is not set; set it, or run `bascule up`, which starts its own Kafka")
 
 
 @contextmanager
@@ -257,5 +257,5 @@ def _only_one(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Unavailable(f"{directory} is in use by another `bascule up` or `bascule kafka`; choose another by --data-dir") from None
+            raise Unavailable(f"{directory} is in use by another `bascule up` or `bascule kafka`; choose another with --data-dir") from None
         yield

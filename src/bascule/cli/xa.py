@@ -163,7 +163,7 @@ def loaded(where: str) -> TransactionManager:
 
     module, _, name = where.partition(":")
     if not module or not name:
-        raise InvalidInput(f"--manager {where!r}: MODULE:NAME is expected, for one shop.payments:manager")
+        raise InvalidInput(f"--manager {where!r}: must be MODULE:NAME, such as shop.payments:manager")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name)
@@ -172,7 +172,7 @@ def loaded(where: str) -> TransactionManager:
     if not isinstance(found, TransactionManager) and callable(found):
         found = found()
     if not isinstance(found, TransactionManager):
-        raise InvalidInput(f"--manager {where}: that is a {type(found).__name__}, not a TransactionManager")
+        raise InvalidInput(f"--manager {where} is a {type(found).__name__}, not a TransactionManager")
     return found
 
 
@@ -187,7 +187,7 @@ def _finish(manager: str, xid: str, outcome: str) -> None:
     found.log.close()
     _show_heuristics([_heuristic(each) for each in heuristics])
     if stands is not wanted:
-        raise InvalidInput(f"the log says {stands} for {xid}: that was done")
+        raise InvalidInput(f"the log decides {stands} for {xid}; this outcome was applied")
     note(f"{outcome}: {xid}")
     if heuristics:
         raise typer.Exit(1)
@@ -222,7 +222,7 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     for name, reason in done.unreachable.items():
         note(f"{name} does not answer: {reason}")
     for name, count in done.missing.items():
-        note(f"{count} transactions wait for resource {name!r}, which the manager does not have: give it a resource of this name")
+        note(f"{count} transactions wait for resource {name!r}, which the manager does not have; add a resource with this name")
     if not (steps or heuristics or done.unreachable or done.missing):
         line(f"{manager.name}: nothing is left to finish")
 
@@ -234,7 +234,7 @@ def _heuristic(heuristic: Heuristic) -> dict[str, Any]:
 def _show_heuristics(heuristics: Sequence[dict[str, Any]]) -> None:
     if heuristics:
         table(
-            ("heuristic outcome of", "outcome", "decided was", "when", "what the resource said"),
+            ("heuristic outcome of", "outcome", "decision", "when", "answer of the resource"),
             ([each["xid"], each["code"], each["wanted"], _when(each["at_ms"]), each["text"]] for each in heuristics),
         )
 

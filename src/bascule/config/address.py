@@ -153,7 +153,7 @@ def check_address(value: str) -> str:
     if not value.isprintable():
         raise ValueError("must be printable")
     if any(word in ("*", "#") for word in value.split(".")):
-        raise ValueError("names one destination: '*' and '#' stand for others")
+        raise ValueError("must name one destination; the wildcards '*' and '#' are not allowed")
     if value == MANAGEMENT_ADDRESS:
-        raise ValueError("is the address of the management node: no queue or topic can have this name")
+        raise ValueError("is the address of the management node; a queue or topic cannot have this name")
     return value

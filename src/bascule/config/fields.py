@@ -60,7 +60,7 @@ def check_pattern(value: str) -> str:
     """An address, or a pattern of addresses. Raises ValueError."""
     for word in value.split("."):
         if not word or (len(word) > 1 and ("*" in word or "#" in word)):
-            raise ValueError("words stand between dots; '*' and '#' stand for whole words")
+            raise ValueError("words must be separated by dots; '*' and '#' must stand for whole words")
     return value
 
 
@@ -68,11 +68,11 @@ def check_template(template: str, *placeholders: str) -> str:
     """A name in which only ``${placeholder}`` is filled in; ``header:NAME`` as a placeholder is any header's. Raises ValueError."""
     known = " and ".join(f"${{{placeholder}}}" for placeholder in placeholders) + (" are" if len(placeholders) > 1 else " is")
     if not template:
-        raise ValueError(f"must not be empty; {known} filled in")
+        raise ValueError(f"must not be empty; {known} replaced")
     for match in _DOLLAR.finditer(template):
         kind, colon, name = (match[1] or "").partition(":")
         if (f"{kind}:NAME" if colon and name else kind) not in placeholders:
-            raise ValueError(f"{template[match.start() :]!r} stands for nothing: only {known} filled in")
+            raise ValueError(f"{template[match.start() :]!r} is not a placeholder: only {known} replaced")
     return template
 
 

@@ -85,7 +85,7 @@ class Divert(Pipeline):
     @model_validator(mode="after")
     def _rest_of_a_pattern(self) -> Divert:
         if "${rest}" in self.to and (self.from_address.count("#") != 1 or not self.from_address.endswith("#")):
-            raise ValueError("to: ${rest} is what a '#' at the end of `from` stands for, and the only one")
+            raise ValueError("to: ${rest} requires that `from` ends with '#' and has no other '#'")
         return self
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ class Tls(Section):
     @model_validator(mode="after")
     def _certificate_there(self) -> Tls:
         if not self.enabled and (given := [key for key, value in self if value is not None and key in self.model_fields_set]):
-            raise ValueError(f"{given[0]} without certificate: nothing would be encrypted")
+            raise ValueError(f"{given[0]} is set without certificate; nothing would be encrypted")
         return self
 
 
@@ -97,7 +97,7 @@ class BrokerTls(Tls):
     @model_validator(mode="after")
     def _somebody_signs(self) -> BrokerTls:
         if self.client_certificate and self.client_ca is None:
-            raise ValueError("client_certificate without client_ca: nobody's certificate could be checked")
+            raise ValueError("client_certificate is set without client_ca; no certificate could be checked")
         return self
 
 
@@ -224,7 +224,7 @@ class Broker(AddressSettings):
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
         if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
-            raise ValueError(f"nobody could connect to host {self.host!r}: give users, tls.client_ca, or allow_anonymous = true")
+            raise ValueError(f"no client could connect to host {self.host!r}; set users, tls.client_ca, or allow_anonymous = true")
         return self
 
     @property
@@ -321,13 +321,13 @@ class Kafka(Section):
 
 #: Client settings on which exactly-once rests.
 _KAFKA_RESERVED = {
-    "bootstrap.servers": "give kafka.bootstrap_servers",
+    "bootstrap.servers": "set kafka.bootstrap_servers instead",
     "enable.idempotence": "every write is idempotent",
     "transactional.id": "it is the identity of a pipeline",
-    "message.timeout.ms": "a record that times out alone would leave a hole in the journal",
+    "message.timeout.ms": "a record that times out alone would leave a gap in the journal",
     "acks": "a record counts when all in-sync replicas have it",
     "group.id": "groups belong to the bridge",
-    "isolation.level": "each reader chooses its own",
+    "isolation.level": "each reader sets its own",
 }
 
 
@@ -476,7 +476,7 @@ class Settings(BaseSettings):
                 seen.add(value)
         for position, address in enumerate(self.address):
             if what := contradiction({**self.broker.given(), **address.given()}):
-                raise located(("address", position), f"with what [broker] says, {what}")
+                raise located(("address", position), f"with the settings of [broker], {what}")
         return self
 
     @model_validator(mode="after")
@@ -486,7 +486,10 @@ class Settings(BaseSettings):
             if divert.to in topics.internal:
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
             if divert.to == topics.dead_letters:
-                raise located(("divert", position, "to"), f"{divert.to!r} is for what no divert can carry (pipelines.dead_letter_topic)")
+                raise located(
+                    ("divert", position, "to"),
+                    f"{divert.to!r} is the dead-letter topic (pipelines.dead_letter_topic); a divert cannot write to it",
+                )
         for position, ingress in enumerate(self.ingress):
             for topic in ingress.topics:
                 if topic in topics.internal:

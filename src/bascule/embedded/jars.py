@@ -136,7 +136,7 @@ class JarStore:
         try:
             return jar_sets()[name]
         except KeyError:
-            raise InvalidInput(f"no set of jars is named {name!r}; there are {', '.join(sorted(jar_sets()))}") from None
+            raise InvalidInput(f"there is no set of jars {name!r}; known are {', '.join(sorted(jar_sets()))}") from None
 
     def _is_here(self, jar: Jar) -> bool:
         # The hash was checked before the file got its name.
@@ -194,7 +194,7 @@ class JarStore:
                 if hopeless:
                     raise JarUnavailable(
                         f"{jar.coordinates} could not be fetched from {url}: {error}. Check the network and its proxy settings, "
-                        "or set BASCULE_MAVEN_REPOSITORY to a mirror; what has arrived is kept."
+                        "or set BASCULE_MAVEN_REPOSITORY to a mirror. Files that were already fetched are kept"
                     ) from error
                 advance(-part.stat().st_size)  # the next attempt counts what it finds
                 time.sleep(0.5 * 2**attempt)
@@ -202,7 +202,9 @@ class JarStore:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != jar.sha256:
             part.unlink()
-            raise JarDamaged(f"{jar.coordinates} from {url} has SHA-256 {found}, pinned is {jar.sha256}: wrong or damaged file, not used")
+            raise JarDamaged(
+                f"{jar.coordinates} from {url} has SHA-256 {found}, but {jar.sha256} is pinned; the wrong or damaged file is not used"
+            )
         part.replace(target)
 
 

@@ -49,7 +49,7 @@ def find_java() -> Java:
     home = _java_home()
     java = _described(home)
     if java.version < OLDEST_VERSION:
-        raise NoJdk(f"{java.executable} is Java {java.version}, {OLDEST_VERSION} or newer is needed: {_HINT}")
+        raise NoJdk(f"{java.executable} is Java {java.version}, but {OLDEST_VERSION} or newer is needed: {_HINT}")
     return java
 
 
@@ -58,24 +58,24 @@ def find_jdk() -> Java:
     java = find_java()
     for module, purpose in ((SPARK_MODULE, "Spark"), ("jdk.compiler", "a Java program in one source file")):
         if module not in java.modules:
-            raise NoJdk(f"{java.home} is a cut-down Java without the module {module}, which {purpose} needs: {_HINT}")
+            raise NoJdk(f"{java.home} is a reduced Java without the module {module}, which {purpose} needs: {_HINT}")
     return java
 
 
 def _java_home() -> Path:
     if chosen := os.environ.get("JAVA_HOME"):
         if not os.access(Path(chosen, "bin", "java"), os.X_OK):
-            raise NoJdk(f"JAVA_HOME is {chosen}, where there is no bin/java: {_HINT}")
+            raise NoJdk(f"JAVA_HOME is {chosen}, which has no bin/java: {_HINT}")
         return Path(chosen)
     if (found := shutil.which("java")) is None:
-        raise NoJdk(f"no Java: JAVA_HOME is not set and PATH has no java: {_HINT}")
+        raise NoJdk(f"no Java found: JAVA_HOME is not set and PATH has no java: {_HINT}")
     home = Path(found).resolve().parent.parent
     if (home / "lib" / "modules").exists():
         return home
     # A version manager's launcher stands in for the real one; that one knows where it is.
     said = re.search(r"^ *java\.home = (.+)$", _ask(Path(found), "-XshowSettings:properties", "-version"), re.MULTILINE)
     if said is None:
-        raise NoJdk(f"{found} does not tell where it is installed: {_HINT}")
+        raise NoJdk(f"{found} does not report its installation directory: {_HINT}")
     return Path(said[1])
 
 
@@ -91,7 +91,7 @@ def _described(home: Path) -> Java:
     answer = _ask(java, "-version")
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
-        raise NoJdk(f"{java} does not tell its version: {_HINT}")
+        raise NoJdk(f"{java} does not report its version: {_HINT}")
     listed = re.findall(r"^([\w.]+)@", _ask(java, "--list-modules"), re.MULTILINE)
     return Java(home, int(version[1]), build=answer, modules=frozenset(listed))
 
@@ -102,7 +102,7 @@ def _ask(java: Path, *options: str) -> str:
             [java, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=ASK_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoJdk(f"{java} does not run ({error}): {_HINT}") from error
+        raise NoJdk(f"{java} cannot be run ({error}): {_HINT}") from error
     return answer.stdout
 
 

@@ -194,7 +194,7 @@ class EmbeddedKafka:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise DataInUse(
-                            f"another Kafka runs on {self.data_dir}; stop it, or choose another directory by --data-dir"
+                            f"another Kafka runs on {self.data_dir}; stop it, or choose another directory with --data-dir"
                         ) from None
                     time.sleep(POLL_S)
             yield file.fileno()
@@ -317,8 +317,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one in the foreground until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m bascule.embedded.kafka", description="Run a Kafka of one node.")
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) is any free one")
-    parser.add_argument("--fsync", action="store_true", help="put every write on the disk before it is acknowledged")
+    parser.add_argument("--port", type=int, default=0, help="port of Kafka; 0 = any free port (default: 0)")
+    parser.add_argument("--fsync", action="store_true", help="write every record to the disk before it is acknowledged")
     arguments = parser.parse_args(argv)
     # Blocked before anything starts, taken below: no signal falls between.
     signals = {signal.SIGINT, signal.SIGTERM}

@@ -126,14 +126,16 @@ class EmbeddedPostgres:
         if as_user:
             shutil.chown(self.data_dir, UNPRIVILEGED)
             if subprocess.run([*as_user, "test", "-w", self.data_dir], check=False).returncode:
-                raise InvalidInput(f"PostgreSQL runs as {UNPRIVILEGED}, who cannot reach {self.data_dir}: a directory above it is closed")
+                raise InvalidInput(
+                    f"PostgreSQL runs as user {UNPRIVILEGED}, who cannot access {self.data_dir}: a directory above it denies access"
+                )
         argv = [*as_user, str(binaries / "initdb"), "-D", str(self.data_dir), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"]
         sync = [] if self.fsync else ["--no-sync"]
         done = subprocess.run(
             [*argv, *sync], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INIT_TIMEOUT_S, check=False
         )
         if done.returncode:
-            raise NotStarted(f"PostgreSQL's data directory {self.data_dir} could not be made:\n{done.stdout[-4000:]}")
+            raise NotStarted(f"PostgreSQL's data directory {self.data_dir} could not be created:\n{done.stdout[-4000:]}")
 
 
 def _binaries() -> Path:

@@ -92,7 +92,7 @@ class Child:
                     pass_fds=keep_open,
                 )
             except OSError as error:
-                raise NotStarted(f"{self.name} does not start: {error}") from error
+                raise NotStarted(f"{self.name} could not be started: {error}") from error
 
     @property
     def pid(self) -> int | None:
@@ -198,4 +198,4 @@ def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -
             probe.bind((host, port))
         except OSError as error:
             reason = f"port {port} for {purpose} on {host} cannot be used ({error.strerror})"
-            raise PortInUse(f"{reason}; choose another by {setting}") from error
+            raise PortInUse(f"{reason}; choose another with {setting}") from error

@@ -56,7 +56,7 @@ class Topics:
         try:
             self._admin = clients.admin(settings)
         except KafkaException as error:
-            raise Unavailable(f"no client to look at topics: {error}") from error
+            raise Unavailable(f"could not create a client for topics: {error}") from error
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
@@ -212,7 +212,7 @@ class Topics:
         deadline_s = time.monotonic() + VISIBLE_TIMEOUT_S
         while not wanted <= self.partitions().keys():
             if time.monotonic() > deadline_s:
-                raise Unavailable(f"Kafka does not show topics that it has created: {sorted(wanted - self.partitions().keys())}")
+                raise Unavailable(f"Kafka does not list topics that it has created: {sorted(wanted - self.partitions().keys())}")
             time.sleep(VISIBLE_PAUSE_S)
 
     def config(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:

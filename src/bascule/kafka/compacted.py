@@ -171,7 +171,7 @@ def _offset(record: Outgoing, error: KafkaError | None, message: Message) -> int
         raise _failure(record, error)
     offset = message.offset()
     if offset is None or offset < 0:
-        raise OffsetUnknown(f"topic {record.topic!r} has stored a record, and Kafka does not say at which offset")
+        raise OffsetUnknown(f"topic {record.topic!r} has stored a record, but Kafka has not reported its offset")
     return offset
 
 
@@ -208,7 +208,7 @@ class _Barriers:
             except OffsetUnknown:
                 found[partition] = None
             except TimeoutError:
-                raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
+                raise Unavailable(f"{topic} has not stored a barrier record in time; its leader may be cut off from the replicas") from None
         return found
 
 
@@ -372,9 +372,9 @@ class TableReader:
             if message is not None:
                 self._take(message)
             elif time.monotonic() >= deadline:
-                raise Unavailable(f"{self._at[0].topic} could not be read to its end: a transaction stayed open, or Kafka is away")
+                raise Unavailable(f"{self._at[0].topic} could not be read to its end: a transaction stayed open, or Kafka is unavailable")
         if time.time() - self._known_s > DELETIONS_KEPT_S:
-            raise Unavailable(f"{self._at[0].topic}: this process stood still while it read it")
+            raise Unavailable(f"{self._at[0].topic}: this process was suspended while it read the topic")
 
     def _take(self, message: Message) -> None:
         failure = message.error()
@@ -382,7 +382,7 @@ class TableReader:
             return
         partition, offset = message.partition(), known_offset(message)
         if partition is None:
-            raise Unavailable(f"{self._at[0].topic}: the Kafka client gave a record without a partition")
+            raise Unavailable(f"{self._at[0].topic}: the Kafka client returned a record without a partition")
         if failure is None:
             key, value = bytes(message.key() or b""), message.value()
             if value is None:
@@ -394,7 +394,7 @@ class TableReader:
         elif failure.code() == KafkaError._PARTITION_EOF:
             self._reached[partition] = max(self._reached[partition], offset)
         else:
-            raise Unavailable(f"{self._at[0].topic} is not readable: {failure.str()}")
+            raise Unavailable(f"{self._at[0].topic} cannot be read: {failure.str()}")
 
 
 class TableReads:

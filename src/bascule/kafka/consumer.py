@@ -75,7 +75,7 @@ class GroupConsumer:
             failure, self._failure = self._failure, None
             if fenced(failure):
                 self._join_again()
-            raise Unavailable(f"records are not readable: {failure.str()}")
+            raise Unavailable(f"records cannot be read: {failure.str()}")
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -95,7 +95,7 @@ class GroupConsumer:
             for each in self._consumer.commit(offsets=at, asynchronous=False) or []:
                 _good(each)
         except KafkaException as error:
-            raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
+            raise Unavailable(f"offsets could not be committed: {error.args[0].str()}") from error
 
     def hold(self, at: Collection[tuple[str, int]]) -> dict[tuple[str, int], GroupOffset]:
         """The group's next offset to read of each of these partitions, which stand still; all of them were still ours when it was called.
@@ -107,7 +107,7 @@ class GroupConsumer:
             found = self._consumer.committed([TopicPartition(*each) for each in at], timeout=LOOK_TIMEOUT_S)
             offsets = [self._begun(each) if each.offset < 0 else each for each in map(_good, found)]
         except KafkaException as error:
-            raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
+            raise Unavailable(f"the offsets of the group cannot be read: {error.args[0].str()}") from error
         # An operator's offset stays one until a record is read from there.
         self._commit(offsets)
         return {(each.topic, each.partition): GroupOffset(each.offset, each.metadata == BY_MEMBER) for each in offsets}
@@ -122,7 +122,7 @@ class GroupConsumer:
             offset = offset if offset <= end else first
             self._consumer.seek(TopicPartition(*at, offset))
         except KafkaException as error:
-            raise Unavailable(f"{at[0]}-{at[1]} cannot be read from {offset} on: {error.args[0].str()}") from error
+            raise Unavailable(f"{at[0]}-{at[1]} cannot be read from offset {offset}: {error.args[0].str()}") from error
         return offset
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
@@ -147,7 +147,7 @@ class GroupConsumer:
         held, self._held = self._held, set()
         self._on_lost(sorted(held))
         self._fence.meet()
-        _log.warning("group gave the name of this member to another client, joining again", group=self._settings["group.id"])
+        _log.warning("group gave the name of this member to another client, rejoining", group=self._settings["group.id"])
         self._consumer.close()
         self._consumer = self._joined()
 
@@ -236,5 +236,5 @@ def received_of(message: Message) -> KafkaRecord:
     headers: Any = message.headers() or ()
     topic, partition = message.topic(), message.partition()
     if topic is None or partition is None:
-        raise Unavailable("the Kafka client gave a record without topic or partition")
+        raise Unavailable("the Kafka client returned a record without topic or partition")
     return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers, message.timestamp()[1])

@@ -35,11 +35,11 @@ CLOSE_TIMEOUT_S = 5.0
 _POLL_INTERVAL_MS = 60 * 1000
 #: What no waiting helps against.
 _REFUSED = {
-    KafkaError.INVALID_SESSION_TIMEOUT: "broker.session_timeout_s lies between Kafka's group.min.session.timeout.ms (6 s by default) and"
-    " group.max.session.timeout.ms (30 min)",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "it may not read the group",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "it may not read the topic",
-    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "others use the group for something else",
+    KafkaError.INVALID_SESSION_TIMEOUT: "broker.session_timeout_s must lie between Kafka's group.min.session.timeout.ms (6 s by default)"
+    " and group.max.session.timeout.ms (30 min)",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the user may not read the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the user may not read the topic",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "other clients use the group for another purpose",
 }
 _SETTINGS: Mapping[str, Any] = {
     # Whoever serves goes on serving when others come or go.
@@ -122,7 +122,7 @@ class Election:
             try:
                 self._fence.meet()
             except SameInstance:
-                return SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own")
+                return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
             self._stand_again()
         return None
 

@@ -16,12 +16,12 @@ from confluent_kafka import KafkaError
 class Verdict(enum.Enum):
     """What an error means for what was tried."""
 
-    RETRIABLE = "retriable: the same may succeed later"
-    RECORD = "fatal for the operation: Kafka refuses this record, and would take another one"
-    DENIED = "fatal for the operation: ACLs, or a policy of the cluster, do not allow it"
-    OPERATION = "fatal for the operation: repeated, it fails again"
-    FENCED = "fatal for the client: another one has its transactional id or its place in the group; a new client may go on"
-    NONE = "no error: whoever asked handles it"
+    RETRIABLE = "retriable: the same request may succeed later"
+    RECORD = "fatal for the operation: Kafka refuses this record, and would accept another one"
+    DENIED = "fatal for the operation: ACLs or a policy of the cluster do not allow it"
+    OPERATION = "fatal for the operation: a retry fails again"
+    FENCED = "fatal for the client: another client has its transactional id or its place in the group; a new client may continue"
+    NONE = "no error: the caller handles it"
     PROCESS = "fatal for the process: its settings, its credentials or its name must change"
 
 
@@ -45,7 +45,7 @@ def _rules(*groups: tuple[Verdict, str, tuple[str, ...]]) -> dict[int, Rule]:
 RULES: Final[Mapping[int, Rule]] = _rules(
     # -- may pass ----------------------------------------------------------------------------------------------------
     (
-        Verdict.RETRIABLE, "the leader of the partition changes, or a client has not heard of it",
+        Verdict.RETRIABLE, "the leader of the partition changes, or the client does not know the new leader",
         ("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH",
          "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE", "_NOENT"),
     ),
@@ -54,7 +54,7 @@ RULES: Final[Mapping[int, Rule]] = _rules(
         ("OFFSET_NOT_AVAILABLE",),
     ),
     (
-        Verdict.RETRIABLE, "a node has not heard of a topic that was just created, or has forgotten all while it starts",
+        Verdict.RETRIABLE, "a node does not know a topic that was just created, or is starting and knows no topic yet",
         ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
     ),
     (
@@ -66,41 +66,41 @@ RULES: Final[Mapping[int, Rule]] = _rules(
         ("KAFKA_STORAGE_ERROR", "LOG_DIR_NOT_FOUND"),
     ),
     (
-        Verdict.RETRIABLE, "no answer in time, no connection, or a node that starts or ends",
+        Verdict.RETRIABLE, "no answer in time, no connection, or a node that starts or stops",
         ("REQUEST_TIMED_OUT", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", "_TRANSPORT", "_RESOLVE", "_TIMED_OUT", "_TIMED_OUT_QUEUE",
          "_MSG_TIMED_OUT", "_ALL_BROKERS_DOWN", "_DESTROY_BROKER", "_NODE_UPDATE", "_UNKNOWN_BROKER", "REBOOTSTRAP_REQUIRED",
          "STALE_BROKER_EPOCH"),
     ),
     (
-        Verdict.RETRIABLE, "the coordinator of a group or of transactions moves, starts, or is still at work on the last request",
+        Verdict.RETRIABLE, "the coordinator of a group or of transactions moves, starts, or still processes the last request",
         ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_WAIT_COORD", "CONCURRENT_TRANSACTIONS",
          "TRANSACTION_COORDINATOR_FENCED", "UNSTABLE_OFFSET_COMMIT", "_WAIT_CACHE", "_PREV_IN_PROGRESS", "_IN_PROGRESS"),
     ),
     (
-        Verdict.RETRIABLE, "the controller moves, or is still at work on the partitions",
+        Verdict.RETRIABLE, "the controller moves, or still processes a change of the partitions",
         ("NOT_CONTROLLER", "STALE_CTRL_EPOCH", "UNKNOWN_CONTROLLER_ID", "REASSIGNMENT_IN_PROGRESS", "OPERATION_NOT_ATTEMPTED"),
     ),
     (
-        Verdict.RETRIABLE, "the group gathers, or has gathered without this member, which joins again",
+        Verdict.RETRIABLE, "the group rebalances, or has rebalanced without this member, which rejoins",
         ("REBALANCE_IN_PROGRESS", "ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "MEMBER_ID_REQUIRED", "STALE_MEMBER_EPOCH",
          "FENCED_MEMBER_EPOCH", "UNRELEASED_INSTANCE_ID", "_ASSIGNMENT_LOST", "_ASSIGN_PARTITIONS", "_REVOKE_PARTITIONS",
          "_MAX_POLL_EXCEEDED"),
     ),
     (
-        Verdict.RETRIABLE, "a session of fetches has ended; the client begins another one",
+        Verdict.RETRIABLE, "a fetch session has ended; the client starts another one",
         ("FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH", "SHARE_SESSION_NOT_FOUND", "INVALID_SHARE_SESSION_EPOCH",
          "SHARE_SESSION_LIMIT_REACHED"),
     ),
     (
-        Verdict.RETRIABLE, "a quota is used up at the moment, or the client has no room",
+        Verdict.RETRIABLE, "a quota is used up at the moment, or a buffer of the client is full",
         ("THROTTLING_QUOTA_EXCEEDED", "_QUEUE_FULL"),
     ),
     (
-        Verdict.RETRIABLE, "the client says itself that it may pass",
+        Verdict.RETRIABLE, "the client itself reports that a retry may succeed",
         ("_RETRY", "_INTR", "_NOOP"),
     ),
     (
-        Verdict.NONE, "nothing was wrong, or a reader has come to the end of a partition",
+        Verdict.NONE, "nothing was wrong, or a reader has reached the end of a partition",
         ("NO_ERROR", "_PARTITION_EOF"),
     ),
     # -- fatal for the operation -------------------------------------------------------------------------------------
@@ -109,20 +109,20 @@ RULES: Final[Mapping[int, Rule]] = _rules(
         ("MSG_SIZE_TOO_LARGE", "INVALID_MSG_SIZE", "RECORD_LIST_TOO_LARGE"),
     ),
     (
-        Verdict.RECORD, "the record breaks a rule of its topic: a timestamp, a compression, a key that is missing",
+        Verdict.RECORD, "the record breaks a rule of its topic: its timestamp, its compression, or a missing key",
         ("INVALID_TIMESTAMP", "INVALID_RECORD", "UNSUPPORTED_COMPRESSION_TYPE", "_INVALID_DIFFERENT_RECORD"),
     ),
     (
-        Verdict.DENIED, "an ACL is missing, or a policy of the cluster forbids it",
+        Verdict.DENIED, "an ACL is missing, or a policy of the cluster forbids the operation",
         ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED",
          "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "DELEGATION_TOKEN_AUTHORIZATION_FAILED", "POLICY_VIOLATION", "SECURITY_DISABLED"),
     ),
     (
-        Verdict.RECORD, "the batch fails its check",
+        Verdict.RECORD, "the batch is invalid",
         ("INVALID_MSG",),
     ),
     (
-        Verdict.OPERATION, "what a reader got is damaged: the client goes on behind it, and the record would be passed over",
+        Verdict.OPERATION, "a reader received damaged data; the client continues behind it, so the record would be skipped",
         ("_BAD_MSG", "_BAD_COMPRESSION", "_UNDERFLOW", "_PARTIAL"),
     ),
     (
@@ -130,16 +130,16 @@ RULES: Final[Mapping[int, Rule]] = _rules(
         ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION", "_NO_OFFSET"),
     ),
     (
-        Verdict.OPERATION, "the order of an idempotent producer is broken; its client ends, and another one goes on",
+        Verdict.OPERATION, "the sequence of an idempotent producer is broken; its client ends, and a new one continues",
         ("OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID", "INVALID_PRODUCER_ID_MAPPING",
          "_GAPLESS_GUARANTEE", "_INCONSISTENT"),
     ),
     (
-        Verdict.OPERATION, "the transaction cannot be committed; it is aborted, and made anew",
+        Verdict.OPERATION, "the transaction cannot be committed; it is aborted and repeated",
         ("INVALID_TXN_STATE", "TRANSACTION_ABORTABLE", "_STATE", "_PURGE_QUEUE", "_PURGE_INFLIGHT"),
     ),
     (
-        Verdict.OPERATION, "the request is not one that Kafka carries out",
+        Verdict.OPERATION, "Kafka does not carry out such a request",
         ("INVALID_REQUEST", "TOPIC_EXCEPTION", "TOPIC_ALREADY_EXISTS", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR",
          "INVALID_REPLICA_ASSIGNMENT", "INVALID_CONFIG", "INVALID_REQUIRED_ACKS", "INVALID_COMMIT_OFFSET_SIZE",
          "OFFSET_METADATA_TOO_LARGE", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "TOPIC_DELETION_DISABLED", "NON_EMPTY_GROUP",
@@ -152,13 +152,13 @@ RULES: Final[Mapping[int, Rule]] = _rules(
          "STREAMS_INVALID_TOPOLOGY_EPOCH", "STREAMS_TOPOLOGY_FENCED"),
     ),
     (
-        Verdict.OPERATION, "the client does not do that, or not now",
+        Verdict.OPERATION, "the client does not support the call, or not in its current state",
         ("_INVALID_ARG", "_CONFLICT", "_UNKNOWN_GROUP", "_EXISTING_SUBSCRIPTION", "_UNKNOWN_PROTOCOL", "_NOT_IMPLEMENTED", "_OUTDATED",
          "_READ_ONLY", "_INVALID_TYPE", "_NOT_CONFIGURED", "_APPLICATION", "_FS", "_FAIL", "_KEY_SERIALIZATION", "_VALUE_SERIALIZATION",
          "_KEY_DESERIALIZATION", "_VALUE_DESERIALIZATION"),
     ),
     (
-        Verdict.OPERATION, "an error that Kafka does not name: nobody knows whether it passes",
+        Verdict.OPERATION, "Kafka does not name the error, so nobody knows whether a retry helps",
         ("UNKNOWN",),
     ),
     # -- fatal for the client ----------------------------------------------------------------------------------------
@@ -167,21 +167,21 @@ RULES: Final[Mapping[int, Rule]] = _rules(
         ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"),
     ),
     (
-        Verdict.FENCED, "another client has the name of this member (group.instance.id), or the client is of no more use",
+        Verdict.FENCED, "another client has the name of this member (group.instance.id), or the client can no longer be used",
         ("FENCED_INSTANCE_ID", "_FATAL", "_DESTROY", "_CRIT_SYS_RESOURCE"),
     ),
     # -- fatal for the process ---------------------------------------------------------------------------------------
     (
-        Verdict.PROCESS, "the credentials, or the certificates, are not right",
+        Verdict.PROCESS, "the credentials or the certificates are wrong",
         ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
          "DELEGATION_TOKEN_EXPIRED", "PRINCIPAL_DESERIALIZATION_FAILURE"),
     ),
     (
-        Verdict.PROCESS, "the cluster is of a version, or has a role, that this client cannot use",
+        Verdict.PROCESS, "the cluster has a version or a role that this client cannot use",
         ("UNSUPPORTED_VERSION", "_UNSUPPORTED_FEATURE", "MISMATCHED_ENDPOINT_TYPE", "UNSUPPORTED_ENDPOINT_TYPE", "UNSUPPORTED_ASSIGNOR"),
     ),
     (
-        Verdict.PROCESS, "the settings of the group do not fit its other members, or the cluster's limits",
+        Verdict.PROCESS, "the settings of the group do not fit its other members or the limits of the cluster",
         ("INVALID_SESSION_TIMEOUT", "INCONSISTENT_GROUP_PROTOCOL", "INVALID_GROUP_ID", "GROUP_MAX_SIZE_REACHED",
          "INVALID_TRANSACTION_TIMEOUT"),
     ),

@@ -28,13 +28,13 @@ _log = get_log("bascule.kafka.guards")
 class TopicRole(enum.Enum):
     """What a topic is for, and so what it must be like."""
 
-    JOURNAL = "every record counts until Bascule deletes it, and each that it does not take ends an epoch"
+    JOURNAL = "every record counts until Bascule deletes it; a record that the topic refuses ends an epoch"
     LOG = "every record counts until Bascule deletes it"
     TABLE = "the newest record of each key counts, and is small"
     STORE = "messages by key; the newest of each counts"
-    MARKS = "the newest record of each key counts, and is small; what lies before the oldest of them is deleted"
-    OTHERS_LOG = "written by another process, which answers for how long it is kept"
-    WAITING = "records that wait for somebody; in any number of partitions"
+    MARKS = "the newest record of each key counts, and is small; records before the oldest of them are deleted"
+    OTHERS_LOG = "written by another process, which decides how long it is kept"
+    WAITING = "records that wait to be processed; in any number of partitions"
     OUTPUT = "read by people"
 
 
@@ -81,15 +81,15 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
         yield found("partitions", str(partitions), why, breaks=True, value=str(facts.partitions))
     policy = settings.get("cleanup.policy", "delete")
     if role in (TopicRole.TABLE, TopicRole.STORE) and policy != "compact":
-        yield found("cleanup.policy", "compact", "Kafka deletes by age what is still needed", breaks=True)
+        yield found("cleanup.policy", "compact", "Kafka deletes records by age although they are still needed", breaks=True)
     if role is TopicRole.MARKS and "compact" not in policy:
-        yield found("cleanup.policy", "compact,delete", "Kafka deletes by age what is still needed", breaks=True)
+        yield found("cleanup.policy", "compact,delete", "Kafka deletes records by age although they are still needed", breaks=True)
     if role not in _BY_KEY and "compact" in policy:
-        yield found("cleanup.policy", "delete", "Kafka deletes records that a later one of the same key follows", breaks=True)
+        yield found("cleanup.policy", "delete", "Kafka deletes a record when a later one has the same key", breaks=True)
     if role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.OTHERS_LOG, TopicRole.WAITING) or (
         role is TopicRole.MARKS and "delete" in policy
     ):
-        why = "Kafka deletes what is still needed" if role is TopicRole.MARKS else "Kafka deletes messages that nobody has taken"
+        why = "Kafka deletes records that are still needed" if role is TopicRole.MARKS else "Kafka deletes messages that nobody has taken"
         for setting in ("retention.ms", "retention.bytes"):
             if settings.get(setting, "-1") != "-1":
                 yield found(setting, "-1", why, breaks=role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.MARKS))
@@ -97,16 +97,16 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
     if role not in (TopicRole.TABLE, TopicRole.MARKS) and limit and int(limit) < record_bytes:
         yield too_small(topic, int(limit), record_bytes, breaks=role in (TopicRole.JOURNAL, TopicRole.STORE))
     if settings.get("unclean.leader.election.enable") == "true":
-        why = "a replica that lags may become the leader, and what was confirmed is gone"
+        why = "a replica that lags may become the leader, and confirmed records are lost"
         yield found("unclean.leader.election.enable", "false", why, breaks=replicas > 1)
     in_sync = int(settings.get("min.insync.replicas", "1"))
     if in_sync > replicas:
-        yield found("min.insync.replicas", f"at most {replicas}", f"of {replicas} replicas, nothing can be stored", breaks=True)
+        yield found("min.insync.replicas", f"at most {replicas}", f"with {replicas} replicas, nothing can be stored", breaks=True)
     elif in_sync == 1 < replicas:
-        why = f"of {replicas} replicas, what one alone has stored is confirmed, and is gone with its disk"
+        why = f"with {replicas} replicas, a record is confirmed when a single replica has stored it, and the loss of one disk loses it"
         yield found("min.insync.replicas", str(max(2, replicas - 1)), why, breaks=False)
     if replicas == 1 < facts.brokers:
-        yield found("replication factor", "3", "all is lost with one disk", breaks=False, value="1")
+        yield found("replication factor", "3", "the loss of one disk loses all records", breaks=False, value="1")
 
 
 def too_small(topic: str, limit: int, record_bytes: int, *, breaks: bool = True) -> Finding:
@@ -159,7 +159,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
     try:
         return guard(Topics(kafka), {TRANSACTION_STATE: (TopicRole.TABLE, None)})
     except Unavailable as error:
-        _log.warning("topic settings unknown", topic=TRANSACTION_STATE, error=error)
+        _log.warning("could not read topic settings", topic=TRANSACTION_STATE, error=error)
         return []
 
 
@@ -168,7 +168,7 @@ def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
     try:
         seen = _unusable(clients.admin(kafka))
     except KafkaException as error:
-        _log.debug("topic not described", topic=TRANSACTION_STATE, error=error)
+        _log.debug("could not describe topic", topic=TRANSACTION_STATE, error=error)
         seen = ""
     return Unavailable(f"no transaction can be started: {why}{seen and f'; {seen}'}")
 
@@ -182,8 +182,8 @@ def _unusable(admin: AdminClient) -> str:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
         return (
-            f"Kafka has not made its topic {TRANSACTION_STATE!r}: transaction.state.log.replication.factor (3 where it is not set) must be"
-            f" at most the number of its brokers that are there, {brokers}"
+            f"Kafka has not created its topic {TRANSACTION_STATE!r}: transaction.state.log.replication.factor (default: 3) must be"
+            f" at most the number of running brokers, {brokers}"
         )
     resource = ConfigResource(ResourceType.TOPIC, TRANSACTION_STATE)
     settings = admin.describe_configs([resource], request_timeout=EXPLAIN_TIMEOUT_S)[resource].result()
@@ -197,6 +197,6 @@ def too_few_in_sync(wanted: int, partitions: Sequence[tuple[int, int]]) -> str:
     if not short:
         return ""
     return (
-        f"topic {TRANSACTION_STATE!r} has min.insync.replicas={wanted}, and in {len(short)} of its {len(partitions)} partitions no more"
-        f" than {max(short)} in sync: start the brokers that are missing"
+        f"topic {TRANSACTION_STATE!r} has min.insync.replicas={wanted}, but {len(short)} of its {len(partitions)} partitions have at most"
+        f" {max(short)} replicas in sync; start the missing brokers"
     )

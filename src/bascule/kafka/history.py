@@ -60,7 +60,7 @@ class PartitionOffsets:
             # A topic just created, or a leader that moves, refuses for a moment.
             return ask_until(deadline_s, partial(self._ask_once, spec, deadline_s, isolation))
         except KafkaException as error:
-            raise Unavailable(f"{self._at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
+            raise Unavailable(f"the offsets of {self._at[0].topic} cannot be read: {error.args[0].str()}") from error
 
     def _ask_once(self, spec: OffsetSpec, deadline_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
         """Raises KafkaException."""
@@ -84,14 +84,14 @@ def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
     try:
         return clients.admin({**PROMPT, **kafka})
     except KafkaException as error:
-        raise Unavailable(f"no client to ask for offsets: {error}") from error
+        raise Unavailable(f"could not create a client to read offsets: {error}") from error
 
 
 def known_offset(message: Message) -> int:
     """The offset of what a consumer has read. Raises Unavailable where the client does not tell it."""
     offset = message.offset()
     if offset is None or offset < 0:
-        raise Unavailable(f"{message.topic()}-{message.partition()}: the Kafka client gave a record without an offset")
+        raise Unavailable(f"{message.topic()}-{message.partition()}: the Kafka client returned a record without an offset")
     return offset
 
 
@@ -174,7 +174,7 @@ class TopicHistory:
                     if offset >= end:
                         return
                 elif not passing(failure):
-                    raise Unavailable(f"{self._at.topic}-{self._at.partition} is not readable: {failure.str()}")
+                    raise Unavailable(f"{self._at.topic}-{self._at.partition} cannot be read: {failure.str()}")
                 else:
                     continue
                 deadline = time.monotonic() + self._timeout_s

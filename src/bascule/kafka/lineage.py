@@ -71,7 +71,7 @@ class PartitionLineage:
                 consumer.assign([at])
                 return _reached(_first_word(consumer))
         except KafkaException as error:
-            raise Unavailable(f"{self.place} does not tell its leader epochs: {error.args[0].str()}") from error
+            raise Unavailable(f"the leader epochs of {self.place} cannot be read: {error.args[0].str()}") from error
 
     async def has(self, record: SeenRecord) -> bool:
         """Read it again. Raises Unavailable."""

@@ -71,7 +71,7 @@ def offset_of(message: Message) -> int:
     """The offset of a record that was read. Raises Unavailable where the client does not say it."""
     offset = message.offset()
     if offset is None:
-        raise Unavailable(f"Kafka's client read a record of {message.topic()} and does not say its offset")
+        raise Unavailable(f"the Kafka client returned a record of {message.topic()} without an offset")
     return offset
 
 
@@ -140,7 +140,7 @@ class JournalWriter:
         try:
             self._producer.produce(self._topic, value=value, key=key, partition=self._partition, on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
-            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes not taken: {error}") from error
+            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: {error}") from error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -219,7 +219,7 @@ class PartitionReader:
         try:
             return clients.consumer(self._settings)
         except KafkaException as error:
-            raise Unavailable(f"no client to read {self._topic}: {error}") from error
+            raise Unavailable(f"could not create a client to read {self._topic}: {error}") from error
 
     def renew(self) -> None:
         """Go on reading with a new client. Raises Unavailable where none can be made."""
@@ -241,7 +241,7 @@ class PartitionReader:
         try:
             return ask_until(time.monotonic() + ANSWER_TIMEOUT_S, ask)
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
+            raise Unavailable(f"Kafka does not answer for topic {self._topic}: {error}") from error
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """The next read begins here."""
@@ -269,9 +269,9 @@ class PartitionReader:
         first, end = self.range()
         if self._position > end:
             return CutOff(
-                f"{self._topic} ends at offset {end}, and {self._position} was to be read: it was created again, or has lost its end"
+                f"{self._topic} ends at offset {end}, before the position {self._position}; the topic was recreated or has lost its end"
             )
-        return Trimmed(f"{self._topic} begins at offset {first}, behind what was to be read ({self._position})")
+        return Trimmed(f"{self._topic} begins at offset {first}, after the position {self._position}")
 
     def to_end(self, barrier: int = -1) -> Iterator[Message]:
         """Every record that is there, whatever compaction has left; the one at offset ``barrier``, too, where a node names an earlier end.
@@ -284,7 +284,7 @@ class PartitionReader:
             # The client waits for so long for as many as asked for, though it knows that it is at the end.
             messages = self.read(timeout_s=AT_END_S)
             if silence.lasts(AT_END_S, came=bool(messages)):
-                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s before its end")
+                raise Unavailable(f"reading {self._topic}: no record for {ANSWER_TIMEOUT_S:.0f} s before its end")
             yield from messages
 
     def up_to(self, end_offset: int) -> Iterator[Message]:
@@ -293,7 +293,7 @@ class PartitionReader:
         while position < end_offset - 1:
             messages = self.read()
             if silence.lasts(POLL_S, came=bool(messages)):
-                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position + 1} of {end_offset}")
+                raise Unavailable(f"reading {self._topic}: no record for {ANSWER_TIMEOUT_S:.0f} s at offset {position + 1} of {end_offset}")
             for message in messages:
                 position = offset_of(message)
                 if position < end_offset:

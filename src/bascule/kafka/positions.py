@@ -41,7 +41,7 @@ class PositionReader:
         try:
             return key.decode(), Position.decode(stored.value)
         except (UnicodeDecodeError, PositionLost) as error:
-            raise PositionLost(f"{stored.place(self._topic, key)}: no position: {error}") from error
+            raise PositionLost(f"{stored.place(self._topic, key)}: not a valid position: {error}") from error
 
     def close(self) -> None:
         """Frees the clients."""

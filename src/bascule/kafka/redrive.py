@@ -86,8 +86,10 @@ class Redrive:
                 producer.send_offsets_to_transaction(after, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
         except KafkaException as error:
             if refused:
-                raise TooLarge(f"{max(refused)[1]}; nothing is moved") from error
-            raise Unavailable(f"{self._topic}: not moved, or in doubt: {error.args[0].str()}; look again") from error
+                raise TooLarge(f"{max(refused)[1]}; nothing was moved") from error
+            raise Unavailable(
+                f"{self._topic}: records were not moved, or the move is in doubt: {error.args[0].str()}; check the topic"
+            ) from error
         finally:
             consumer.close()
         return len(made)
@@ -115,7 +117,7 @@ def _hand_over(produce: Callable[..., None], record: KafkaRecord, outgoing: Outg
     def told(error: KafkaError | None, _message: object = None) -> None:
         if error is not None and error.code() in TOO_LARGE:
             place = f"{record.topic}-{record.partition}, offset {record.offset}, of {size_bytes} bytes"
-            refused.append((size_bytes, f"{place}, is too large for {outgoing.topic}: raise max.message.bytes of that topic"))
+            refused.append((size_bytes, f"{place}, is too large for {outgoing.topic}; raise max.message.bytes of that topic"))
 
     try:
         hand_over(produce, outgoing, told)

@@ -69,7 +69,7 @@ class SnapshotStore:
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if key != JOURNAL_KEY and not _KEY.fullmatch(key):
-                    log.error("foreign record passed over", topic=self._topic, offset=message.offset())
+                    log.error("foreign record skipped", topic=self._topic, offset=message.offset())
                 elif value is None:
                     chunks.pop(key, None)
                 else:
@@ -118,9 +118,11 @@ class SnapshotStore:
                 produce(self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None)
             left = producer.flush(ANSWER_TIMEOUT_S)
         except KafkaException as error:
-            raise Unavailable(f"snapshot not stored in topic {self._topic}: {error}") from error
+            raise Unavailable(f"snapshot could not be stored in topic {self._topic}: {error}") from error
         if left or failures:
-            raise Unavailable(f"snapshot not stored in topic {self._topic}: {failures[0] if failures else 'Kafka does not answer'}")
+            raise Unavailable(
+                f"snapshot could not be stored in topic {self._topic}: {failures[0] if failures else 'Kafka does not answer'}"
+            )
 
 
 class SnapshotKeys:

@@ -52,11 +52,11 @@ class AdminAction(NamedTuple):
         known = {**dict.fromkeys(self.required, ""), **self.optional}
         for name, value in given.items():
             if name not in known:
-                raise InvalidInput(f"{name[:60]!r} is not known here; known are {', '.join(known)}")
+                raise InvalidInput(f"unknown argument {name[:60]!r}; known are {', '.join(known)}")
             if type(value) is not type(known[name]):
                 raise InvalidInput(f"{name} must be {'true or false' if isinstance(known[name], bool) else 'a string'}")
             if isinstance(value, str) and not is_unicode(value):
-                raise InvalidInput(f"{name} {value[:60]!r} has half of a surrogate pair, which is no character")
+                raise InvalidInput(f"{name} {value[:60]!r} contains half of a surrogate pair, which is not a character")
         if missing := [name for name in self.required if not given.get(name)]:
             raise InvalidInput(f"{missing[0]} must be given")
         return {**known, **given}
@@ -97,7 +97,7 @@ def _check_new(argument: str, name: str) -> None:
     except ValueError as error:
         raise InvalidInput(f"{argument}: {error}") from None
     if len(name) > ADDRESS_MAX:
-        raise InvalidInput(f"{argument}: {name[:60]!r} has {len(name)} characters, at most {ADDRESS_MAX} are taken")
+        raise InvalidInput(f"{argument} {name[:60]!r} has {len(name)} characters; at most {ADDRESS_MAX} are allowed")
 
 
 async def _create(node: Node, name: str) -> Answer:
@@ -110,7 +110,7 @@ async def _create(node: Node, name: str) -> Answer:
 async def _delete(node: Node, name: str, force: bool) -> Answer:
     queue = queue_named(node.engine, name)
     if queue.subscription:
-        raise InvalidInput(f"{name!r} is a subscription: delete it as one")
+        raise InvalidInput(f"{name!r} is the queue of a subscription; delete the subscription instead")
     return await _delete_queue(node, queue, force)
 
 
@@ -155,7 +155,7 @@ async def _return(node: Node, queue: str, selector: str) -> Answer:
 async def _close(node: Node, id: str) -> Answer:  # its name in the request
     found = [connection for connection in node.connections if id in (connection.peer, connection.client.container)]
     if not found:
-        raise UnknownAddress(f"there is no connection {id!r}: neither from there, nor with that client id")
+        raise UnknownAddress(f"there is no connection with the address or client id {id!r}")
     for connection in found:
         connection.close(CLOSED)
     node.dispatch()
@@ -170,7 +170,7 @@ async def _force(node: Node, xid: str, ending: Ending) -> Answer:
         while plan is not None and not plan.over:
             await asyncio.sleep(0)
             if node.loaded_engine is not engine or not node.serving:
-                raise Unavailable(f"interrupted, nothing was done: {node.trouble or 'the journal was loaded anew'}")
+                raise Unavailable(f"interrupted before any change: {node.trouble or 'the broker reloaded the journal'}")
         branches.end(engine, parsed, ending, _nothing, plan=plan)
     finally:
         if plan is not None:
@@ -214,7 +214,7 @@ async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]])
         while node.loaded_engine is engine and node.serving and node.congested:
             await asyncio.sleep(PAUSE_S)
         if node.loaded_engine is not engine or not node.serving:
-            raise Unavailable(f"interrupted, {progress.done} messages may be done: {node.trouble or 'the journal was loaded anew'}")
+            raise Unavailable(f"interrupted after up to {progress.done} messages: {node.trouble or 'the broker reloaded the journal'}")
     await _stored(node, engine)
     return progress
 
@@ -228,7 +228,7 @@ async def _stored(node: Node, engine: Engine) -> None:
     try:
         await asyncio.wait_for(stored.wait(), timeout_s)
     except TimeoutError:
-        raise Unavailable(f"decided, but Kafka has not stored it in {timeout_s:g} s: look again whether it was done") from None
+        raise Unavailable(f"Kafka has not stored the decision within {timeout_s:g} s; check later whether it took effect") from None
 
 
 def _address(engine: Engine, name: str) -> str:

@@ -107,14 +107,14 @@ Page = Callable[[Request], Awaitable[Response]]
 QUEUE_METRICS = (
     ("bascule_queue_messages", "Messages in the queue", "messages"),
     ("bascule_queue_bytes", "Size of the messages in the queue", "bytes"),
-    ("bascule_queue_delivering", "Messages handed to consumers and not settled", "delivering"),
-    ("bascule_queue_delayed", "Messages that wait for their time", "delayed"),
+    ("bascule_queue_delivering", "Messages delivered to consumers and not settled", "delivering"),
+    ("bascule_queue_delayed", "Messages whose delivery time has not come", "delayed"),
     ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
 )
 #: The same of RetentionHoldStatus.
 PIN_METRICS = (
     ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
-    ("bascule_journal_pinned_bytes", "Size of these records", "bytes"),
+    ("bascule_journal_pinned_bytes", "Size of the records of the journal that are kept for a pipeline or another keeper", "bytes"),
 )
 #: The same of UserStatus.
 USER_METRICS = (
@@ -129,10 +129,10 @@ USER_METRICS = (
 
 #: Metric, its help, and the field of MemoryStatus.
 MEMORY_METRICS = (
-    ("bascule_memory_limit_bytes", "What the broker may hold in memory for its clients", "limit_bytes"),
-    ("bascule_memory_used_bytes", "What it holds", "used_bytes"),
+    ("bascule_memory_limit_bytes", "Memory that the broker may use for its clients", "limit_bytes"),
+    ("bascule_memory_used_bytes", "Memory that the broker uses for its clients", "used_bytes"),
     ("bascule_spill_bytes", "Size of the spill files", "spill_bytes"),
-    ("bascule_spill_limit_bytes", "What they may take", "spill_limit_bytes"),
+    ("bascule_spill_limit_bytes", "Limit on the size of the spill files", "spill_limit_bytes"),
 )
 
 
@@ -171,13 +171,15 @@ class _StatusCollector(Collector):
 def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
     if memory is None:
         return
-    family = GaugeMetricFamily("bascule_memory_bytes", "What memory is used for", labels=("part",))
+    family = GaugeMetricFamily("bascule_memory_bytes", "Memory that the broker uses, by part", labels=("part",))
     for part, used_bytes in memory["parts"].items():
         family.add_metric((part,), used_bytes)
     yield family
     for metric, text, field in MEMORY_METRICS:
         yield GaugeMetricFamily(metric, text, value=memory[field])  # type: ignore[literal-required]
-    yield GaugeMetricFamily("bascule_producers_blocked", "1 while producers wait for memory or disk", value=float(bool(memory["blocked"])))
+    yield GaugeMetricFamily(
+        "bascule_producers_blocked", "1 while producers wait for memory or disk space", value=float(bool(memory["blocked"]))
+    )
 
 
 class LengthRequired(InvalidInput):
@@ -198,11 +200,11 @@ def _check_administrator(request: Request, token: str | None) -> None:
     if token is not None:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise NotAdministrator("an administrator gives the token of admin.token as Authorization: Bearer TOKEN")
+            raise NotAdministrator("only an administrator may do this; send the token of admin.token as Authorization: Bearer TOKEN")
     elif request.client is None or not is_loopback(request.client.host):
-        raise NotAdministrator("without admin.token only this machine may do that")
+        raise NotAdministrator("admin.token is not set, so only requests from this machine are allowed")
     elif "origin" in request.headers:
-        raise NotAdministrator("without admin.token no web page may do that")
+        raise NotAdministrator("admin.token is not set, so requests from web pages are not allowed")
 
 
 def _answer(error: BasculeError) -> Response:
@@ -212,34 +214,34 @@ def _answer(error: BasculeError) -> Response:
 async def _arguments(request: Request) -> dict[str, Any]:
     """The JSON object of a request. Raises InvalidInput."""
     if "transfer-encoding" in request.headers:
-        raise LengthRequired("a body in chunks is not taken: send it with Content-Length")
+        raise LengthRequired("a chunked body is not supported; send the body with Content-Length")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
-            raise InvalidInput(f"more than {BODY_BYTES_MAX} bytes of arguments")
+            raise InvalidInput(f"the arguments have more than {BODY_BYTES_MAX} bytes")
     try:
         arguments = json.loads(body or b"{}", parse_constant=_no_number, object_pairs_hook=_once_each)
     except RecursionError:
-        raise InvalidInput("the arguments are no JSON of an action: nested too deep") from None
+        raise InvalidInput("the arguments are not valid JSON: nested too deeply") from None
     except ValueError as error:  # also a number of more digits than Python reads
-        raise InvalidInput(f"the arguments are no JSON: {error}") from None
+        raise InvalidInput(f"the arguments are not valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
     for name, value in arguments.items():
         if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
-            raise InvalidInput(f"argument {name!r:.60} must be Unicode text: it has half of a surrogate pair")
+            raise InvalidInput(f"argument {name!r:.60} must be Unicode text, but contains half of a surrogate pair")
     return arguments
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("an object has the same name twice")
     return found
 
 
@@ -254,7 +256,7 @@ def _is_text(value: str) -> bool:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > COUNT_DIGITS_MAX or not 1 <= int(text) <= DEAD_LETTERS_MAX:
-        raise InvalidInput(f"count {text!r:.20} must be 1 to {DEAD_LETTERS_MAX}")
+        raise InvalidInput(f"count {text!r:.20} must be a number from 1 to {DEAD_LETTERS_MAX}")
     return int(text)
 
 
@@ -293,7 +295,7 @@ class _Pages:
         action = request.scope["path"].removeprefix("/")
         arguments = await _arguments(request)
         answer = await self._broker.act(action, arguments)
-        log.info("administrator acted", action=action, arguments=arguments, answer=answer)
+        log.info("administrator action", action=action, arguments=arguments, answer=answer)
         return JSONResponse(answer)
 
     def _may_view(self) -> None:
@@ -373,7 +375,7 @@ def _contained(broker: AdministeredBroker, page: Page) -> Page:
             return Response()  # nobody hears it
         except Exception as error:
             broker.contain(error, request.scope["path"])
-            return _answer(RequestFailed("the broker failed to answer; its log says more"))
+            return _answer(RequestFailed("the broker failed to answer; see the broker's log"))
 
     return answer
 
@@ -420,7 +422,9 @@ class AdminServer:
             for each in sockets:
                 each.listen()
         except OSError as error:
-            raise PortInUse(f"port {port} for admin on {host} cannot be used ({error.strerror}); choose another by --admin-port") from error
+            raise PortInUse(
+                f"port {port} for admin on {host} cannot be used ({error.strerror}); choose another with --admin-port"
+            ) from error
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._server = _Server(admin_http.config(admin_app(broker, token, collectors), STOP_TIMEOUT_S), sockets, tls)

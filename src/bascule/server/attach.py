@@ -61,7 +61,7 @@ def place_of(address: object, capabilities: tuple[str, ...]) -> RoutedAddress:
     if not address:
         raise AmqpError(INVALID_FIELD, "an address must not be empty")
     if len(address) > ADDRESS_MAX:
-        raise AmqpError(INVALID_FIELD, f"address {address[:60]!r}… has {len(address)} characters; {ADDRESS_MAX} are allowed")
+        raise AmqpError(INVALID_FIELD, f"address {address[:60]!r}… has {len(address)} characters; at most {ADDRESS_MAX} are allowed")
     return RoutedAddress(address, routing)
 
 
@@ -110,7 +110,7 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
         link.flow(PRODUCER_CREDIT)
         return
     if not isinstance(target, Target):
-        raise AmqpError(NOT_IMPLEMENTED, "a producer without a target")
+        raise AmqpError(NOT_IMPLEMENTED, "a producer without a target is not supported")
     if target.dynamic:
         address, routing = _temporary(client, link, target.capabilities)
         link.context = _producer(client, link, address, routing)
@@ -157,7 +157,7 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
         _find_subscription(client, link)
         return
     if not isinstance(source, Source):
-        raise AmqpError(NOT_IMPLEMENTED, "a consumer whose source is of another type than amqp:source:list")
+        raise AmqpError(NOT_IMPLEMENTED, "a consumer whose source is not amqp:source:list is not supported")
     if source.dynamic:
         address, routing = _temporary(client, link, source.capabilities)
         engine = client.engine
@@ -172,7 +172,10 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
         return
     place = place_of(source.address, source.capabilities)
     if place.address == MANAGEMENT_ADDRESS:
-        raise AmqpError(NOT_ALLOWED, f"{MANAGEMENT_ADDRESS} answers to the reply-to of a request: a temporary queue will do")
+        raise AmqpError(
+            NOT_ALLOWED,
+            f"{MANAGEMENT_ADDRESS} has no messages to consume; its responses go to the reply-to of the request, such as a temporary queue",
+        )
     if place.address.startswith(TEMPORARY_PREFIX) and place.address not in client.temporary.values():
         raise AmqpError(NOT_ALLOWED, f"only its own connection may consume from temporary destination {place.address!r}")
     selector = _selector(link)
@@ -246,16 +249,16 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
     existing = _existing(client, owner, name, durable=durable)
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
-        raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is there as {there}: a name is one or the other (unsubscribe first)")
+        raise AmqpError(NOT_ALLOWED, f"subscription {name!r} exists as {there}; unsubscribe it first")
     replaced = None
     if existing is not None and (existing.address, existing.selector_text, existing.no_local_container) != (address, text, no_local):
         if existing.consumers:
-            raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use, with another topic or selector")
+            raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use with another topic or selector")
         client.authorize(Permission.to_delete(durable=durable), existing.address)
         client.authorize(Permission.to_create(durable=durable), address)
         existing, replaced = None, existing  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
     if existing is not None and existing.consumers and not shared:
-        raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
+        raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} already has a consumer")
     if existing is None:
         client.authorize(Permission.to_create(durable=durable), address)
     queue = existing or engine.create_queue(
@@ -269,7 +272,9 @@ def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
     """(client id, or None where it is everybody's; name) of a durable or shared subscription. Raises AmqpError."""
     name, _, suffix = link.name.partition(NAME_DELIMITER)
     if not name:
-        raise AmqpError(INVALID_FIELD, f"link name {link.name!r:.60} names no subscription: it must not begin with {NAME_DELIMITER!r}")
+        raise AmqpError(
+            INVALID_FIELD, f"link name {link.name!r:.60} contains no subscription name; a link name must not begin with {NAME_DELIMITER!r}"
+        )
     return None if suffix.startswith("global") else client.container, name
 
 
@@ -302,7 +307,7 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
     owner, name = _subscription(client, link)
     queue = _existing(client, owner, name, durable=True)
     if queue is None:
-        raise AmqpError(NOT_FOUND, f"no subscription {name!r}")
+        raise AmqpError(NOT_FOUND, f"there is no subscription {name!r}")
     if queue.consumers:
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
     client.authorize(Permission.DELETE_DURABLE_QUEUE, queue.address)

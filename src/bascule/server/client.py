@@ -48,7 +48,7 @@ CONNECTION_RESET = AmqpError(
     CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
 )
 #: Why a message was not taken that came on a link which had ended.
-LINK_ENDED = AmqpError(DETACH_FORCED, "the broker had ended its link")
+LINK_ENDED = AmqpError(DETACH_FORCED, "the link has ended")
 
 _transaction_ids = itertools.count(1)
 
@@ -291,7 +291,7 @@ class Client:
         """Return the open transaction with this id. Raises UnknownTransaction."""
         transaction = self.transactions.get(txn_id)
         if transaction is None:
-            raise UnknownTransaction(f"no transaction {txn_id.hex()} on this connection")
+            raise UnknownTransaction(f"there is no transaction {txn_id.hex()} on this connection")
         return transaction
 
     def lose_message(self, txn_id: bytes | None, error: AmqpError | None = None) -> None:

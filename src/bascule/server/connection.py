@@ -187,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         """End what the scope of the error names. A fault of ours in one connection must not reach the others."""
         if not isinstance(error, BasculeError):
             self._contain(error)
-            self.end(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
+            self.end(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; see the broker's log"))
             return
         log.exception("frame not handled", peer=self.peer, container=self.client.container)
         if error.scope >= Scope.EPOCH:
@@ -385,7 +385,7 @@ class ClientConnection(asyncio.Protocol):
         taken = self.server.container_ids.opened(self, client.container)
         if taken and "sole-connection-for-container" in event.open.desired_capabilities:
             info = {Symbol("invalid-field"): Symbol("container-id")}
-            self._refuse(properties, AmqpError(INVALID_FIELD, f"client id {client.container!r} is connected already", info))
+            self._refuse(properties, AmqpError(INVALID_FIELD, f"client id {client.container!r} is already connected", info))
         elif self.server.reason:
             self._refuse(properties, AmqpError(CONNECTION_FORCED, self.server.reason))
         else:
@@ -487,4 +487,4 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Discharged: ClientConnection._discharged,
 }
 #: What clients are told when the broker goes: a failover client turns to another one.
-GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is going down")
+GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is shutting down")

@@ -88,7 +88,7 @@ class CoordinatorLink:
         in accordance with that: Qpid JMS discharges every transaction.
         """
         if txn_id not in self._declared:
-            self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this link"))
+            self._answer(delivery_id, UnknownTransaction(f"there is no transaction {txn_id.hex()} on this link"))
             return
         if self.client.reset is not None:
             self._waits = True
@@ -110,7 +110,7 @@ class CoordinatorLink:
         if transaction is None and declared.handed_over is not fail:
             engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it that way
         elif transaction is None:
-            self._answer(delivery_id, UnknownTransaction(f"transaction {txn_id.hex()} has ended the other way"))
+            self._answer(delivery_id, UnknownTransaction(f"transaction {txn_id.hex()} has already ended with the opposite outcome"))
         elif fail:
             engine.rollback(transaction)
             self._answer(delivery_id, None)

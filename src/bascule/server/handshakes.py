@@ -132,7 +132,7 @@ class Handshakes:
             sock.setblocking(False)
             await loop.connect_accepted_socket(lambda: self._serve(handshake), sock, **tls)
         except OSError as error:  # of TLS, too
-            log.debug("connection lost in handshake", peer=handshake.peer, reason=error)
+            log.debug("connection lost during handshake", peer=handshake.peer, reason=error)
         finally:
             if handshake.transport is None:  # nobody serves it
                 handshake.end()
@@ -144,7 +144,7 @@ class Handshakes:
         if time.monotonic() - oldest.begun_s < GRACE_S:
             return False
         self.aborted += 1
-        log.debug("connection ended before its login, its place is needed", peer=oldest.peer)
+        log.debug("connection closed before login to admit a waiting connection", peer=oldest.peer)
         oldest.abort()
         return True
 

@@ -61,7 +61,7 @@ class StoredMessages:
                 else:
                     self._values.keep(mid, value)
         except OSError as error:
-            raise Unavailable(f"messages of topic {self._topic} cannot be kept in a temporary file: {error}") from error
+            raise Unavailable(f"messages of topic {self._topic} cannot be written to a temporary file: {error}") from error
         return self._values
 
     def release(self) -> None:
@@ -82,7 +82,7 @@ class StoredMessages:
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if not key.isdigit():
-                    log.error("foreign record passed over", topic=self._topic, offset=message.offset())
+                    log.error("foreign record skipped", topic=self._topic, offset=message.offset())
                     continue
                 mid = int(key)
                 if value is None:

@@ -120,7 +120,7 @@ class _Effects:
     async def read(self) -> Sequence[IngressRecord]:
         """Raises Unavailable, CutOff, Trimmed."""
         if self._reader is None:
-            raise Unavailable(f"no client reads {self._topic}")
+            raise Unavailable(f"no Kafka client is open to read {self._topic}")
         messages = self._reader.read(READ_RECORDS, READ_S)
         return [IngressRecord(offset_of(message), message.value(), header_of(message, "unbound") == b"keep") for message in messages]
 

@@ -149,7 +149,7 @@ class BrokerLife(LoopEffects):
             sockets = await self._loop.run_in_executor(None, bind, host, self._port)
         except OSError as error:
             port, why = self._port, error.strerror
-            raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({why}); choose another by --amqp-port") from error
+            raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({why}); choose another with --amqp-port") from error
         self._listener = Listener(sockets, self._node.handshakes.take, name="amqp", reserved=RESERVED + RESERVED_FOR_ADMIN)
         self._node.handshakes.on_room = self._listener.room
         self._port = self._listener.port

@@ -262,7 +262,7 @@ class BrowserLink:
         except Exception as error:
             self.client.engine.journaling.errors.contain(ErrorKind.LINK, error, queue=self._queue.name)
             if self.link.context is self:
-                failed = RequestFailed(f"the broker failed to browse {self._queue.name!r}; its log says more")
+                failed = RequestFailed(f"the broker failed to browse {self._queue.name!r}; see the broker's log")
                 self.link.detach(AmqpError(failed.condition, str(failed)))
                 self.client.touch()
 
@@ -303,7 +303,7 @@ class BrowserLink:
 def payload_of(event: Transferred) -> bytes:
     """Return the bytes of a message that a client sends. Raises AmqpError for a format other than AMQP's own."""
     if event.message_format:
-        raise AmqpError(NOT_IMPLEMENTED, f"message format 0x{event.message_format:x} is unknown; 0 is AMQP's own")
+        raise AmqpError(NOT_IMPLEMENTED, f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is")
     return event.payload
 
 

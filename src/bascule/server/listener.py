@@ -163,7 +163,7 @@ class Listener:
         """Whether the listener may accept the next one."""
         if sock.fileno() >= descriptors.left_by(self._reserved):
             refuse(sock)
-            self._short("the rest is reserved")
+            self._short("the remaining descriptors are reserved")
             return True
         if self._take(sock, address):
             return True
@@ -194,5 +194,5 @@ class Listener:
         self.refused += 1
         now_s = time.monotonic()
         if now_s - self._refused_s > SHORTAGE_OVER_S:
-            log.error("connections refused, file descriptors short", listener=self._name, limit=descriptors.limit(), reason=reason)
+            log.error("connections refused, too few file descriptors", listener=self._name, limit=descriptors.limit(), reason=reason)
         self._refused_s = now_s

@@ -36,7 +36,7 @@ class LoginChecks:
             try:
                 return await asyncio.wrap_future(in_background(check, "login"))
             except Exception as error:
-                log.exception("login not checked", error=repr(error))
+                log.exception("login check failed", error=repr(error))
                 return False
 
 

@@ -70,19 +70,19 @@ class Request:
         properties = self.message.properties
         operation = properties.get("operation")
         if properties.get("type") != TYPE or not isinstance(operation, str) or operation not in OPERATIONS:
-            raise InvalidInput(f"type {TYPE!r} is known here, with operations {', '.join(OPERATIONS)}")
+            raise InvalidInput(f"unknown type or operation; type {TYPE!r} has the operations {', '.join(OPERATIONS)}")
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
         # A prepare without a transaction may be the repeat of one whose answer was lost.
         name = self._bytes("txnId") if operation == "prepare" or "txnId" in properties else None
         since = self.message.properties.get("since")
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
-            raise InvalidInput(f"since {since!r:.200}: the position of an earlier answer is expected")
+            raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
         return BranchRequest(operation, xid, self.client.container, self.client.transactions, name, since)
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")
         if not isinstance(format_id, int):
-            raise InvalidInput(f"formatId {format_id!r}: an integer is expected")
+            raise InvalidInput(f"formatId {format_id!r} must be an integer")
         return Xid(format_id, self._bytes("gtrid"), self._bytes("bqual")).checked()
 
     def _bytes(self, name: str) -> bytes:
@@ -90,7 +90,7 @@ class Request:
         try:
             return bytes.fromhex(value)
         except (ValueError, TypeError):
-            raise InvalidInput(f"{name} {value!r:.200}: bytes as hexadecimal digits are expected") from None
+            raise InvalidInput(f"{name} {value!r:.200} must be bytes as hexadecimal digits") from None
 
     def _answer(self, answer: Answer) -> None:
         asked = self.message
@@ -114,7 +114,7 @@ class Request:
             if self._reply_routing is Routing.ANYCAST:
                 self.engine.queue(reply_to, self.client.user)  # where there is none it counts as one of this user
         except BasculeError as error:
-            log.debug("answer dropped", peer=self.client.peer, reply_to=reply_to, reason=error)
+            log.debug("response dropped", peer=self.client.peer, reply_to=reply_to, reason=error)
             return
         self.engine.send(reply_to, self._reply_routing, body, scan(body), self.client.broker_id, _Unheard(), None)
 
@@ -146,7 +146,7 @@ def request(client: Client, body: bytes) -> Request:
     Raises TooLarge, MalformedMessage, Unauthorized.
     """
     if len(body) > REQUEST_SIZE_BYTES_MAX:
-        raise TooLarge(f"a request of {len(body)} bytes, at most {REQUEST_SIZE_BYTES_MAX} are taken")
+        raise TooLarge(f"the request has {len(body)} bytes; at most {REQUEST_SIZE_BYTES_MAX} are allowed")
     asked = Request(client, decode_message(body))
     asked.check_permissions()
     return asked

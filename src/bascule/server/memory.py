@@ -136,7 +136,7 @@ class MemoryWatch:
         try:
             yield from self._spill.compaction()
         except OSError as error:
-            log.debug("spill files not compacted", error=error)  # each time that memory is measured
+            log.debug("compaction of spill files failed", error=error)  # each time that memory is measured
         finally:
             self._compacting = False
 
@@ -147,7 +147,7 @@ class MemoryWatch:
             if buffers_bytes <= share or now_s - since_s < (UNREAD_PRESSING_S if buffers_bytes > 2 * share else UNREAD_S):
                 return
             buffers_bytes -= unread_bytes
-            text = f"{unread_bytes} bytes wait to be read by this client, and none was read for {now_s - since_s:.0f} s"
+            text = f"{unread_bytes} bytes wait for this client, and the client has read nothing for {now_s - since_s:.0f} s"
             log.warning("client does not read", peer=connection.peer, container=connection.client.container, unread_bytes=unread_bytes)
             connection.drop(AmqpError(RESOURCE_LIMIT_EXCEEDED, text))
 
@@ -157,7 +157,7 @@ class MemoryWatch:
             parts = {part: used for part, used in account.parts().items() if used}
             log.warning("producers blocked", reason=account.blocked, used_bytes=account.used_bytes, **_by_name(parts))
         else:
-            log.info("producers go on", used_bytes=account.used_bytes, limit_bytes=account.limit_bytes)
+            log.info("producers unblocked", used_bytes=account.used_bytes, limit_bytes=account.limit_bytes)
 
 
 def _by_name(parts: dict[MemoryPart, int]) -> dict[str, int]:

@@ -177,7 +177,11 @@ class Node:
         """Tell clients what the journal has room for in this epoch."""
         self.max_message_bytes = min(int(self.settings.broker.max_message_bytes), room.content_bytes)
         if room.shortage is not None:
-            log.error("large messages refused, restart after the change", reason=room.shortage, message_bytes_max=self.max_message_bytes)
+            log.error(
+                "large messages refused, correct the topic and restart the broker",
+                reason=room.shortage,
+                message_bytes_max=self.max_message_bytes,
+            )
 
     def loaded(self, room: topics.JournalCapacity) -> None:
         """The state of the epoch is whole: take what the ingress topic has."""
@@ -288,7 +292,7 @@ def usage_limits(broker: BrokerSettings) -> UsageLimits:
     if not connections or room < connections:
         tell = log.warning if "max_connections" in broker.model_fields_set and connections else log.info
         tell("connections limited by file descriptors", connections=room, limit=descriptors.limit(), max_connections=connections)
-        connections, setting = room, f"file descriptors of the broker, of which there are {descriptors.limit()}"
+        connections, setting = room, f"limit on file descriptors of the broker: {descriptors.limit()}"
     return UsageLimits(
         connections, broker.max_connections_per_address, broker.max_connections_per_user, broker.max_sessions_per_user,
         broker.max_links_per_user, broker.max_transactions_per_user, setting,
@@ -318,7 +322,9 @@ def _alone_in(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Unavailable(f"another broker uses the data directory {directory}; give each its own by embedded.data_dir") from None
+            raise Unavailable(
+                f"another broker uses the data directory {directory}; give each broker its own directory with embedded.data_dir"
+            ) from None
         yield
 
 

@@ -76,5 +76,5 @@ class PipelineHolds:
         try:
             return committed_note(place.kafka, group, place.topics.journal, place.topics.partition)
         except Unavailable as error:
-            log.warning("reason of a stopped pipeline unknown", pipeline=name, error=error)
+            log.warning("could not read why a pipeline stopped", pipeline=name, error=error)
             return -1, ""

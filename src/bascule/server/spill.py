@@ -98,7 +98,7 @@ class SpillFiles:
             segment = self._room_for(len(body))
         except OSError as error:
             if not self._full:
-                log.error("no room for message bodies, they stay in memory", directory=self._directory, error=error)
+                log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
             self._full = True
             raise
         self._full = False
@@ -129,9 +129,12 @@ class SpillFiles:
 
     def _check_room(self, size_bytes: int) -> None:
         if self.used_bytes + size_bytes > self.limit_bytes:
-            raise OSError(errno.ENOSPC, f"spill files of {self.used_bytes} bytes; broker.spill_bytes allows {self.limit_bytes}")
+            raise OSError(errno.ENOSPC, f"spill files use {self.used_bytes} bytes; broker.spill_bytes allows {self.limit_bytes}")
         if len(self._unwritten) >= WRITE_BYTES and (free := self.free_bytes()) < self.free_min_bytes:
-            raise OSError(errno.ENOSPC, f"{free} bytes are free on its file system; broker.spill_free_bytes keeps {self.free_min_bytes}")
+            raise OSError(
+                errno.ENOSPC,
+                f"{free} bytes are free on the disk of the spill files; broker.spill_free_bytes reserves {self.free_min_bytes}",
+            )
 
     def look(self) -> str:
         """Whether there is room, as ``shortage`` says it from now on. Raises nothing: a disk that cannot be asked has no room."""
@@ -144,9 +147,9 @@ class SpillFiles:
     def _judge(self, free_bytes: int) -> str:
         used, limit = self.used_bytes, self.limit_bytes
         if used > (ENOUGH_AT if self.shortage else SHORT_AT) * limit:
-            return f"spill files take {used} of {limit} bytes (broker.spill_bytes)"
+            return f"spill files use {used} of {limit} bytes (broker.spill_bytes)"
         if free_bytes < self.free_min_bytes * (ENOUGH_FREE if self.shortage else 1):
-            return f"{free_bytes} bytes are free where spill files are, less than {self.free_min_bytes} (broker.spill_free_bytes)"
+            return f"{free_bytes} bytes are free on the disk of the spill files, less than {self.free_min_bytes} (broker.spill_free_bytes)"
         return ""
 
     def _write(self) -> None:
@@ -156,7 +159,7 @@ class SpillFiles:
             return
         written = os.pwrite(segment.file, self._unwritten, segment.end - len(self._unwritten))
         if written != len(self._unwritten):
-            raise OSError(f"spill file {segment.path}: {written} of {len(self._unwritten)} bytes written")
+            raise OSError(f"spill file {segment.path}: wrote {written} of {len(self._unwritten)} bytes")
         self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
@@ -169,7 +172,7 @@ class SpillFiles:
                 return bytes(self._unwritten[first : first + size_bytes])
         body = os.pread(segment.file, size_bytes, start)
         if len(body) != size_bytes:
-            raise OSError(f"spill file {segment.path}: {len(body)} of {size_bytes} bytes at {start}")
+            raise OSError(f"spill file {segment.path}: read {len(body)} of {size_bytes} bytes at offset {start}")
         return body
 
     def free(self, handle: int, size_bytes: int) -> None:

@@ -230,7 +230,7 @@ class Supervisor:
                 if watched.part.ready():
                     watched.move(Input.SERVES, now_s)
                     if watched.deaths:
-                        self._tell(f"{watched.part.name} serves again (process {watched.part.pid})")
+                        self._tell(f"{watched.part.name} is ready again (process {watched.part.pid})")
                 elif now_s - watched.since_s > START_TIMEOUT_S:
                     watched.part.stop(0.0)
                     self._lost(watched, Input.LATE, Unavailable(f"{watched.part.name} was not ready after {START_TIMEOUT_S:g} s"), now_s)

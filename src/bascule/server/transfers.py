@@ -48,7 +48,7 @@ class Transfers:
             elif routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
                 client.check_creation(address)
             if address == MANAGEMENT_ADDRESS and transaction is not None:
-                raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
+                raise AmqpError(NOT_ALLOWED, f"a request to {address} cannot be part of a transaction")
         except BasculeError as error:
             self._refuse(event, producer, error)
         else:
@@ -128,7 +128,7 @@ class Transfers:
             producer.refused(_token_of(event), error)
         else:
             self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
-            producer.refused(_token_of(event), RequestFailed("the broker failed to carry out the request; its log says more"))
+            producer.refused(_token_of(event), RequestFailed("the broker failed to carry out the request; see the broker's log"))
         producer.top_up()
 
 

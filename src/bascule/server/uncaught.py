@@ -28,7 +28,7 @@ class ErrorLog:
         second = int(time.monotonic())
         if second != self._second:
             if self._left_out:
-                log.error("contained errors left out", count=self._left_out)
+                log.error("contained errors not logged", count=self._left_out)
             self._second, self._written, self._left_out = second, 0, 0
         if self._written >= LINES_PER_S:
             self._left_out += 1

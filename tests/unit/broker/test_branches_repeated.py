@@ -58,7 +58,7 @@ def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
     work.prepared()
     branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
     assert work.answers == [True, True]
-    with pytest.raises(TransactionRolledBack, match="went with its connection"):
+    with pytest.raises(TransactionRolledBack, match="ended with its connection"):
         branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
     with pytest.raises(TransactionRolledBack):  # the first one, late
         branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)

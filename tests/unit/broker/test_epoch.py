@@ -37,7 +37,7 @@ def test_start_record_without_an_answer_is_given_up(around: Surroundings) -> Non
     epoch = around.make()
     started = around.process.spawn(epoch.start({}))
     around.run(LIMITS.append_timeout_s + 0.1)
-    assert str(started.error) == "journal journal: Kafka has not stored the start record in 2 s"
+    assert str(started.error) == "journal journal: Kafka has not stored the start record within 2 s"
     assert isinstance(started.error, Unavailable)
 
 
@@ -121,7 +121,7 @@ def test_sends_are_answered_in_order_when_their_records_are_stored(around: Surro
     ("outcome", "why"),
     [
         ((-1, "too late"), "JournalUnavailable: journal journal: append failed: too late"),
-        ((UNKNOWN_OFFSET, None), "AppendOffsetUnknown: journal journal: Kafka has stored a record and does not say at which offset"),
+        ((UNKNOWN_OFFSET, None), "AppendOffsetUnknown: journal journal: Kafka has stored a record and has not reported its offset"),
     ],
 )
 def test_append_that_is_not_known_to_be_next_ends_the_epoch_and_nothing_is_answered(
@@ -161,7 +161,7 @@ def test_error_while_a_stored_record_is_applied_ends_the_epoch(around: Surroundi
     around.send("b")
     epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
     assert sender.accepted_tokens == ["a"]
-    assert around.why.startswith("BrokerFault: what a stored record decided could not be done: ZeroDivisionError")
+    assert around.why.startswith("BrokerFault: the effects of a stored record could not be applied: ZeroDivisionError")
 
 
 def test_error_in_an_answer_is_contained_and_the_next_ones_are_given(around: Surroundings) -> None:
@@ -193,14 +193,14 @@ def test_error_beside_what_a_timer_does_ends_the_epoch(around: Surroundings) -> 
     epoch.engine.deliveries._dirty[None] = None  # type: ignore[index]
     epoch.engine.schedule.at(int(around.world.now_ms) + 100, lambda: None)
     around.run(1)
-    assert around.why.startswith("BrokerFault: what was due could not be done: ")
+    assert around.why.startswith("BrokerFault: due work could not be done: ")
 
 
 def test_record_that_cannot_be_made_ends_the_epoch_as_a_failed_append_does(around: Surroundings) -> None:
     epoch = around.serving()
     epoch.engine.journaling.batch.parts.append("no bytes")  # type: ignore[arg-type]
     epoch.flush()
-    assert around.why.startswith("BrokerFault: journal journal: record not made: TypeError")
+    assert around.why.startswith("BrokerFault: journal journal: a record could not be made: TypeError")
 
 
 def test_only_so_many_records_travel_at_once_and_the_rest_follows(around: Surroundings) -> None:
@@ -224,7 +224,7 @@ def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings
     assert around.asked == [(6, 8)]
     assert sender.accepted_tokens == ["a", "b"]
     assert epoch.next_offset == 10
-    assert any("foreign record passed over" in note for note in around.notes)
+    assert any("foreign record skipped" in note for note in around.notes)
     assert epoch.foreign == 1
 
 
@@ -234,7 +234,7 @@ def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings
         (record(Kind.EPOCH, 0, 0), f"SteppedDown: {FENCED}"),
         (
             record(Kind.STATE, EPOCH, 1),
-            "JournalUnavailable: journal journal, offset 7: Kafka has answered for a later record, not for this",
+            "JournalUnavailable: journal journal, offset 7: Kafka has acknowledged a later record, but not this",
         ),
         (record(Kind.STATE, 2, 9)[:-1] + b"!", "DamagedRecord: journal journal, offset 7: "),
         (b"BJ\xff" + record(Kind.STATE, 2, 9)[3:], "NewerRecord: journal journal, offset 7: "),
@@ -258,7 +258,7 @@ def test_gap_in_a_recreated_topic_ends_the_epoch(around: Surroundings) -> None:
     around.other_topic = True
     epoch.outcomes([(8, None)])
     around.run()
-    assert around.why.startswith("DamagedRecord: journal journal was deleted and created again")
+    assert around.why.startswith("DamagedRecord: journal journal was recreated")
 
 
 @pytest.mark.parametrize("failure", [Unavailable("no answer"), DamagedRecord("no record")])
@@ -304,7 +304,7 @@ def test_stalled_epoch_ends_when_a_new_client_is_answered_twice(around: Surround
     around.run(LIMITS.append_timeout_s + 1 + LIMITS.probe_s + 1)
     assert not epoch.ended  # reached once
     around.run(LIMITS.probe_s + 1)
-    assert around.why.endswith("Kafka answers a new client, so a new producer takes over")
+    assert around.why.endswith("Kafka answers a new client, so a new epoch starts with a new producer")
 
 
 def test_stalled_epoch_goes_on_as_long_as_nobody_is_answered(around: Surroundings) -> None:
@@ -324,7 +324,7 @@ def test_error_of_a_probe_is_contained_and_kafka_is_asked_again(around: Surround
     assert not epoch.ended
     around.reachable = [True, True]
     around.run(3 * LIMITS.probe_s)
-    assert around.why.endswith("so a new producer takes over")
+    assert around.why.endswith("so a new epoch starts with a new producer")
 
 
 def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) -> None:
@@ -347,7 +347,7 @@ def test_process_that_stood_still_does_nothing_more(around: Surroundings) -> Non
     around.process.stopped = False  # what reaches it first is the outcome, not a timer
     epoch.outcomes([(EPOCH + 1, None)])
     assert sender.answers == []
-    assert around.why.startswith("SteppedDown: this process stood still for 1")
+    assert around.why.startswith("SteppedDown: this process was suspended for 1")
     assert not epoch.awake()
 
 

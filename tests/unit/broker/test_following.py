@@ -216,7 +216,7 @@ def test_snapshot_that_needs_trimmed_records_gives_way_to_an_error(topics: Topic
     topics.send("a", "b")
     topics.snapshot()
     topics.first = len(topics.broker.log.records) - 1
-    with pytest.raises(DamagedRecord, match="no usable snapshot covers what was before"):
+    with pytest.raises(DamagedRecord, match="no usable snapshot covers the records before"):
         topics.ends().load()
     assert any("needs journal offset" in note for note in topics.notes)
 
@@ -224,7 +224,7 @@ def test_snapshot_that_needs_trimmed_records_gives_way_to_an_error(topics: Topic
 def test_journal_without_its_first_record_is_not_loaded_without_a_snapshot(topics: Topics) -> None:
     topics.send("a", "b")
     topics.first = 1
-    with pytest.raises(DamagedRecord, match="no usable snapshot covers what was before"):
+    with pytest.raises(DamagedRecord, match="no usable snapshot covers the records before"):
         topics.ends().load()
 
 
@@ -245,7 +245,7 @@ def test_journal_trimmed_during_a_load_is_loaded_anew_from_a_newer_snapshot(topi
 
     topics.before_read = trim
     assert waiting(topics.load()) == bodies("b")
-    assert any(note.startswith("load anew") for note in topics.notes)
+    assert any(note.startswith("load restarted") for note in topics.notes)
 
 
 def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
@@ -255,7 +255,7 @@ def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
     topics.snapshot()
     topics.first = topics.end or 0
     topics.before_read = lambda _: None
-    with pytest.raises(Unavailable, match="another broker has begun a newer epoch, and this one must not serve"):
+    with pytest.raises(Unavailable, match="another broker has started a newer epoch, so this epoch must not serve"):
         topics.load()
 
 
@@ -268,8 +268,8 @@ def _lose_end(topics: Topics) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda topics: setattr(topics, "other_topic", True), "was deleted and created again"),
-        (_lose_end, "has lost its end"),
+        (lambda topics: setattr(topics, "other_topic", True), "was recreated"),
+        (_lose_end, "has lost records at its end"),
     ],
     ids=["recreated", "cut off"],
 )
@@ -298,7 +298,7 @@ def test_former_leader_of_the_snapshots_is_not_believed(topics: Topics) -> None:
     topics.send("b")
     trim_to_a_snapshot(topics)
     assert waiting(topics.ends().load()) == bodies("c")
-    assert any(note.startswith("load anew") for note in topics.notes)
+    assert any(note.startswith("load restarted") for note in topics.notes)
 
 
 def test_former_leader_of_the_store_is_not_believed(topics: Topics) -> None:
@@ -325,7 +325,7 @@ def test_former_leader_of_the_journal_that_stays_is_no_damage(topics: Topics) ->
     topics.send("a", "b")
     topics.snapshot()
     topics.former_ends = 1_000
-    with pytest.raises(Unavailable, match=r"names . as its end: that node is cut off from the others"):
+    with pytest.raises(Unavailable, match=r"reports . as its end; this node is cut off from the other nodes"):
         topics.ends().load()
     assert topics.time_s > ANSWER_TIMEOUT_S
 

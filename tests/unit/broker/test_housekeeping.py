@@ -133,7 +133,7 @@ def test_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
         await keeping.rounds()  # its announcement is not stored in time
         assert len(topics.written) == 1
         assert [(pin.keeper, pin.reason) for pin in keeping.retention_holds] == [
-            ("snapshot", "no snapshot this time: its announcement is not stored yet")
+            ("snapshot", "no snapshot in this round: Kafka has not stored its announcement yet")
         ]
         broker.send("q", message_bytes("x"), sender, "x")
         broker.settle()
@@ -164,7 +164,7 @@ def test_fault_of_a_round_is_reported_and_the_next_round_tries_again(fault: Exce
         broker, topics = BrokerInMemory(), Topics()
         keeping = housekeeping(broker, topics)
         topics.faults.append(fault)
-        for reason in (f"housekeeping: {fault}", "what came since is in no snapshot yet"):
+        for reason in (f"housekeeping: {fault}", "no snapshot covers these records yet"):
             await finish(broker, keeping.rounds())
             assert [pin.reason for pin in keeping.retention_holds] == [reason]
         assert topics.notes == [f"housekeeping: {fault}"]

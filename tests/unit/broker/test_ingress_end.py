@@ -36,7 +36,7 @@ class Topic:
     async def read(self) -> Sequence[IngressRecord]:
         self.reads += 1
         if self.reads <= self.former_reads:
-            raise CutOff("ingress ends at offset 5, and 9 was to be read")
+            raise CutOff("ingress ends at offset 5, before the position 9")
         return []
 
     async def open_transaction(self) -> int:
@@ -65,12 +65,12 @@ def reading(topic: Topic, *violations: IngressTailViolation) -> IngressReading:
 def test_end_that_a_former_leader_names_is_asked_again() -> None:
     topic = Topic(former_reads=int(STALE_END_S / ingress_tail.RETRY_S) - 1)
     assert reading(topic).failure == ""
-    assert set(topic.notes) == {"read ingress again"}
+    assert set(topic.notes) == {"ingress read restarted"}
 
 
 def test_end_that_stays_before_the_position_stops_the_intake() -> None:
     topic = Topic(former_reads=1000)
-    assert reading(topic).failure == "ingress ingress stands still: ingress ends at offset 5, and 9 was to be read"
+    assert reading(topic).failure == "ingress ingress has stopped: ingress ends at offset 5, before the position 9"
     assert topic.time_s == pytest.approx(STALE_END_S)
 
 

@@ -147,7 +147,7 @@ def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundi
     around.elections, around.slow_snapshot = [ElectionOutcome.ELECTED], True
     around.live()
     assert around.done[-2:] == CLOSED
-    assert any("Kafka has not stored it in time" in note for note in around.notes)
+    assert any("Kafka has not stored the snapshot in time" in note for note in around.notes)
 
 
 def test_epoch_that_ends_sends_its_clients_away_and_the_next_one_begins(around: Surroundings) -> None:

@@ -172,7 +172,7 @@ def test_what_is_looked_at_is_a_table_or_json(broker: Broker, monkeypatch: pytes
     assert "3.0 MiB" in text
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]
     assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "disabled"]
-    assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted all the same"
+    assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted although unread"
     broker.answers["/queues"] = (200, DETAIL)
     text = shown("queue", "show", "a b")
     assert broker.asked[-1][0] == "/queues?name=a+b"

@@ -47,7 +47,7 @@ def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_pat
 
 def test_good_settings_are_said_to_be_good(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
-    assert bascule("config", "check").stdout == "bascule.toml: good (1 diverts, 0 ingresses)\n"
+    assert bascule("config", "check").stdout == "bascule.toml: valid (1 diverts, 0 ingresses)\n"
     done = bascule("config", "check", "--format", "json")
     assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": []}
 

@@ -155,7 +155,7 @@ def test_the_log_goes_before_the_operator(bascule: Bascule, shop: Shop) -> None:
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
     done = bascule("xa", "rollback", str(xid))
     assert done.returncode == 2
-    assert "the log says commit" in done.stderr
+    assert "the log decides commit" in done.stderr
     assert shop.kafka.committed == ["message"]
 
 
@@ -194,10 +194,10 @@ def test_order_that_meets_a_heuristic_outcome_shows_it_until_it_is_forgotten(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("shop_of_test", "MODULE:NAME is expected"),
+        ("shop_of_test", "must be MODULE:NAME, such as"),
         ("missing_module:manager", "No module named"),
         ("shop_of_test:missing", "no attribute"),
-        ("shop_of_test:other", "that is a str, not a TransactionManager"),
+        ("shop_of_test:other", "is a str, not a TransactionManager"),
     ],
 )
 def test_a_manager_that_is_not_there_is_told(bascule: Bascule, shop: Shop, where: str, said: str) -> None:

@@ -114,7 +114,7 @@ def test_a_file_that_is_not_the_pinned_one_is_not_used(
 ) -> None:
     (jar,) = pin(monkeypatch, repository, "org.example:a:1")
     repository.files[jar.path] = sent
-    with pytest.raises(JarDamaged, match=r"org\.example:a:1 from http.*pinned is"):
+    with pytest.raises(JarDamaged, match=r"org\.example:a:1 from http.*is pinned"):
         store.classpath("parts")
     repository.files[jar.path] = BODY
     assert store.classpath("parts")[0].read_bytes() == BODY
@@ -129,7 +129,7 @@ def test_a_missing_file_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones(store: JarStore) -> None:
-    with pytest.raises(InvalidInput, match="'spark'; there are artemis, atomikos, kafka"):
+    with pytest.raises(InvalidInput, match="'spark'; known are artemis, atomikos, kafka"):
         store.classpath("spark")
 
 

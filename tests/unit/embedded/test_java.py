@@ -66,18 +66,18 @@ def test_behind_a_version_managers_launcher_the_real_home_is_found(home: Path, t
 
 def test_a_java_that_does_not_answer_is_refused(home: Path) -> None:
     install(home, "echo broken")
-    with pytest.raises(NoJdk, match="does not tell its version"):
+    with pytest.raises(NoJdk, match="does not report its version"):
         find_java()
 
 
 def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/jdk/here")
-    with pytest.raises(NoJdk, match=r"JAVA_HOME is /no/jdk/here, where there is no bin/java: install a full JDK"):
+    with pytest.raises(NoJdk, match=r"JAVA_HOME is /no/jdk/here, which has no bin/java: install a full JDK"):
         find_java()
 
 
 def test_no_java_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoJdk, match=r"no Java: .*install a full JDK 17 or 21"):
+    with pytest.raises(NoJdk, match=r"no Java found: .*install a full JDK 17 or 21"):
         find_jdk()

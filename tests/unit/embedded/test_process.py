@@ -105,5 +105,5 @@ def test_a_port_in_use_is_refused_and_a_free_one_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(PortInUse, match="choose another by --kafka-port"):
+        with pytest.raises(PortInUse, match="choose another with --kafka-port"):
             check_port(other.getsockname()[1], "Kafka", "--kafka-port")

@@ -51,7 +51,11 @@ def test_failed_records_that_are_compacted_are_refused_and_those_that_go_with_ti
     [
         (2, [(3, 3), (3, 2)], ""),
         (2, [(1, 1)], ""),  # Kafka asks for no more than there are
-        (2, [(3, 2), (3, 1), (3, 0)], "has min.insync.replicas=2, and in 2 of its 3 partitions no more than 1 in sync: start the brokers"),
+        (
+            2,
+            [(3, 2), (3, 1), (3, 0)],
+            "has min.insync.replicas=2, but 2 of its 3 partitions have at most 1 replicas in sync; start the missing brokers",
+        ),
     ],
 )
 def test_too_few_replicas_in_sync_for_transactions_are_named(wanted: int, partitions: list[tuple[int, int]], why: str) -> None:

@@ -140,7 +140,7 @@ def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch:
     if not fails:
         assert mover.move(sent) == 3
     else:
-        with pytest.raises(Unavailable, match="not moved, or in doubt"):
+        with pytest.raises(Unavailable, match="records were not moved, or the move is in doubt"):
             mover.move(sent)
     assert producer.calls[-1] == ("abort_transaction" if fails else "commit_transaction")
 

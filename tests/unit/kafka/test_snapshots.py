@@ -81,5 +81,5 @@ def test_snapshot_of_more_records_than_the_client_holds_is_stored(kafka: KafkaIn
 def test_refused_record_of_a_snapshot_is_reported_with_its_topic(kafka: KafkaInMemory) -> None:
     kafka.create("snapshots", cleanup_policy="compact")
     kafka.fail("delivery", KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    with pytest.raises(Unavailable, match=r"snapshot not stored in topic snapshots: .*[Aa]uthorization"):
+    with pytest.raises(Unavailable, match=r"snapshot could not be stored in topic snapshots: .*[Aa]uthorization"):
         SnapshotStore(SETTINGS, "snapshots").write("5-1", snapshot(b"own"))

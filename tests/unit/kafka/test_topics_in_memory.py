@@ -99,13 +99,13 @@ def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypa
     kafka.fail("describe_configs", KafkaError.UNKNOWN)
     with pytest.raises(Unavailable, match="'t' cannot be described"):
         topics.config("t")
-    with pytest.raises(Unavailable, match=r"Kafka does not show topics that it has created: \['missing'\]"):
+    with pytest.raises(Unavailable, match=r"Kafka does not list topics that it has created: \['missing'\]"):
         topics.await_visible(["t", "missing"])
     kafka.brokers = 0
     with pytest.raises(Unavailable, match="Kafka does not answer"):
         topics.partitions()
     kafka.fail("admin", KafkaError._INVALID_ARG)
-    with pytest.raises(Unavailable, match="no client to look at topics"):
+    with pytest.raises(Unavailable, match="could not create a client for topics"):
         Topics(SETTINGS)
 
 
@@ -199,7 +199,7 @@ def test_own_topics_are_created_and_an_unsafe_one_is_refused(kafka: KafkaInMemor
     assert kafka.topics[names.store].config["cleanup.policy"] == "compact"
     kafka.brokers = 3
     prepare(SETTINGS, {names.store: DECISIONS})
-    assert "all is lost with one disk" in caplog.text
+    assert "the loss of one disk loses all records" in caplog.text
     guards.ensure(SETTINGS, "log", TopicRole.LOG, 2, {"retention.ms": "-1"}, record_bytes=1000)
     assert len(kafka.topics["log"].partitions) == 2
     guards.ensure(SETTINGS, "waiting", TopicRole.WAITING, 1, {"retention.ms": "-1"}, record_bytes=1000)
@@ -214,7 +214,7 @@ def test_why_no_transaction_can_be_started_is_found_in_topic_of_the_coordinator(
     assert "transaction.state.log.replication.factor" in str(no_transaction(SETTINGS, "why"))
     topic = kafka.create(guards.TRANSACTION_STATE, 2, cleanup_policy="compact", min_insync_replicas="2")
     topic.replicas, topic.in_sync = 3, 1
-    assert "has min.insync.replicas=2, and in 2 of its 2 partitions no more than 1 in sync" in str(no_transaction(SETTINGS, "why"))
+    assert "has min.insync.replicas=2, but 2 of its 2 partitions have at most 1 replicas in sync" in str(no_transaction(SETTINGS, "why"))
     topic.in_sync = 3
     assert str(no_transaction(SETTINGS, "why")) == "no transaction can be started: why"
     kafka.fail("describe_topics", KafkaError.UNKNOWN)

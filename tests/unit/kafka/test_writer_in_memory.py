@@ -181,7 +181,7 @@ def test_letters_are_moved_with_their_offsets_in_one_transaction(kafka: KafkaInM
     assert letters.move(lambda record: Outgoing("retry", None, record.value)) == 0
     kafka.put("dead", b"large")
     kafka.topics["retry"].config["max.message.bytes"] = "2"
-    with pytest.raises(TooLarge, match=r"dead-0, offset 2, of 5 bytes, is too large for retry.*; nothing is moved"):
+    with pytest.raises(TooLarge, match=r"dead-0, offset 2, of 5 bytes, is too large for retry.*; nothing was moved"):
         letters.move(lambda record: Outgoing("retry", None, record.value))
     assert letters.count() == 1
     kafka.create("dead", 2)

@@ -242,8 +242,8 @@ def test_an_action_is_done_with_its_arguments() -> None:
         ('{"name": "busy"}', 409, "has consumers"),
         ('{"name": "later"}', 503, "Kafka is away"),
         ("[]", 400, "the arguments must be a JSON object"),
-        ("{", 400, "the arguments are no JSON: "),
-        ('{"name": "' + "x" * 70_000 + '"}', 400, "more than 65536 bytes of arguments"),
+        ("{", 400, "the arguments are not valid JSON: "),
+        ('{"name": "' + "x" * 70_000 + '"}', 400, "the arguments have more than 65536 bytes"),
     ],
 )
 def test_what_goes_wrong_is_told_as_such(body: str, code: int, text: str) -> None:
@@ -340,7 +340,7 @@ def test_fault_of_one_request_is_contained_and_the_next_one_is_answered() -> Non
 
     def ask(port: int) -> None:
         code, answer = post(port, "/queues/purge", json.dumps({"name": "fault"}))
-        assert (code, answer) == (500, {"error": "the broker failed to answer; its log says more"})
+        assert (code, answer) == (500, {"error": "the broker failed to answer; see the broker's log"})
         assert broker.contained == [("/queues/purge", "KeyError('a fault of ours')")]
         assert post(port, "/queues/purge", json.dumps({"name": "q"}))[0] == 200
 

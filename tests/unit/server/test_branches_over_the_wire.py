@@ -183,12 +183,12 @@ WRONG = [
     ({}, "type 'bascule.xa' is known here"),
     ({"type": "bascule.xa", "operation": "explode"}, "with operations prepare"),
     ({"type": "other", "operation": "commit", **XID}, "type 'bascule.xa' is known here"),
-    ({"type": "bascule.xa", "operation": "commit"}, "formatId None: an integer is expected"),
-    ({"type": "bascule.xa", "operation": "commit", **XID, "formatId": "7"}, "formatId '7': an integer is expected"),
-    ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "6"}, "gtrid '6': bytes as hexadecimal digits are expected"),
-    ({"type": "bascule.xa", "operation": "commit", **XID, "bqual": 62}, "bqual 62: bytes as hexadecimal digits are expected"),
+    ({"type": "bascule.xa", "operation": "commit"}, "formatId None must be an integer"),
+    ({"type": "bascule.xa", "operation": "commit", **XID, "formatId": "7"}, "formatId '7' must be an integer"),
+    ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "6"}, "gtrid '6' must be bytes as hexadecimal digits"),
+    ({"type": "bascule.xa", "operation": "commit", **XID, "bqual": 62}, "bqual 62 must be bytes as hexadecimal digits"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "67" * 65}, "64"),
-    ({"type": "bascule.xa", "operation": "prepare", **XID, "txnId": "zz"}, "txnId 'zz': bytes as hexadecimal digits are expected"),
+    ({"type": "bascule.xa", "operation": "prepare", **XID, "txnId": "zz"}, "txnId 'zz' must be bytes as hexadecimal digits"),
 ]
 
 

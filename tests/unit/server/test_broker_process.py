@@ -113,7 +113,7 @@ async def test_a_machine_that_was_suspended_may_have_been_replaced(
         # The monotonic clock stands still with the machine; asyncio's timers notice nothing.
         monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + suspended_s * (clock == time.CLOCK_BOOTTIME))
         await broker.serves(2)
-        assert "this process stood still for 60 s" in caplog.text
+        assert "this process was suspended for 60 s" in caplog.text
         assert await broker.receive("orders", 1) == ["1"]
 
 
@@ -168,7 +168,7 @@ async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
         with pytest.raises(InvalidInput, match="was not recreated; there is nothing to reset"):
             await broker.node.tail.begin_anew()
         kafka.create(INGRESS, retention_ms="-1")
-        await until(lambda: "created again" in broker.node.trouble, "the broker says what is wrong")
+        await until(lambda: "was recreated" in broker.node.trouble, "the broker says what is wrong")
         assert broker.node.serving
         kafka.put(INGRESS, from_kafka(7), unbound=b"keep")
         assert broker.node.tail is not None

@@ -87,7 +87,7 @@ def test_protocols_that_still_run_are_cancelled_at_the_end() -> None:
 
 def test_note_of_a_protocol_is_in_the_log_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        LoopEffects("test").note(Severity.WARNING, "fail round", "the disk is full", Unavailable("no room"))
+        LoopEffects("test").note(Severity.WARNING, "housekeeping round failed", "the disk is full", Unavailable("no room"))
 
     asyncio.run(run())
     (record,) = caplog.records

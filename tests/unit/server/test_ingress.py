@@ -189,7 +189,7 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
     ("bad", "reason"),
     [
         (Record(3, "q", damaged=True), "offset 3: checksum"),
-        (Record(3, "q", "x" * 2000), "offset 3: a message of 2015 bytes; the journal has room for 1000"),
+        (Record(3, "q", "x" * 2000), "offset 3: the message has 2015 bytes; the journal has room for 1000"),
     ],
     ids=["damaged", "too large"],
 )
@@ -203,7 +203,7 @@ def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         queue = broker.engine.queue("q")
         await until(broker, lambda: tail.failure != "" and queue.held_messages == 2)
-        assert tail.failure.startswith(f"ingress bascule.ingress stands still: {reason}")
+        assert tail.failure.startswith(f"ingress bascule.ingress has stopped: {reason}")
         assert broker.engine.ingress_positions == {0: 2}
 
     run(Policy(transaction_bytes_max=1000), check, monkeypatch, AllAtOnce)
@@ -273,7 +273,7 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: py
         tail = IngressTail({}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())
         try:
             await until(broker, lambda: tail.failure != "")
-            assert "could not be journaled: a journal record of" in tail.failure
+            assert "could not be journaled: a journal record has" in tail.failure
             assert errors.counts == {ErrorKind.INGRESS: 1}
             broker.engine.journaling.record_bytes_max = RECORD_BYTES_MAX
             broker.send("other", message_bytes("a client's"), Sender(), 1)
@@ -301,7 +301,7 @@ def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Reco
 
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: not tail._thread.is_alive() and broker.engine.queue("q").held_messages == 5)
-        assert tail.failure.startswith("ingress bascule.ingress stands still: it was deleted and created again")
+        assert tail.failure.startswith("ingress bascule.ingress has stopped: the topic was recreated")
         assert (broker.engine.ingress_topic_id, broker.engine.ingress_positions) == ("first", {0: 5})
 
     monkeypatch.setattr(ingress_tail, "LOOK_S", 3600.0 if what_came else 0.0)
@@ -344,7 +344,7 @@ def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
         broker = BrokerInMemory()
         tail = IngressTail({"no.such.setting": "1"}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())
         try:
-            await until(broker, lambda: "no client to read bascule.ingress" in tail.failure)
+            await until(broker, lambda: "could not create a client to read bascule.ingress" in tail.failure)
             assert tail._thread.is_alive()
         finally:
             tail.close()

@@ -122,7 +122,7 @@ async def test_position_that_no_answer_has_named_is_refused(since: Any) -> None:
     (event,) = client.told(Transferred)
     said = decode_message(event.payload).properties
     assert said["statusCode"] == 400
-    assert f"since {since!r}: the position of an earlier answer is expected" in said["statusDescription"]
+    assert f"since {since!r} must be the position from an earlier response" in said["statusDescription"]
 
 
 @run_async
@@ -136,7 +136,7 @@ async def test_request_that_is_too_large_is_rejected_before_it_is_read_and_its_s
     served.settle(client)
     (answer,) = client.told(Dispositioned)
     assert isinstance(answer.state, Rejected)
-    assert f"at most {management.REQUEST_SIZE_BYTES_MAX} are taken" in str(answer.state.error)
+    assert f"at most {management.REQUEST_SIZE_BYTES_MAX} are allowed" in str(answer.state.error)
     producer.send(recover("answers"), settled=True)
     served.settle(client)
     assert answers(client) == [0]

@@ -65,7 +65,7 @@ async def test_client_id_that_is_connected_already_is_refused_by_the_field_that_
     assert "SHARED-SUBS" in second.offered
     assert second.refusal is not None
     assert (second.refusal.condition, second.refusal.info) == (INVALID_FIELD, {Symbol("invalid-field"): Symbol("container-id")})
-    assert second.refusal.description == "client id 'shop' is connected already"
+    assert second.refusal.description == "client id 'shop' is already connected"
     assert first.refusal is None
 
 

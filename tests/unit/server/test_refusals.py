@@ -76,8 +76,8 @@ REFUSED: list[tuple[str, Callable[[Client], None], str, str]] = [
     ("an empty address", produce(""), INVALID_FIELD, "not be empty"),
     ("an empty address behind a prefix", produce("queue://"), INVALID_FIELD, "not be empty"),
     ("an address that is a list", consume(["q"]), INVALID_FIELD, "must be a string"),
-    ("a source of another type", consume_other, NOT_IMPLEMENTED, "another type than amqp:source:list"),
-    ("a subscription without a name", nameless, INVALID_FIELD, "names no subscription"),
+    ("a source of another type", consume_other, NOT_IMPLEMENTED, "whose source is not amqp:source:list"),
+    ("a subscription without a name", nameless, INVALID_FIELD, "contains no subscription name"),
     ("a selector that is no string", consume("q", filter=selector(["x"])), INVALID_FIELD, "must be a string, not list"),
     ("too long an address", produce("a" * (ADDRESS_MAX + 1)), INVALID_FIELD, "characters"),
     ("no target", without_target, NOT_IMPLEMENTED, "without a target"),
@@ -86,8 +86,8 @@ REFUSED: list[tuple[str, Callable[[Client], None], str, str]] = [
     ("a selector that is none", consume("q", filter=selector("x =")), INVALID_FIELD, "column"),
     ("a subscription that is not there", unsubscribe, NOT_FOUND, "'sub'"),
     ("a subscription in use", beside(DURABLE_NEWS, unsubscribe), NOT_ALLOWED, "in use"),
-    ("a second consumer of a durable subscription", beside(DURABLE_NEWS, DURABLE_NEWS), NOT_ALLOWED, "has a consumer already"),
-    ("another topic for one in use", beside(DURABLE_NEWS, consume("sport", TOPIC, **DURABLE)), NOT_ALLOWED, "in use, with another"),
+    ("a second consumer of a durable subscription", beside(DURABLE_NEWS, DURABLE_NEWS), NOT_ALLOWED, "already has a consumer"),
+    ("another topic for one in use", beside(DURABLE_NEWS, consume("sport", TOPIC, **DURABLE)), NOT_ALLOWED, "in use with another"),
     ("an unshared one as shared", beside(DURABLE_NEWS, consume("news", SHARED, **DURABLE)), NOT_ALLOWED, "there as unshared"),
     ("a shared one as unshared", beside(consume("news", SHARED, **DURABLE), DURABLE_NEWS), NOT_ALLOWED, "there as shared"),
 ]
@@ -179,7 +179,7 @@ async def test_fault_of_the_broker_ends_the_epoch_and_is_no_refusal(monkeypatch:
     served = Served()
     client = Client(served, "one")
     link = client.producer("q")
-    fault = BrokerFault("an action stopped half-way")
+    fault = BrokerFault("an action stopped before its end")
 
     def fails(*_: object) -> None:
         raise fault

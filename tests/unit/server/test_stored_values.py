@@ -47,6 +47,6 @@ def test_store_that_finds_no_room_on_the_disk_is_unavailable(kafka: KafkaInMemor
     kafka.put("store", bytes(MEMORY_BYTES + 1), key=b"1")
     (tmp_path / "file").write_bytes(b"")
     store = StoredMessages(SETTINGS, "store", tmp_path / "file" / "scratch")
-    with pytest.raises(Unavailable, match=r"messages of topic store cannot be kept in a temporary file: .*Not a directory"):
+    with pytest.raises(Unavailable, match=r"messages of topic store cannot be written to a temporary file: .*Not a directory"):
         store.read()
     store.release()

@@ -78,7 +78,7 @@ async def test_a_subscription_keeps_its_messages_when_one_that_would_replace_it_
     publish(served, 3)
     served.engine.memory.selector_chars_max = 5
     subscribe(client, "kept", selector="priority > 3")
-    assert "a selector of 12 characters" in str(client.told(Detached)[-1].error)
+    assert "the selector has 12 characters" in str(client.told(Detached)[-1].error)
     assert client.received(subscribe(client, "kept")) == 3
 
 

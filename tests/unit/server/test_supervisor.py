@@ -75,7 +75,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_new_process_id_written_d
         assert alive(after["broker"])
         assert after["pipelines"] == before["pipelines"]
     assert told[0].startswith("broker ended with -9; see ")
-    assert told[1] == f"broker serves again (process {after['broker']})"
+    assert told[1] == f"broker is ready again (process {after['broker']})"
     assert pids(file) == {"broker": None, "pipelines": None}
     assert not any(alive(pid) for pid in after.values())
 

@@ -98,7 +98,7 @@ def test_contained_errors_beyond_so_many_in_a_second_are_counted_and_told_in_the
     assert len(lines(LINES_PER_S + 3)) == LINES_PER_S
     now_s[0] += 1
     told, first = lines(1)
-    assert told == "contained errors left out count=3"
+    assert told == "contained errors not logged count=3"
     assert "kind=link" in first
     assert len(first) < 500
     now_s[0] += 1
