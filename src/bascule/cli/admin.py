@@ -1,4 +1,4 @@
-"""The admin server of a broker, as commands talk to it."""
+"""The client of a broker's admin server for commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdminApiClient:
     """A broker's admin server."""
 
     def __init__(self, url: str | None, config: Path | None) -> None:
-        """At ``url``, or where the settings say; the token is that of the settings. Raises ConfigError."""
+        """Connect to ``url``, or to the address in the settings, with the token in the settings. Raises ConfigError."""
         from bascule.config import load
 
         settings = load(config).settings.admin
@@ -46,12 +46,12 @@ class AdminApiClient:
             self._context = client_context(settings.tls.certificate, "admin.tls")
 
     def look(self, path: str, **parameters: str | int) -> Any:
-        """What stands there. Raises InvalidInput, Unavailable."""
+        """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         return self._ask(f"{self._url}/{path}{query}", None, LOOK_TIMEOUT_S)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
-        """Do something. Raises InvalidInput, Unavailable."""
+        """Run an action and return its result. Raises InvalidInput, Unavailable."""
         answer: dict[str, Any] = self._ask(f"{self._url}/{action}", json.dumps(arguments).encode(), ACT_TIMEOUT_S)
         return answer
 
@@ -70,7 +70,7 @@ class AdminApiClient:
 
 
 def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
-    """What the broker said of it."""
+    """Return the error that the broker reported."""
     try:
         text = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], output: Format) -> None:
-    """A table of some columns, or all as JSON."""
+    """Print some columns as a table, or all as JSON."""
     if output is Format.JSON:
         line(as_json(list(rows), indent=2))
     else:
@@ -50,7 +50,7 @@ def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], outpu
 
 
 def _done(answer: dict[str, Any], output: Format) -> None:
-    """What an action did. Messages that it left are told, and end the command with 1."""
+    """Print the result of an action. If messages could not be processed, report them and exit with 1."""
     left: dict[str, int] = answer.get("left", {})
     line(as_json(answer) if output is Format.JSON else "  ".join(f"{name} {value}" for name, value in answer.items() if name != "left"))
     for reason, count in left.items():

@@ -1,4 +1,4 @@
-"""Commands that look: ``status`` and ``verify``."""
+"""Commands that show state: ``status`` and ``verify``."""
 
 from __future__ import annotations
 

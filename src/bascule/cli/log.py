@@ -1,4 +1,4 @@
-"""The log of commands: its options, and the set-up of a command that does one thing and ends."""
+"""The log of commands: its options, and the set-up for a short command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEVEL: Final = "warning"
 
 
 def settings_with_log(config: Path | None, log_format: LogFormat | None, log_level: LogLevel | None) -> Settings:
-    """Load the settings, and write the log of a command that does one thing and ends as they say. Raises ConfigError."""
+    """Load the settings, and set up the log of a short command from them. Raises ConfigError."""
     from bascule.config import load
 
     flags: dict[str, Any] = {"format": log_format, "level": log_level}

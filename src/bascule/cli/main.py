@@ -1,4 +1,4 @@
-"""Entry point: the commands, and how their errors end."""
+"""Entry point: the commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. An error raised on purpose is one message on standard error and its exit code, never a traceback.
+    """Run a command. An expected error prints one message on standard error and sets the exit code, without a traceback.
 
     SIGUSR1 makes the command write the stacks of its threads to standard error.
     """

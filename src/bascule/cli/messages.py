@@ -188,7 +188,7 @@ def _bodies(text: str | None, file: Path | None) -> Iterator[str | bytes]:
 
 
 def _property(text: str) -> tuple[str, Any]:
-    """``NAME=VALUE`` or ``NAME:TYPE=VALUE``. Raises InvalidInput."""
+    """Parse ``NAME=VALUE`` or ``NAME:TYPE=VALUE``. Raises InvalidInput."""
     from bascule.client import Byte, Float, Int, Long, Short
 
     makers: dict[str, Callable[[str], Any]] = {
@@ -212,7 +212,7 @@ def _boolean(text: str) -> bool:
 
 
 def _row(message: Message) -> dict[str, Any]:
-    """A message as JSON has it; fields that it has not are left out."""
+    """Return a message as JSON shows it, without the fields that it does not have."""
     to, reply_to = message.destination, message.reply_to
     fields: dict[str, Any] = {
         "message_id": message.message_id,

@@ -1,4 +1,4 @@
-"""Settings of addresses, by pattern, and destinations that are there from the start."""
+"""Settings of addresses, by pattern, and destinations that exist from the start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seconds = float
 
 
 class AddressSettings(Section):
-    """What holds for an address, and for each queue and subscription on it. In ``[broker]``: for all that no ``[[address]]`` names."""
+    """Settings of an address, and of each queue and subscription on it. In ``[broker]``: of all addresses that no ``[[address]]`` names."""
 
     max_messages: int = Field(
         default=0, ge=0, description="Maximum number of messages in one queue or subscription, waiting or held by consumers; 0 = no limit"
@@ -97,18 +97,18 @@ class AddressSettings(Section):
 
     @model_validator(mode="after")
     def _in_agreement(self) -> AddressSettings:
-        """What one table says itself; :func:`contradiction` looks at what it inherits."""
+        """Check the settings of one table; :func:`contradiction` checks inherited settings."""
         if what := contradiction(self.given()):
             raise ValueError(what)
         return self
 
     def given(self) -> dict[str, Any]:
-        """The settings of addresses that were given, by key."""
+        """Return the settings that were given, by key."""
         return {key: getattr(self, key) for key in AddressSettings.model_fields if key in self.model_fields_set}
 
 
 def contradiction(settings: dict[str, Any]) -> str:
-    """What two of the settings of an address say against each other, "" when they agree."""
+    """Return which two settings of an address contradict each other, or "" if none do."""
     for shorter, longer in (("redelivery_delay_s", "redelivery_delay_max_s"), ("expiry_s", "max_expiry_s")):
         bound = settings.get(longer, 0)
         if bound and settings.get(shorter, 0) > bound:
@@ -117,7 +117,7 @@ def contradiction(settings: dict[str, Any]) -> str:
 
 
 class Address(AddressSettings):
-    """Settings of the addresses that a pattern names: only what is given counts."""
+    """Settings of the addresses that a pattern matches; only the settings that are given count."""
 
     shows_only_given: ClassVar[bool] = True
 
@@ -130,7 +130,7 @@ class Address(AddressSettings):
 
 
 class DestinationDefinition(Section):
-    """A queue or a topic that is there from the start."""
+    """A queue or a topic that exists from the start."""
 
     name: str = Field(min_length=1, max_length=ADDRESS_MAX, description="Name of the queue or topic")
 
@@ -149,7 +149,7 @@ class TopicDefinition(DestinationDefinition):
 
 
 def check_address(value: str) -> str:
-    """The address of one destination, not a pattern. Raises ValueError."""
+    """Return the address of one destination. Raises ValueError for a pattern."""
     if not value.isprintable():
         raise ValueError("must be printable")
     if any(word in ("*", "#") for word in value.split(".")):

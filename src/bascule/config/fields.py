@@ -1,4 +1,4 @@
-"""What the sections of the settings are made of: the base of every table, types of values, and their checks."""
+"""The base of every table of the settings, types of values, and their checks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SECRET_KEY = re.compile(r"password|secret|jaas|\.pem$|token")
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value under a Kafka or Spark key must never be shown."""
+    """Return whether the value of a Kafka or Spark setting must never be shown."""
     return _SECRET_KEY.search(key.lower()) is not None
 
 
 def read_secret(value: str) -> str:
-    """The secret itself, or what stands in the file that ``file:PATH`` names, without closing line breaks. Raises ValueError."""
+    """Return a secret, or the content of the file that ``file:PATH`` names without its last line breaks. Raises ValueError."""
     if not value.startswith("file:"):
         return value
     path = Path(value.removeprefix("file:"))
@@ -50,14 +50,14 @@ def _name(value: str) -> str:
 
 
 def check_topic(value: str) -> str:
-    """A name that Kafka takes for a topic. Raises ValueError."""
+    """Return a valid name of a Kafka topic. Raises ValueError."""
     if not _TOPIC.fullmatch(value) or len(value) > TOPIC_NAME_MAX or value in {".", ".."}:
         raise ValueError(f"must be a Kafka topic name: 1 to {TOPIC_NAME_MAX} letters, digits, '.', '_' and '-'")
     return value
 
 
 def check_pattern(value: str) -> str:
-    """An address, or a pattern of addresses. Raises ValueError."""
+    """Return an address or a pattern of addresses. Raises ValueError."""
     for word in value.split("."):
         if not word or (len(word) > 1 and ("*" in word or "#" in word)):
             raise ValueError("words must be separated by dots; '*' and '#' must stand for whole words")
@@ -65,7 +65,7 @@ def check_pattern(value: str) -> str:
 
 
 def check_template(template: str, *placeholders: str) -> str:
-    """A name in which only ``${placeholder}`` is filled in; ``header:NAME`` as a placeholder is any header's. Raises ValueError."""
+    """Return a template that uses only the given placeholders; ``header:NAME`` stands for any header. Raises ValueError."""
     known = " and ".join(f"${{{placeholder}}}" for placeholder in placeholders) + (" are" if len(placeholders) > 1 else " is")
     if not template:
         raise ValueError(f"must not be empty; {known} replaced")
@@ -88,7 +88,7 @@ def _start(value: object) -> str:
 
 
 def check_key(value: str, words: tuple[str, ...]) -> str:
-    """One of ``words``, or ``property:NAME``. Raises ValueError."""
+    """Return one of ``words``, or ``property:NAME``. Raises ValueError."""
     kind, colon, name = value.partition(":")
     if value in words or (kind == "property" and colon and _PROPERTY.fullmatch(name)):
         return value
@@ -117,5 +117,5 @@ class Section(BaseModel):
 
 
 def located(path: tuple[str | int, ...], message: str) -> PydanticCustomError:
-    """An error about a value that only shows when the whole tree is there."""
+    """Return an error about a value that can only be checked with the whole tree."""
     return PydanticCustomError("setting", "{message}", {"message": message, "path": path})

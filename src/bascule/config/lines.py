@@ -1,4 +1,4 @@
-"""Where in a TOML file a key stands: the standard parser tells values only."""
+"""Line numbers of the keys in a TOML file, which the standard parser does not report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADER = re.compile(r"\s*(\[\[?)(.+?)\]\]?\s*(?:#.*)?$")
 
 
 def _dotted(text: str) -> tuple[tuple[str, ...], int]:
-    """The parts of a dotted key at the start of ``text``, and where they end."""
+    """Return the parts of the dotted key at the start of ``text``, and the index behind the key."""
     parts: list[str] = []
     position = 0
     while match := _PART.match(text, position):
@@ -24,9 +24,9 @@ def _dotted(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Line number (from 1) of every table and key of a valid TOML text, tables of an array counted from 0.
+    """Return the line number (from 1) of every table and key of a valid TOML text. Tables of an array are counted from 0.
 
-    Keys inside inline tables are not looked for: the line of the table serves.
+    Keys in inline tables have no entry; callers use the line of the table.
     """
     lines: dict[Path, int] = {}
     tables: Counter[Path] = Counter()
@@ -53,7 +53,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def _resolved(parts: tuple[str, ...], tables: Counter[Path]) -> Path:
-    """A header's parents, with the number of the current table where one is an array."""
+    """Return the parents of a header, with the index of the current table for each array of tables."""
     path: Path = ()
     for part in parts:
         path = (*path, part)
@@ -63,7 +63,7 @@ def _resolved(parts: tuple[str, ...], tables: Counter[Path]) -> Path:
 
 
 def line_of(path: Path, lines: dict[Path, int]) -> int | None:
-    """The line of a key, else of the nearest table around it."""
+    """Return the line of a key, or of the nearest table around it."""
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return lines[path[:end]]

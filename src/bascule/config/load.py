@@ -1,4 +1,4 @@
-"""Where settings come from - file, environment, flags, each over the one before - and errors that say where."""
+"""Sources of the settings (file, environment, flags; a later source overrides an earlier one), and errors that name the source."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ABSENT = object()
 
 
 class ConfigError(InvalidInput):
-    """Settings that cannot be used; the text has one paragraph for each thing wrong."""
+    """Settings that cannot be used; the text has one paragraph for each error."""
 
     scope = Scope.PROCESS
 
 
 class Value(NamedTuple):
-    """One setting as it holds, and where it was set."""
+    """The effective value of a setting, and its source."""
 
     key: str
     value: Any
@@ -46,7 +46,7 @@ class Value(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """What one source says. ``lines`` are those of a file."""
+    """The settings of one source. ``lines`` are the line numbers in a file."""
 
     name: str
     values: dict[str, Any]
@@ -56,7 +56,7 @@ class _Layer(NamedTuple):
         return _at(self.values, path) is not _ABSENT
 
     def place(self, path: Path) -> str:
-        """This source, with the line or the variable that holds the value."""
+        """Return this source, with the line or the variable that sets the value."""
         if self.name == "environment":
             keys = [str(part) for part in path]
             names = ["__".join([ENVIRONMENT_PREFIX + keys[0], *keys[1:end]]).upper().replace(".", "_") for end in range(len(keys), 0, -1)]
@@ -67,14 +67,14 @@ class _Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings, and what each source gave to them."""
+    """The settings, and the values that each source set."""
 
     settings: Settings
     file: FilePath | None
     layers: tuple[_Layer, ...]
 
     def explain(self) -> list[Value]:
-        """Every setting with its value and source, secrets masked."""
+        """Return every setting with its value and source; secrets are masked."""
         return [Value(display_key(path, self.settings), value, self._source(path)) for path, value in _leaves(self.settings)]
 
     def _source(self, path: Path) -> str:
@@ -84,8 +84,8 @@ class Configuration:
 def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None) -> Configuration:
     """Read the settings.
 
-    ``file`` is the file to read; without it the one that ``BASCULE_CONFIG`` names, else ``bascule.toml`` where there is one.
-    ``flags`` is a tree of the same shape as the file and wins over everything. Raises ConfigError with all that is wrong.
+    ``file`` is the file to read. If it is None, the function reads the file that ``BASCULE_CONFIG`` names, or ``bascule.toml`` if it
+    exists. ``flags`` is a tree of the same shape as the file and overrides all other sources. Raises ConfigError with all errors.
     """
     if file is None and (named := os.environ.get(FILE_VARIABLE)):
         file = FilePath(named)
@@ -117,7 +117,7 @@ def _read_file(file: FilePath) -> _Layer:
 
 
 def _read_environment() -> _Layer:
-    """``BASCULE_SECTION__KEY``; a list or table is given as JSON. In ``kafka.client`` an underscore of a name stands for a dot."""
+    """Read ``BASCULE_SECTION__KEY``. Lists and tables are JSON. In ``kafka.client`` an underscore of a name stands for a dot."""
     for name in sorted(os.environ):
         section, nested, _ = name.upper().removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if name.upper().startswith(ENVIRONMENT_PREFIX) and nested and section not in Settings.model_fields:
@@ -133,7 +133,7 @@ def _read_environment() -> _Layer:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else replaces."""
+    """Merge two trees: tables key by key; any other value replaces."""
     result = dict(under)
     for key, value in over.items():
         below = result.get(key)
@@ -142,14 +142,14 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 class _Paragraph(NamedTuple):
-    """One error; ``line`` is that in the file, 0 where it has none."""
+    """One error; ``line`` is the line in the file, or 0."""
 
     line: int
     text: str
 
 
 def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[_Layer]) -> Iterator[_Paragraph]:
-    """One paragraph for each error: place, key, value, what is wrong."""
+    """Return one paragraph for each error: source, key, value, reason."""
     for found in error.errors(include_url=False):
         context = found.get("ctx", {})
         path: Path = context["path"] if found["type"] == "setting" else found["loc"]
@@ -185,7 +185,7 @@ def _nearest(wrong: str, known: list[str]) -> str:
 
 
 def _known_keys(path: Path) -> list[str]:
-    """The keys that the table at ``path`` may hold."""
+    """Return the keys that the table at ``path`` may have."""
     model: type[BaseModel] = Settings
     for part in path:
         if isinstance(part, str):
@@ -199,7 +199,7 @@ def _is_model(annotation: object) -> bool:
 
 
 def _shown(path: Path, tree: object) -> str:
-    """`` = value`` of the key as it was given, short and without secrets; nothing for tables."""
+    """Return `` = value`` as the user gave it, short and without secrets; "" for a table."""
     value = _at(tree, path)
     if value is _ABSENT or isinstance(value, dict):
         return ""
@@ -218,7 +218,7 @@ def _secret(path: Path) -> bool:
 
 
 def display_key(path: Path, tree: object) -> str:
-    """A path as a reader says it: ``broker.port``, ``divert["delayed"].selector``; tables without a name are counted from 1."""
+    """Return a path as users write it: ``broker.port``, ``divert["delayed"].selector``. Tables without a name are counted from 1."""
     shown = ""
     for position, part in enumerate(path):
         tree = _at(tree, (part,))
@@ -232,7 +232,7 @@ def display_key(path: Path, tree: object) -> str:
 
 
 def _at(tree: object, path: Path) -> object:
-    """What stands at the path of a tree of tables, lists and models, or ``_ABSENT``."""
+    """Return the value at a path of a tree of tables, lists and models, or ``_ABSENT``."""
     for part in path:
         if isinstance(tree, dict):
             tree = tree.get(part, _ABSENT)
@@ -244,7 +244,7 @@ def _at(tree: object, path: Path) -> object:
 
 
 def _leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value of the tree, tables of arrays one by one; an empty table or list is a value."""
+    """Yield every value of the tree, table by table for arrays; an empty table or list counts as a value."""
     if isinstance(node, BaseModel):
         only_given = isinstance(node, Section) and node.shows_only_given
         for name, field in type(node).model_fields.items():

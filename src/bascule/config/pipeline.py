@@ -1,4 +1,4 @@
-"""Diverts and ingresses as the user writes them."""
+"""Settings of diverts and ingresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Pipeline(Section):
-    """What diverts and ingresses have in common."""
+    """Settings that diverts and ingresses have in common."""
 
     name: Name = Field(description="Unique name of the pipeline. Its position is stored under this name")
     enabled: bool = Field(default=True, description="Whether the pipeline runs. The position of a disabled pipeline is kept")
@@ -25,7 +25,7 @@ class Pipeline(Section):
 
     @property
     def start_ms(self) -> int | None:
-        """A start given as a timestamp, in milliseconds since the epoch; without a zone it is UTC."""
+        """Return a start that is a timestamp, in milliseconds since the epoch. A timestamp without a zone is UTC."""
         if self.start in {"earliest", "latest"}:
             return None
         moment = datetime.fromisoformat(self.start)
@@ -33,7 +33,7 @@ class Pipeline(Section):
 
 
 class Divert(Pipeline):
-    """JMS messages into a Kafka topic."""
+    """A pipeline from JMS messages to a Kafka topic."""
 
     from_address: str = Field(
         alias="from", min_length=1, description="JMS address, or a pattern: '*' stands for one word, '#' for any number of words"
@@ -96,7 +96,7 @@ class Divert(Pipeline):
 
 
 class Ingress(Pipeline):
-    """Kafka records into a JMS destination."""
+    """A pipeline from Kafka records to a JMS destination."""
 
     topics: tuple[TopicName, ...] = Field(default=(), description="Names of Kafka topics")
     pattern: str | None = Field(
@@ -156,5 +156,5 @@ class Ingress(Pipeline):
 
     @property
     def routing_type(self) -> Routing:
-        """The routing as the broker names it."""
+        """Return the routing as the broker names it."""
         return Routing[self.routing.upper()]

@@ -1,6 +1,6 @@
-"""The settings tree: what each setting means, its default and its check.
+"""The settings tree: the meaning, default and check of each setting.
 
-Every model is frozen and refuses keys it does not know. Defaults live here and nowhere else; limits stand beside the reason.
+Every model is frozen and refuses unknown keys. Defaults are defined only here; limits stand beside their reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MIB = 1 << 20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach a host."""
+    """Return whether only processes of this machine can reach a host."""
     if host == "localhost":
         return True
     try:
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Bridge(Section):
-    """Who this bridge is."""
+    """Identity of this bridge."""
 
     id: Name = Field(
         default=BRIDGE_ID,
@@ -60,7 +60,7 @@ class Bridge(Section):
 
 
 class Tls(Section):
-    """TLS of a listener: it is on when there is a certificate, and then nothing is served in clear."""
+    """TLS of a listener. If a certificate is set, the listener accepts no unencrypted connection."""
 
     certificate: Path | None = Field(
         default=None, description="PEM file with the certificate of the server and the certificates that signed it; unset = no TLS"
@@ -72,7 +72,7 @@ class Tls(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether the listener speaks TLS."""
+        """Return whether the listener uses TLS."""
         return self.certificate is not None
 
     @model_validator(mode="after")
@@ -229,24 +229,24 @@ class Broker(AddressSettings):
 
     @property
     def anonymous_allowed(self) -> bool:
-        """Whether a client without a user may connect."""
+        """Return whether a client without a user may connect."""
         if self.allow_anonymous is not None:
             return self.allow_anonymous
         return not self.users and not self.tls.client_ca and is_loopback(self.host)
 
     @property
     def passwords(self) -> dict[str, str]:
-        """User name to password, in clear or as its hash."""
+        """Return the password of each user, in clear or as its hash."""
         return {name: password.get_secret_value() for name, password in self.users.items()}
 
     @property
     def url_scheme(self) -> str:
-        """How a client's URL begins."""
+        """Return the scheme of the URL that clients use."""
         return "amqps" if self.tls.enabled else "amqp"
 
 
 def is_hash(password: str) -> bool:
-    """Whether this is a password's hash and not the password."""
+    """Return whether the text is a hash of a password."""
     return password.startswith(f"{SCRAM}$")
 
 
@@ -299,7 +299,7 @@ class Journal(Section):
 
 
 class Kafka(Section):
-    """An external Kafka; without this table (or without ``bootstrap_servers``) the embedded one."""
+    """An external Kafka. Without ``bootstrap_servers``, Bascule uses the embedded Kafka."""
 
     bootstrap_servers: str | None = Field(
         default=None, min_length=1, description="HOST:PORT,... of an external Kafka; unset = the embedded Kafka"
@@ -383,7 +383,7 @@ class Pipelines(Section):
 
 
 class Admin(Section):
-    """Health, status, metrics and actions by HTTP."""
+    """Health checks, status, metrics and actions over HTTP."""
 
     host: str = Field(default="127.0.0.1", description="Address on which the admin server listens")
     port: Port = Field(default=8672, description="Port of the admin server; 0 = any free port")
@@ -396,7 +396,7 @@ class Admin(Section):
 
     @property
     def url_scheme(self) -> str:
-        """How its URL begins."""
+        """Return the scheme of the URL of the admin server."""
         return "https" if self.tls.enabled else "http"
 
 
@@ -408,12 +408,12 @@ class Log(Section):
 
     @property
     def values(self) -> LogSettings:
-        """As the logging set-up takes them."""
+        """Return the settings for the set-up of the log."""
         return LogSettings(self.format, self.level)
 
 
 class Settings(BaseSettings):
-    """Everything Bascule can be told. Constructing it reads no file and no environment: `bascule.config.load` does."""
+    """All settings of Bascule. The constructor reads no file and no environment: `bascule.config.load` does."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, env_prefix="BASCULE_", env_nested_delimiter="__")
 
@@ -440,12 +440,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the constructor is given."""
+        """Use only the values given to the constructor."""
         return (init_settings,)
 
     @property
     def instance(self) -> str:
-        """The name by which this broker stands for election, the same after a restart."""
+        """Return the name of this broker in the election, which is the same after a restart."""
         if self.broker.instance is not None:
             return self.broker.instance
         place = hashlib.sha256(str(self.embedded.data_dir.absolute()).encode()).hexdigest()[:8]
@@ -453,7 +453,7 @@ class Settings(BaseSettings):
 
     @property
     def journal_topics(self) -> JournalTopics:
-        """The journal of this broker and its pipelines, and its topics."""
+        """Return the journal of this broker and its pipelines, and its topics."""
         return JournalTopics(self.journal.prefix, self.pipelines.dead_letter_topic or "")
 
     @model_validator(mode="after")

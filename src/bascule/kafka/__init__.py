@@ -1,4 +1,4 @@
-"""The only place that knows the Kafka client: log, positions, transactional writer."""
+"""The only package that uses the Kafka client: log, positions, transactional writer."""
 
 from bascule.core.extras import require
 

@@ -1,4 +1,4 @@
-"""Topics: what exists, what is created, what is checked."""
+"""Create, describe and check topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A topic as Kafka describes it, in a cluster of so many brokers."""
+    """A topic as Kafka describes it, with the number of brokers in the cluster."""
 
     settings: Mapping[str, str]
     partitions: int
@@ -46,7 +46,7 @@ class Facts:
 
 
 class Topics:
-    """A thin view of the cluster's topics. Raises Unavailable when Kafka does not answer."""
+    """Operations on topics of the cluster. Raises Unavailable if Kafka does not answer."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = kafka["bootstrap.servers"]
@@ -59,7 +59,7 @@ class Topics:
             raise Unavailable(f"could not create a client for topics: {error}") from error
 
     def reach(self) -> None:
-        """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
+        """Return when Kafka answers. Raises Unavailable with the name of the setting."""
         try:
             self._listed(time.monotonic() + REACH_TIMEOUT_S)
         except KafkaException as error:
@@ -70,7 +70,7 @@ class Topics:
             ) from error
 
     def partitions(self) -> dict[str, int]:
-        """Every topic's number of partitions."""
+        """Return the number of partitions of every topic."""
         try:
             listed = self._listed(time.monotonic() + ADMIN_TIMEOUT_S)
         except KafkaException as error:
@@ -78,7 +78,7 @@ class Topics:
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
     def in_sync(self, topic: str, partition: int, timeout_s: float) -> int:
-        """The number of replicas of a partition that are in sync; 0 while it has no leader. Raises Unavailable."""
+        """Return the number of in-sync replicas of a partition, 0 if it has no leader. Raises Unavailable."""
         try:
             listed = self._listed(time.monotonic() + timeout_s)
         except KafkaException as error:
@@ -87,7 +87,7 @@ class Topics:
         return len(partitions[partition].isrs) if partition in partitions and partitions[partition].leader >= 0 else 0
 
     def facts(self, topics: Iterable[str]) -> dict[str, Facts]:
-        """Those of the topics that exist. Raises Unavailable."""
+        """Return the facts of each topic that exists. Raises Unavailable."""
         names = list(topics)
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         try:
@@ -122,7 +122,7 @@ class Topics:
         return ask_until(deadline_s, ask)
 
     def _with_controller(self, timeout_s: float) -> AdminClient:
-        """The client, when it knows a controller, to which it sends all that concerns topics. Raises Unavailable."""
+        """Return the client when it knows a controller, which receives all requests about topics. Raises Unavailable."""
         try:
             self._listed(time.monotonic() + timeout_s)
         except KafkaException as error:
@@ -130,14 +130,14 @@ class Topics:
         return self._admin
 
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
-        """The id of a topic. Raises Unavailable, also where there is none."""
+        """Return the id of a topic. Raises Unavailable, also if the topic does not exist."""
         found = self.ids([topic], timeout_s)
         if topic not in found:
             raise Unavailable(f"there is no topic {topic}")
         return found[topic]
 
     def ids(self, topics: Iterable[str], timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
-        """The id of each topic that exists; another topic of the same name has another id."""
+        """Return the id of each topic that exists. A recreated topic has another id."""
         names = list(topics)
         if not names:
             return {}
@@ -160,10 +160,10 @@ class Topics:
             raise Unavailable(f"topics {', '.join(names)}: {error}") from error
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
-        """Create a topic; return False when it was there.
+        """Create a topic; return False if it exists.
 
-        Kafka refuses each replication factor while it counts none of its brokers as live ("fenced"), as after a pause of a
-        whole machine: the creation is tried again for ``ADMIN_TIMEOUT_S``.
+        Kafka refuses each replication factor while it counts none of its brokers as live ("fenced"), for example after a suspension of
+        the whole machine. The request is retried for ``ADMIN_TIMEOUT_S``.
 
         Raises Unavailable, Denied, InvalidInput for a name or setting that Kafka refuses.
         """

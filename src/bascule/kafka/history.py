@@ -114,25 +114,25 @@ class TopicHistory:
         self._offsets = PartitionOffsets(kafka, [self._at])
 
     def earliest(self) -> int:
-        """The first offset that is still there."""
+        """Return the first offset that is not deleted."""
         return self._offset(OffsetSpec.earliest())
 
     def latest(self) -> int:
-        """The high watermark."""
+        """Return the high watermark."""
         return self._offset(OffsetSpec.latest())
 
     def stable(self) -> int:
-        """The last stable offset: no transaction that began before it is open."""
+        """Return the last stable offset: every transaction that began before it has ended."""
         return self._offset(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
 
     def at_time(self, timestamp_ms: int) -> int:
-        """The first offset at or after a time (ms since the epoch); the high watermark where all is older."""
+        """Return the first offset at or after a time (ms since the epoch), or the high watermark if all records are older."""
         latest = self.latest()  # asked first: what comes between the two questions may be younger
         found = self._offset(OffsetSpec.for_timestamp(timestamp_ms))
         return latest if found < 0 else found
 
     def records(self, start: int, end: int, *, committed: bool = False) -> Iterator[Message]:
-        """The records from ``start`` up to ``end`` (not included). Raises Unavailable also where ``start`` is not there any more."""
+        """Yield the records from ``start`` up to ``end`` (exclusive). Raises Unavailable, also if ``start`` was deleted."""
         if start >= end:
             return
         consumer = clients.consumer(
@@ -185,12 +185,12 @@ class TopicHistory:
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:
-    """What a consumer group has committed; negative for nothing. Raises Unavailable when its coordinator does not come up in time."""
+    """Return the committed offset of a consumer group, negative if none. Raises Unavailable if the coordinator does not answer in time."""
     return committed_note(kafka, group, topic, partition)[0]
 
 
 def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> tuple[int, str]:
-    """``committed_offset``, and what was noted beside it."""
+    """Return the committed offset, and the metadata committed with it."""
     consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False})
     deadline_s = time.monotonic() + READ_TIMEOUT_S
     try:
@@ -204,7 +204,7 @@ def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: 
 
 
 class LagMirror:
-    """Shows positions to ordinary monitors as offsets of a consumer group. It decides nothing, and nothing waits for it."""
+    """Publishes positions as offsets of a consumer group for monitors. Bascule does not read these offsets, and does not wait for them."""
 
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
         self._consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
@@ -213,16 +213,16 @@ class LagMirror:
         self._asked: dict[tuple[str, int], TopicPartition] = {}
 
     def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:
-        """Commits the offsets (next to take), by topic and partition; beside each what people should know of it.
+        """Commit the next offsets to read, by topic and partition, with ``note`` as metadata.
 
-        And what was shown before and is not stored yet, so ask again, with nothing new as well.
+        The call also retries earlier offsets that Kafka has not stored, so callers repeat it even without new offsets.
         """
         self._wanted |= {at: TopicPartition(*at, offset, note[:NOTE_MAX]) for at, offset in offsets.items()}
         self._consumer.poll(0)
         self._commit()
 
     def close(self) -> None:
-        """Frees the client. Without Kafka it would wait for its last commit for ever: then it is left behind."""
+        """Free the client. Without Kafka the client would wait forever for its last commit; in this case it is abandoned."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while self._wanted and time.monotonic() < deadline:
             self._commit()
@@ -237,7 +237,7 @@ class LagMirror:
             self._consumer.commit(offsets=list(self._asked.values()), asynchronous=True)
 
     def _answered(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
-        """Called by ``poll``. What was not stored is wanted still."""
+        """Handle the result of a commit (called by ``poll``). Offsets that were not stored are retried."""
         if error is None:
             self._wanted = {at: shown for at, shown in self._wanted.items() if self._asked.get(at) is not shown}
         self._asked = {}

@@ -1,4 +1,4 @@
-"""Transactional producers of librdkafka as the protocols of ``bascule.writer`` ask for them: effects that block the thread."""
+"""Transactional producers of librdkafka for the protocols of ``bascule.writer``; the effects block the thread."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class IdentityLog(ClientLog):
         self.identity: Identity | None = None
 
     def log(self, level: int, text: str, *arguments: object) -> None:
-        """What the client calls."""
+        """Handle a log line of the client."""
         if level > _DEBUG or self._debugging:
             super().log(level, text, *arguments)
         if level <= _DEBUG and self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
@@ -163,17 +163,17 @@ class TransactionalClients:
 
 
 def _end(client: list[Producer]) -> None:
-    """Free a client, when whoever has used it has forgotten it. That takes a while; if it hangs, nobody waits for it."""
+    """Free a client after its user has dropped it. This takes a while; if it hangs, nobody waits for it."""
     time.sleep(SETTLE_S)
     client.clear()
 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Raise the client's own error where it arrives as a SystemError.
+    """Raise the client's own error if it arrives as a SystemError.
 
-    A call that serves callbacks raises a fatal error, to be fenced for one. If a log line follows in the same call, Python finds that the
-    logger "returned a result with an exception set", and raises that as the consequence of the error.
+    A call that serves callbacks can raise a fatal error, such as fencing. If a log line follows in the same call, Python reports that
+    the logger "returned a result with an exception set", and raises a SystemError with the fatal error as its cause.
     """
     try:
         yield
@@ -187,6 +187,6 @@ def client_errors() -> Iterator[None]:
 
 
 def fault_of(error: KafkaException, refused: Mapping[int, Refusal] | None = None, denied: Collection[int] = ()) -> TransactionFault:
-    """Return the fault that an error of the client is. ``denied`` are the codes that say that a topic may not be written."""
+    """Return the fault for an error of the client. ``denied`` are the codes that mean that a topic may not be written."""
     code = error.args[0].code()
     return TransactionFault(str(error), fenced=code in FENCED_PRODUCER, denied=code in denied, refused=refused)

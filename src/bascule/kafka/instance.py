@@ -1,4 +1,4 @@
-"""The name of a consumer group's member (``group.instance.id``), and what it means when Kafka has given it to another client."""
+"""The name of a member of a consumer group (``group.instance.id``), and the case that Kafka gives the name to another client."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ FENCED_BY_ITSELF_S = 60.0
 
 
 class SameInstance(BasculeError):
-    """Another process is a member of the group under this one's name."""
+    """Another process is a member of the group under the same name."""
 
     retriable = False
     scope = Scope.PROCESS
 
 
 def fenced(error: KafkaError) -> bool:
-    """Whether the client that says so is of no more use: another one has its name."""
+    """Return whether the client can no longer be used because another client has its name."""
     return error.code() in FENCED_MEMBER
 
 
 class InstanceFence:
-    """For one thread, over all clients that it makes under the name."""
+    """A fence for one thread, over all clients that the thread makes under the name."""
 
     def __init__(self) -> None:
         self._last_s = -FENCED_BY_ITSELF_S
 
     def meet(self) -> None:
-        """A client is fenced, and one more is to be made. Raises SameInstance where that was done just now."""
+        """Record that a client was fenced, before the caller makes another one. Raises SameInstance if a client was fenced just before."""
         now_s = elapsed_s()
         last_s, self._last_s = self._last_s, now_s
         if now_s - last_s < FENCED_BY_ITSELF_S:

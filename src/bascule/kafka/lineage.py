@@ -1,7 +1,7 @@
-"""What Kafka says of a partition's tail: performs the effects of :mod:`bascule.writer.lineage`, in the caller's thread.
+"""Checks of a partition's end: performs the effects of :mod:`bascule.writer.lineage` in the caller's thread.
 
-Whether a log reaches an offset within a leader epoch is what OffsetForLeaderEpoch answers. librdkafka asks it when a consumer is assigned
-an offset with a leader epoch (KIP-320), and reports a log that does not.
+OffsetForLeaderEpoch answers whether a log reaches an offset within a leader epoch. librdkafka sends this request when a consumer is
+assigned an offset with a leader epoch (KIP-320), and reports a log that does not reach the offset.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _TRUNCATED: Final = re.compile(r"truncation detected.*broker end offset is (-?\d
 
 
 class PartitionLineage:
-    """One partition, as ``bascule.writer.lineage.LineageEffects``. For one thread."""
+    """One partition, as ``bascule.writer.lineage.LineageEffects``. Not thread-safe."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, admin: AdminClient | None = None) -> None:
-        """``admin`` is a client that several share. Raises Unavailable where no client can be made."""
+        """Share ``admin`` with other partitions. Raises Unavailable if no client can be made."""
         self.place = f"{topic}-{partition}"
         self.now_s = time.monotonic
         self._kafka = dict(kafka)
@@ -48,7 +48,7 @@ class PartitionLineage:
         self._offsets = PartitionOffsets(kafka, [TopicPartition(topic, partition)], admin)
 
     def check_tail(self, position: Position, timeout_s: float = STALE_TIMEOUT_S) -> int:
-        """Return a leader epoch as of which the log has all before a position. Raises PositionLost, Unavailable."""
+        """Return a leader epoch in which the log has all records before a position. Raises PositionLost, Unavailable."""
         return run_blocking(check_tail(self, position.offset, position.leader_epoch, timeout_s=timeout_s))
 
     def check_read(self, leader_epoch: int, last: SeenRecord, offset: int) -> int:
@@ -60,11 +60,11 @@ class PartitionLineage:
         time.sleep(seconds)
 
     async def end(self, *, again: bool = False) -> LogEnd:
-        """The high watermark. Raises Unavailable."""
+        """Return the high watermark. Raises Unavailable."""
         return self._offsets.end(ANSWER_S, again=again)
 
     async def reached(self, offset: int, leader_epoch: int) -> bool | None:
-        """Let a consumer look. Raises Unavailable."""
+        """Ask Kafka through a consumer. Raises Unavailable."""
         settings, at = {**self._kafka, **_SETTINGS}, TopicPartition(self._topic, self._partition, offset, leader_epoch=leader_epoch)
         try:
             with closing(clients.consumer(settings)) as consumer:
@@ -74,13 +74,13 @@ class PartitionLineage:
             raise Unavailable(f"the leader epochs of {self.place} cannot be read: {error.args[0].str()}") from error
 
     async def has(self, record: SeenRecord) -> bool:
-        """Read it again. Raises Unavailable."""
+        """Read the record again and compare it. Raises Unavailable."""
         history = TopicHistory(self._kafka, self._topic, self._partition, ANSWER_S)
         return any(_same(message, record) for message in history.records(record.offset, record.offset + 1))
 
 
 def _first_word(consumer: Consumer) -> KafkaError | None:
-    """What a consumer says first that will not pass: an error, or None for a record. Raises KafkaException when it says nothing in time."""
+    """Return the first permanent error of a consumer, or None for a record. Raises KafkaException if neither comes in time."""
     until_s = time.monotonic() + ANSWER_S
     while (left_s := until_s - time.monotonic()) > 0:
         if (message := consumer.poll(left_s)) is not None:
@@ -101,16 +101,16 @@ def _reached(error: KafkaError | None) -> bool | None:
 
 
 class Lineages:
-    """The partitions that a process looks at; they share a client. For one thread."""
+    """The partitions that a process checks; they share a client. Not thread-safe."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        """Raises Unavailable where no client can be made."""
+        """Raises Unavailable if no client can be made."""
         self._kafka = kafka
         self._admin = offsets_client(kafka)
         self._known: dict[tuple[str, int], PartitionLineage] = {}
 
     def of(self, topic: str, partition: int) -> PartitionLineage:
-        """Return one of them."""
+        """Return the lineage of a partition."""
         if (topic, partition) not in self._known:
             self._known[topic, partition] = PartitionLineage(self._kafka, topic, partition, self._admin)
         return self._known[topic, partition]

@@ -1,4 +1,4 @@
-"""The journal's partition in Kafka: many appends in flight, confirmed in order; ranges read back."""
+"""The journal's partition in Kafka: many appends in flight, confirmed in order, and reads of ranges."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FOLLOWING_SETTINGS: Mapping[str, Any] = {"fetch.wait.max.ms": 500}
 
 
 def offset_of(message: Message) -> int:
-    """The offset of a record that was read. Raises Unavailable where the client does not say it."""
+    """Return the offset of a record. Raises Unavailable if the client does not report it."""
     offset = message.offset()
     if offset is None:
         raise Unavailable(f"the Kafka client returned a record of {message.topic()} without an offset")
@@ -76,7 +76,7 @@ def offset_of(message: Message) -> int:
 
 
 def header_of(message: Message, name: str) -> bytes | str | None:
-    """The last header of a record with a name; None also where the client cannot read its headers."""
+    """Return the last header of a record with a name, or None, also if the client cannot decode the headers."""
     try:
         return dict(message.headers() or ()).get(name)
     except (UnicodeDecodeError, SystemError):  # the name of some header is no text
@@ -84,7 +84,7 @@ def header_of(message: Message, name: str) -> bytes | str | None:
 
 
 def patient(producer: Producer) -> Callable[..., None]:
-    """The client's ``produce``, save that it waits where the client has no room, in place of a BufferError. Raises KafkaException."""
+    """Return the client's ``produce`` in a form that waits if the client has no room, instead of a BufferError. Raises KafkaException."""
 
     def produce(*record: Any, **more: Any) -> None:
         while True:
@@ -98,18 +98,18 @@ def patient(producer: Producer) -> Callable[..., None]:
 
 
 def introduce(producer: Producer, topic: str, timeout_s: float) -> None:
-    """To be called when a client is new: before its first transaction, or at the time of its first record. Raises KafkaException.
+    """Connect a new client before its first transaction or record. Raises KafkaException.
 
-    One that asks for the coordinator of its transactions, or for its number as an idempotent producer, before it has a connection waits
-    500 ms before it asks again. The bootstrap connection answers the first request and is then replaced by the broker's own, which answers
-    the second: 20 ms instead of 60 or 510.
+    A client that asks for its transaction coordinator or its producer id before it has a connection waits 500 ms before a retry. The
+    bootstrap connection answers the first request and is then replaced by the connection to the broker, which answers the second. This
+    takes 20 ms instead of 60 or 510 ms.
     """
     for _ in range(2):
         producer.list_topics(topic, timeout=timeout_s)
 
 
 def takes_appends(kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float) -> bool:
-    """Whether a client made now finds the partition's leader, which answers, and as many replicas in sync as an append needs. Blocks."""
+    """Return whether a new client finds the leader of the partition, and the in-sync replicas that an append needs. Blocks."""
     try:
         topics = Topics(kafka)
         in_sync = topics.in_sync(topic, partition, timeout_s)
@@ -136,7 +136,7 @@ class JournalWriter:
         self._thread.start()
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Send a record off; its outcome comes to ``on_outcomes``. Raises Unavailable when the client takes no more."""
+        """Append a record; ``on_outcomes`` receives its outcome. Raises Unavailable if the client accepts no more."""
         try:
             self._producer.produce(self._topic, value=value, key=key, partition=self._partition, on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
@@ -168,7 +168,7 @@ class JournalWriter:
                 self._on_outcomes(taken)
 
     def close(self) -> None:
-        """Stop; what is in flight stays undecided."""
+        """Stop. The outcome of records in flight stays unknown."""
         self._closing = True
         self._thread.join()
         self._producer.purge()
@@ -178,7 +178,7 @@ class JournalWriter:
 
 
 class _Silence:
-    """How long a reader has read nothing, though there is more."""
+    """How long a reader has received nothing although more records exist."""
 
     def __init__(self, reader: PartitionReader) -> None:
         self._reader = reader
@@ -186,7 +186,7 @@ class _Silence:
         self._renewed_s = 0.0
 
     def lasts(self, waited_s: float, *, came: bool) -> bool:
-        """Count a read that took ``waited_s``. Return whether nothing comes any more. Raises Unavailable as ``renew`` does."""
+        """Count a read that took ``waited_s``. Return whether the reader must give up. Raises Unavailable like ``renew``."""
         if came:
             self._idle_s = self._renewed_s = 0.0
             return False
@@ -198,14 +198,14 @@ class _Silence:
 
 
 class PartitionReader:
-    """Reads one partition from an offset on, up to the high watermark if asked (never only to the last stable offset)."""
+    """Reads one partition from an offset, up to the high watermark if asked (never only to the last stable offset)."""
 
     def __init__(
         self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False, following: bool = False
     ) -> None:
-        """``following`` is for a reader that waits at the end, and is not asked whether it is there (``at_end``, ``to_end``).
+        """``following`` is for a reader that waits at the end and does not use ``at_end`` or ``to_end``.
 
-        Raises Unavailable where no client can be made, as without file descriptors.
+        Raises Unavailable if no client can be made, for example without file descriptors.
         """
         isolation = "read_committed" if committed_only else "read_uncommitted"
         self._settings = {**kafka, **READ_SETTINGS, **(FOLLOWING_SETTINGS if following else {}), "isolation.level": isolation}
@@ -222,14 +222,14 @@ class PartitionReader:
             raise Unavailable(f"could not create a client to read {self._topic}: {error}") from error
 
     def renew(self) -> None:
-        """Go on reading with a new client. Raises Unavailable where none can be made."""
+        """Continue to read with a new client. Raises Unavailable if none can be made."""
         fresh = self._client()
         self._consumer.close()
         self._consumer = fresh
         self.seek(self._position)
 
     def range(self) -> tuple[int, int]:
-        """(first offset, high watermark). Raises Unavailable."""
+        """Return the first offset and the high watermark. Raises Unavailable."""
         at = TopicPartition(self._topic, self._partition)
 
         def ask() -> tuple[int, int]:
@@ -244,12 +244,12 @@ class PartitionReader:
             raise Unavailable(f"Kafka does not answer for topic {self._topic}: {error}") from error
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
-        """The next read begins here."""
+        """Set the offset of the next read."""
         self._position = offset
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
 
     def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
-        """What comes within the time, at most ``count`` records. Raises Unavailable; Trimmed or CutOff where there is nothing at it."""
+        """Return records that arrive in time, at most ``count``. Raises Unavailable; Trimmed or CutOff if the offset is not in the log."""
         found: list[Message] = []
         self.at_end = False
         for message in self._consumer.consume(count, timeout_s):
@@ -274,9 +274,9 @@ class PartitionReader:
         return Trimmed(f"{self._topic} begins at offset {first}, after the position {self._position}")
 
     def to_end(self, barrier: int = -1) -> Iterator[Message]:
-        """Every record that is there, whatever compaction has left; the one at offset ``barrier``, too, where a node names an earlier end.
+        """Yield all records up to the end, and up to offset ``barrier`` even if a node reports an earlier end.
 
-        Raises Unavailable when nothing comes any more.
+        Raises Unavailable if no more records arrive.
         """
         silence = _Silence(self)
         self.at_end = False
@@ -288,7 +288,7 @@ class PartitionReader:
             yield from messages
 
     def up_to(self, end_offset: int) -> Iterator[Message]:
-        """Every record before ``end_offset``, which must hold a record just before it. Raises Unavailable when nothing comes any more."""
+        """Yield every record before ``end_offset``; a record must exist directly before it. Raises Unavailable if no record arrives."""
         position, silence = -1, _Silence(self)
         while position < end_offset - 1:
             messages = self.read()

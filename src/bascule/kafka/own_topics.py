@@ -1,4 +1,4 @@
-"""Bascule's own topics as the broker and the pipelines make them, whoever comes first: what each is for, and what its promises rest on."""
+"""Topics of Bascule as the broker and the pipelines create them: the purpose of each, and the settings that it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OwnTopic:
-    """What a topic is for, and the settings that it is made with. ``partitions`` None: any number is right, one is made."""
+    """The purpose of a topic, and the settings for its creation. ``partitions`` None: one is created, any number is accepted."""
 
     role: TopicRole
     settings: Mapping[str, str]
@@ -73,9 +73,9 @@ def ensure(
     min_insync_replicas: int | None = None,
     record_bytes: int = RECORD_BYTES_MAX,
 ) -> list[Finding]:
-    """Makes topics (by name) that are not there, and looks at all of them, and at ``others`` of one partition if they are there.
+    """Create topics (by name) that do not exist, and check all of them, and ``others`` of one partition if they exist.
 
-    Returns what weakens a promise. ``min_insync_replicas`` None is the cluster's default. Raises UnsafeTopic for what breaks one,
+    Returns the weak settings. ``min_insync_replicas`` None is the default of the cluster. Raises UnsafeTopic for an unsafe setting,
     Unavailable, InvalidInput.
     """
     topics = Topics(kafka)
@@ -90,11 +90,11 @@ def ensure(
 
 
 def prepare(kafka: Mapping[str, Any], wanted: Mapping[str, OwnTopic]) -> None:
-    """``ensure`` for programs of users: what weakens a promise is logged."""
+    """Call ``ensure`` for a user's program, and log weak settings."""
     for finding in ensure(kafka, wanted):
         _log.warning("weak topic setting", finding=finding)
 
 
 def expected(topics: Mapping[str, OwnTopic]) -> dict[str, tuple[TopicRole, int | None]]:
-    """What ``guard`` needs to know of them."""
+    """Return the topics as ``guard`` expects them."""
     return {name: (topic.role, topic.partitions) for name, topic in topics.items()}

@@ -1,4 +1,4 @@
-"""Positions in Kafka: reading the compacted topic that holds them."""
+"""Read positions from the compacted topic that holds them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from bascule.writer.reading import READ_TIMEOUT_S
 
 
 class PositionReader:
-    """Reads partitions of the positions to their high watermarks, each time from where it stopped the last time."""
+    """Reads partitions of the positions to their high watermarks, each time from the end of the previous read."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
         self._topic = topic
         self.table = TableReader(kafka, topic, partitions)
 
     def read(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
-        """All positions of the partitions by key, as some node knows them (``TableReader.read``): no decision may rest on them.
+        """Return all positions of the partitions by key, as some node knows them (``TableReader.read``). No decision may depend on them.
 
-        They are read to the high watermark, not to the last stable offset: a reader that stops there can miss its own last commit behind
-        a neighbour's open transaction. Raises Unavailable when that offset is not reached in time, PositionLost with the place of what is
-        no position.
+        The reader reads to the high watermark, not to the last stable offset, because an open transaction of another pipeline may hide
+        its own last commit. Raises Unavailable if it does not reach that offset in time, and PositionLost with the place of a record
+        that is not a position.
         """
         return self.decoded(self.table.read(timeout_s))
 
     def read_behind_barrier(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
-        """All positions of the partitions by key, whichever node answers (``TableReader.read_behind_barrier``).
+        """Return all positions of the partitions by key, whichever node answers (``TableReader.read_behind_barrier``).
 
         Raises Unavailable, PositionLost.
         """
         return self.decoded(self.table.read_behind_barrier(timeout_s))
 
     def decoded(self, table: Mapping[bytes, Stored]) -> dict[str, Position]:
-        """The positions in a table that was read. Raises PositionLost."""
+        """Return the positions in a table that was read. Raises PositionLost."""
         return dict(self._decoded(key, stored) for key, stored in table.items())
 
     def _decoded(self, key: bytes, stored: Stored) -> tuple[str, Position]:
@@ -44,5 +44,5 @@ class PositionReader:
             raise PositionLost(f"{stored.place(self._topic, key)}: not a valid position: {error}") from error
 
     def close(self) -> None:
-        """Frees the clients."""
+        """Free the clients."""
         self.table.close()

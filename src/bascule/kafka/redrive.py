@@ -1,4 +1,4 @@
-"""Records moved from a topic to others, each once: they and the position behind them are in one Kafka transaction."""
+"""Move records from a topic to others, each once: one Kafka transaction writes them and the position behind them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COORDINATOR_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class _Counted:
-    """Of a partition: the offsets that wait, as far as it is read."""
+    """The offsets of a partition that wait, as far as it was read."""
 
     end: int = 0
     offsets: list[int] = field(default_factory=list)
 
 
 class Redrive:
-    """The records of a topic that are not moved yet. The position is what ``group`` has committed there; nobody consumes in that group."""
+    """The records of a topic that have not been moved. The position is the committed offset of ``group``, in which nobody consumes."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, group: str) -> None:
         self._kafka = {**CLIENT_SETTINGS, **kafka}
@@ -43,11 +43,11 @@ class Redrive:
         self._counted: dict[int, _Counted] = {}
 
     def waiting(self) -> list[KafkaRecord]:
-        """Those records, by partition and offset. Raises Unavailable."""
+        """Return these records, by partition and offset. Raises Unavailable."""
         return list(self._each())
 
     def count(self) -> int:
-        """How many: each call reads what has come since the last one. For one thread. Raises Unavailable."""
+        """Return the number of these records; each call reads the new ones. Not thread-safe. Raises Unavailable."""
         for partition, history in self._histories():
             first, end = self._first(partition, history), history.latest()
             counted = self._counted.setdefault(partition, _Counted())
@@ -60,9 +60,10 @@ class Redrive:
         return sum(len(counted.offsets) for counted in self._counted.values())
 
     def move(self, make: Callable[[KafkaRecord], Outgoing | None], count: int | None = None) -> int:
-        """Writes what ``make`` gives for each (None: it is passed over), ``count`` at most; gives how many it has written.
+        """Write what ``make`` returns for each record (None skips it), at most ``count``; return the number of written records.
 
-        Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing; TooLarge: nothing.
+        This call fences another redrive that is in progress. Raises Unavailable if all or none of the records were moved; TooLarge if
+        none were.
         """
         refused: list[tuple[int, str]] = []
         settings = {
@@ -111,7 +112,7 @@ class Redrive:
 
 
 def _hand_over(produce: Callable[..., None], record: KafkaRecord, outgoing: Outgoing, refused: list[tuple[int, str]]) -> None:
-    """Adds to ``refused`` what is too large, with its size: by the client's word, or by Kafka's, which refuses a whole batch for it."""
+    """Append to ``refused`` each record that is too large, with its size, by the error of the client or of Kafka for the whole batch."""
     size_bytes = len(outgoing.value or b"")
 
     def told(error: KafkaError | None, _message: object = None) -> None:
@@ -128,7 +129,7 @@ def _hand_over(produce: Callable[..., None], record: KafkaRecord, outgoing: Outg
 
 @contextmanager
 def _transaction(producer: Producer) -> Iterator[None]:
-    """Ended in any case: one that is left open holds up all who read what it has written to, until Kafka ends it."""
+    """Run a transaction that always ends. An open transaction would block all readers of its topics until Kafka aborts it."""
     producer.begin_transaction()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Questions to Kafka that are asked again, with back-off, while what they failed of may pass (``bascule.kafka.errors``)."""
+"""Requests to Kafka that are retried with back-off after retriable errors (``bascule.kafka.errors``)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LONGEST_PAUSE_S: Final = 0.5
 
 
 def ask_until(deadline_s: float, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` gives; call it again after errors that may pass, until ``deadline_s`` of the monotonic clock.
+    """Return the result of ``ask``; retry after retriable errors until ``deadline_s`` of the monotonic clock.
 
-    Raises KafkaException: one that cannot pass, or the last one.
+    Raises KafkaException: an error that is not retriable, or the last error.
     """
     pause_s = FIRST_PAUSE_S
     while True:

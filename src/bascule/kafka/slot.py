@@ -1,4 +1,4 @@
-"""Kafka transactions that check a table before they write: drives ``bascule.writer.table`` with librdkafka, in the caller's thread."""
+"""Kafka transactions that check a table before they write: runs ``bascule.writer.table`` with librdkafka in the caller's thread."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _log = get_log("bascule.kafka.slot")
 
 
 class Slot:
-    """A transactional id, and the partition of a table that all transactions under it write to.
+    """A transactional id, and the partition of a table to which all its transactions write.
 
-    Whoever comes later under the same id ends what is open and fences who came before. So a record of the table that is found after that
-    can be taken away by one of them only: ``transact`` is a compare-and-set for all processes.
+    A later client under the same id ends the open transaction and fences earlier clients. After that, only one client can remove a
+    record that the table contains: ``transact`` is a compare-and-set over all processes.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Slot:
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``.
+        """``ahead`` prepares each next incarnation in the background; for ``held_up`` see ``TableReader.read``.
 
-        ``deadline_s`` is how long what fails is tried again (default: ``TRANSACT_DEADLINE_S``).
+        ``deadline_s`` is the time for retries (default: ``TRANSACT_DEADLINE_S``).
         """
         self._reader = TableReader(kafka, topic, [partition])
         self._effects = _SlotClients(kafka, transactional_id, topic, TableReads(self._reader, held_up=held_up))
@@ -68,18 +68,18 @@ class Slot:
         )
 
     def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
-        """Write what ``make`` gives for the table as it is. See ``TableTransactions.transact``. Raises RecordRefused, Unavailable."""
+        """Write what ``make`` returns for the current table. See ``TableTransactions.transact``. Raises RecordRefused, Unavailable."""
         with self._turn:
             run_blocking(self._transactions.transact(make))
 
     def prepare(self) -> None:
-        """Start the next incarnation in the background; a no-op when there is one."""
+        """Start the next incarnation in the background, unless one exists."""
         self._transactions.prepare()
 
     def reach(self) -> None:
-        """Return if a transaction can be started, as far as is known; wait only where none could be before.
+        """Return if a transaction can be started, as far as is known; wait only if no transaction could be started before.
 
-        Threads that wait at the same time wait for one try together. Raises Unavailable, with what is wrong with Kafka.
+        Threads that wait at the same time share one attempt. Raises Unavailable with the reason in Kafka.
         """
         if not self._transactions.reachable:
             self._reaching(lambda: run_blocking(self._transactions.reach()))
