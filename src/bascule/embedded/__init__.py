@@ -1,1 +1,1 @@
-"""Kafka, and other Java parts, as child processes of this one."""
+"""Kafka and other Java programs as child processes."""

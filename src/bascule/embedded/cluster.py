@@ -1,4 +1,4 @@
-"""A Kafka of several nodes on one machine, each broker and controller (KRaft): what a cluster does can be tried and tested."""
+"""A Kafka cluster of several nodes on one machine, each broker and controller (KRaft), for trials and tests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ASK_TIMEOUT_S = 10.0
 
 
 class ClusterNode(EmbeddedKafka):
-    """One of a cluster's nodes: stopped, killed and started as a single one is, but its start needs most of the others."""
+    """A node of a cluster. It can be stopped, killed and started like a single node, but its start needs a majority of the nodes."""
 
     def __init__(self, data_dir: Path, number: int, port: int, controllers: list[int], cluster_id: str, jars: JarStore | None) -> None:
-        """``controllers`` are the ports of all nodes' controllers; this is node ``number``, from 1."""
+        """``controllers`` are the ports of the controllers of all nodes; this is node ``number``, from 1."""
         super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
         self.number = number
         #: Lines for ``server.properties`` that stand behind Bascule's and replace those of the same name; used at the next start.
@@ -34,16 +34,16 @@ class ClusterNode(EmbeddedKafka):
         self._cluster_id = cluster_id
 
     def launch(self) -> None:
-        """Start it; do not wait. Raises DataInUse, NoJdk, JarUnavailable, NotStarted."""
+        """Start the node without waiting. Raises DataInUse, NoJdk, JarUnavailable, NotStarted."""
         with self._locked() as lock:
             self._launch(find_java(), os.pathsep.join(map(str, self._jars.classpath("kafka"))), lock)
 
     def wait_ready(self) -> None:
-        """Return when it serves. Raises NotStarted."""
+        """Return when the node serves. Raises NotStarted."""
         self._wait_ready()
 
     def start(self) -> None:
-        """Return when it serves: not before most of the nodes run. Raises as ``launch`` does."""
+        """Start the node and return when it serves, which needs a majority of the nodes. Raises the errors of ``launch``."""
         self.launch()
         self.wait_ready()
 
@@ -63,7 +63,7 @@ class ClusterNode(EmbeddedKafka):
 
 
 class EmbeddedCluster:
-    """Nodes on loopback, their data under one directory; stopped or killed one by one, they start again on the same data and ports."""
+    """Nodes on loopback with their data under one directory. A node that was stopped or killed restarts on the same data and port."""
 
     def __init__(self, data_dir: Path, *, nodes: int = NODES, jars: JarStore | None = None) -> None:
         ports, cluster_id = free_ports(2 * nodes, HOST), new_cluster_id()
@@ -74,15 +74,15 @@ class EmbeddedCluster:
 
     @property
     def bootstrap(self) -> str:
-        """``bootstrap.servers`` for clients: all nodes."""
+        """Return ``bootstrap.servers`` with all nodes."""
         return self.bootstrap_of(*self.nodes)
 
     def bootstrap_of(self, *nodes: ClusterNode) -> str:
-        """``bootstrap.servers`` for clients that ask these nodes first."""
+        """Return ``bootstrap.servers`` for clients that ask these nodes first."""
         return ",".join(node.bootstrap for node in nodes)
 
     def controller(self) -> ClusterNode:
-        """The node that is the active controller now. Raises OSError while there is none."""
+        """Return the node that is the active controller. Raises OSError if there is none."""
         for node in self.nodes:
             if node.running:
                 with suppress(OSError, struct.error):
@@ -90,7 +90,7 @@ class EmbeddedCluster:
         raise ConnectionError("no node knows an active controller")
 
     def start(self) -> None:
-        """Return when all nodes serve; none is left when one does not. Raises as ``ClusterNode.start`` does."""
+        """Start all nodes and return when they serve; stop all if one fails. Raises the errors of ``ClusterNode.start``."""
         with ExitStack() as undo:
             for node in self.nodes:
                 undo.callback(node.kill)
@@ -100,7 +100,7 @@ class EmbeddedCluster:
             undo.pop_all()
 
     def stop(self) -> None:
-        """End all nodes."""
+        """Stop all nodes."""
         for node in self.nodes:
             node.kill()
 
@@ -122,7 +122,7 @@ _QUORUM_ANSWER = struct.Struct(f">iiBhBB{len(_METADATA)}sBihi")
 
 
 def _quorum_leader(port: int) -> int:
-    """The id of the metadata's leader, as the node at ``port`` knows it. Raises OSError, struct.error."""
+    """Return the id of the metadata leader, as the node at ``port`` knows it. Raises OSError, struct.error."""
     with socket.create_connection((HOST, port), ASK_TIMEOUT_S) as connection:
         connection.sendall(struct.pack(">i", len(_QUORUM_BODY)) + _QUORUM_BODY)
         answer = connection.makefile("rb").read(_QUORUM_ANSWER.size)

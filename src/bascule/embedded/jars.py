@@ -57,7 +57,7 @@ class JarUnavailable(Unavailable):
 
 
 class JarDamaged(Unavailable):
-    """What the repository sent is not the pinned file."""
+    """The repository has sent another file than the pinned one."""
 
     scope = Scope.PROCESS
 
@@ -72,7 +72,7 @@ class Jar:
 
     @property
     def path(self) -> str:
-        """Where it lies in a Maven repository, and in the cache."""
+        """Return the path in a Maven repository, and in the cache."""
         name, _, extension = self.coordinates.partition("@")
         group, artifact, version, *classifier = name.split(":")
         return f"{group.replace('.', '/')}/{artifact}/{version}/{'-'.join([artifact, version, *classifier])}.{extension or 'jar'}"
@@ -80,7 +80,7 @@ class Jar:
 
 @functools.cache
 def jar_sets() -> dict[str, tuple[Jar, ...]]:
-    """Every set of ``jars.lock`` by name."""
+    """Return every set of ``jars.lock`` by name."""
     content = tomllib.loads(LOCK_FILE.read_text())
     return {
         name: tuple(Jar(coordinates, entry["size"], entry["sha256"]) for coordinates, entry in jars.items())
@@ -89,7 +89,7 @@ def jar_sets() -> dict[str, tuple[Jar, ...]]:
 
 
 def default_cache_dir() -> Path:
-    """``BASCULE_CACHE_DIR``, or ``bascule`` in the user's cache directory (XDG)."""
+    """Return ``BASCULE_CACHE_DIR``, or ``bascule`` in the user's cache directory (XDG)."""
     if chosen := os.environ.get("BASCULE_CACHE_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bascule"
@@ -99,19 +99,19 @@ class JarStore:
     """The cache of pinned files in one directory, filled from one repository."""
 
     def __init__(self, cache_dir: Path | None = None, repository: str | None = None) -> None:
-        """Both default to the environment's setting."""
+        """Both arguments default to the setting in the environment."""
         self.directory = (cache_dir or default_cache_dir()) / "maven"
         self.repository = (repository or os.environ.get("BASCULE_MAVEN_REPOSITORY") or MAVEN_CENTRAL).rstrip("/")
 
     def classpath(self, set_name: str) -> list[Path]:
-        """The files of a set, fetched if they are not here. Raises InvalidInput, JarUnavailable, JarDamaged."""
+        """Return the files of a set; fetch missing files. Raises InvalidInput, JarUnavailable, JarDamaged."""
         jars = self._set(set_name)
         if any(not self._is_here(jar) for jar in jars):
             self.fetch(set_name)
         return [self.directory / jar.path for jar in jars]
 
     def unpacked(self, set_name: str) -> Path:
-        """The directory of a set that is one archive (a distribution), unpacked beside it."""
+        """Return the unpacked directory of a set that is one archive (a distribution)."""
         (archive,) = self.classpath(set_name)
         home = archive.with_name(archive.name.removesuffix(".tar.gz") + ".unpacked")
         with self._locked():
@@ -124,7 +124,7 @@ class JarStore:
         return top
 
     def fetch(self, *set_names: str) -> None:
-        """Bring whatever is missing of the sets into the cache; show progress on standard error."""
+        """Fetch missing files of the sets into the cache; show progress on standard error."""
         for name in set_names:
             jars = self._set(name)
             with self._locked():
@@ -146,7 +146,7 @@ class JarStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time fills the cache; the others wait and then find the files."""
+        """Lock the cache: one process at a time fills it; the others wait and then find the files."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = (self.directory / ".lock").open("w")
@@ -209,7 +209,7 @@ class JarStore:
 
 
 def _receive(url: str, file: BinaryIO, size_bytes: int, advance: Advance) -> None:
-    """Append the rest of ``url`` to ``file``, which holds its first bytes. Raises OSError when fewer arrive than ``size_bytes``."""
+    """Append the rest of ``url`` to ``file``, which holds its first bytes. Raises OSError if fewer than ``size_bytes`` arrive."""
     have = file.tell()
     if have > size_bytes:
         file.truncate(0)
@@ -233,7 +233,7 @@ def _receive(url: str, file: BinaryIO, size_bytes: int, advance: Advance) -> Non
 
 
 def classpath(set_name: str) -> list[Path]:
-    """The files of a set in the default cache, fetched if they are not here."""
+    """Return the files of a set in the default cache; fetch missing files."""
     return JarStore().classpath(set_name)
 
 

@@ -1,4 +1,4 @@
-"""Finding a Java that can run Kafka and Spark; ``python -m bascule.embedded.java`` says which it is."""
+"""Find a Java that can run Kafka and Spark; ``python -m bascule.embedded.java`` prints it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HINT = "install a full JDK 17 or 21 (Debian: apt install openjdk-17-jdk-headles
 
 
 class NoJdk(Unavailable):
-    """No Java, or none that will do."""
+    """No Java, or no suitable one, is installed."""
 
     retriable = False
     scope = Scope.PROCESS
@@ -31,7 +31,7 @@ class NoJdk(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java installation; ``build`` is all it says about itself, the same for the same build only."""
+    """A Java installation; ``build`` is all that it reports about itself, and identifies a build."""
 
     home: Path
     version: int
@@ -40,12 +40,12 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The ``java`` launcher."""
+        """Return the ``java`` launcher."""
         return self.home / "bin" / "java"
 
 
 def find_java() -> Java:
-    """The Java of ``JAVA_HOME``, else the one on ``PATH``: enough for Kafka. Raises NoJdk."""
+    """Return the Java of ``JAVA_HOME``, or the one on ``PATH``, which is enough for Kafka. Raises NoJdk."""
     home = _java_home()
     java = _described(home)
     if java.version < OLDEST_VERSION:
@@ -54,7 +54,7 @@ def find_java() -> Java:
 
 
 def find_jdk() -> Java:
-    """A full JDK, as Spark and single-file Java programs need. Raises NoJdk."""
+    """Return a full JDK, which Spark and single-file Java programs need. Raises NoJdk."""
     java = find_java()
     for module, purpose in ((SPARK_MODULE, "Spark"), ("jdk.compiler", "a Java program in one source file")):
         if module not in java.modules:
@@ -80,7 +80,7 @@ def _java_home() -> Path:
 
 
 def _described(home: Path) -> Java:
-    """Version and modules, from the installation's ``release`` file or, where that is missing or says less, from Java itself."""
+    """Return version and modules from the ``release`` file, or from Java itself if the file is missing or incomplete."""
     release = home / "release"
     said = release.read_text() if release.is_file() else ""
     version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', said, re.MULTILINE)
@@ -107,7 +107,7 @@ def _ask(java: Path, *options: str) -> str:
 
 
 def main() -> int:
-    """Name the JDK on standard output, or say what is missing."""
+    """Print the JDK on standard output, or report what is missing."""
     try:
         java = find_jdk()
     except NoJdk as error:

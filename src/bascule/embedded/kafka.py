@@ -98,14 +98,14 @@ class DataInUse(Unavailable):
 
 
 class EmbeddedKafka:
-    """One Kafka node on loopback, its data in one directory; stopped or killed, it starts again on the same data and port.
+    """A Kafka node on loopback with its data in one directory. A node that was stopped or killed restarts on the same data and port.
 
-    ``fsync=True`` puts every write on the disk before it is acknowledged; without it (Kafka's default) a killed process loses
-    nothing, a power cut may. Start it from a thread that stays (see ``Child``).
+    ``fsync=True`` writes every record to the disk before it is acknowledged. Without it (Kafka's default), a killed process loses
+    nothing, but a power failure may lose records. Start it from a thread that lives as long as the node (see ``Child``).
     """
 
     def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None) -> None:
-        """``port`` 0 is any free one, chosen at the first start."""
+        """``port`` 0 is any free port, chosen at the first start."""
         self.data_dir = data_dir.absolute()
         self.port = port
         self.fsync = fsync
@@ -118,22 +118,22 @@ class EmbeddedKafka:
 
     @property
     def bootstrap(self) -> str:
-        """``bootstrap.servers`` for clients; known after the first start."""
+        """Return ``bootstrap.servers`` for clients; known after the first start."""
         return f"{HOST}:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """Return the process id while the node runs."""
         return self._child.pid if self._child else None
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Return whether the process lives."""
         return self._child is not None and self._child.running
 
     @property
     def log_file(self) -> Path:
-        """What Kafka says."""
+        """Return the log file of Kafka."""
         return self.data_dir / "kafka.log"
 
     def start(self) -> None:
@@ -153,7 +153,7 @@ class EmbeddedKafka:
                     self.port = self._chosen_port
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End it in order (SIGTERM, SIGKILL when the time is up)."""
+        """Stop the node (SIGTERM, then SIGKILL after the timeout)."""
         if self._child is None or not self._child.running:
             return
         self._child.stop(timeout_s)
@@ -161,7 +161,7 @@ class EmbeddedKafka:
             self._keep_archive(self._archive)
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL)."""
+        """Kill the node as in a crash (SIGKILL)."""
         if self._child is not None:
             self._child.kill()
 
@@ -176,9 +176,10 @@ class EmbeddedKafka:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """A lock on the data that Kafka's process inherits and holds until it ends, however it ends.
+        """Lock the data with a lock that Kafka's process inherits and holds until it ends.
 
-        Kafka's own comes too late: a second one writes to the metadata log before it sees it. An orphan that is stopping is waited for.
+        Kafka's own lock comes too late: a second process writes to the metadata log before it detects the lock. The call waits for an
+        orphan that is stopping.
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -233,7 +234,7 @@ class EmbeddedKafka:
         return SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else "")
 
     def _properties(self) -> dict[str, object]:
-        """What the template leaves open."""
+        """Return the values for the template."""
         controller_port = free_port(HOST)
         return {
             "host": HOST, "port": self.port, "controller_port": controller_port, "node_id": 1, "voters": f"1@{HOST}:{controller_port}",
@@ -262,10 +263,10 @@ class EmbeddedKafka:
         return self.data_dir / "classes.jsa"
 
     def _archive_for(self, java: Java, classpath: str) -> Path:
-        """Kafka's classes as this Java maps them (class data sharing).
+        """Return the archive of Kafka's classes for this Java (class data sharing).
 
-        The first clean stop writes them, 50 MB in 4 s; each later start takes 1 s and 40 MB less. The formatting of a directory uses them
-        too.
+        The first clean stop writes the archive, 50 MB in 4 s. Each later start takes 1 s and 40 MB less. The formatting of a directory
+        also uses the archive.
         """
         key = hashlib.sha256(f"{java.home}\n{java.build}\n{classpath}".encode()).hexdigest()[:16]
         return self._jars.directory / f"kafka-{key}.jsa"
@@ -277,7 +278,7 @@ class EmbeddedKafka:
             half.replace(archive)
 
     def _format(self, java: Java, classpath: str, shared: list[str]) -> None:
-        """Give an empty directory its cluster id, which it keeps."""
+        """Give an empty directory a permanent cluster id."""
         tool: list[str | Path] = [
             "kafka.tools.StorageTool",
             "format",
@@ -292,7 +293,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """As Kafka's own tools make them."""
+    """Return a new cluster id in the format of Kafka's tools."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 
@@ -302,7 +303,7 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 def serves(port: int, host: str = HOST) -> bool:
-    """Whether a Kafka broker on ``port`` takes requests: its metadata has a broker that is not fenced."""
+    """Return whether a Kafka broker on ``port`` accepts requests: its metadata has a broker that is not fenced."""
     try:
         with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as connection:
             connection.sendall(_METADATA_REQUEST)
@@ -314,7 +315,7 @@ def serves(port: int, host: str = HOST) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one in the foreground until SIGINT or SIGTERM."""
+    """Run a node in the foreground until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m bascule.embedded.kafka", description="Run a Kafka of one node.")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0, help="port of Kafka; 0 = any free port (default: 0)")

@@ -1,4 +1,4 @@
-"""A child process that never outlives its parent, writes to a log file, and says why it did not start."""
+"""A child process that never outlives its parent, writes to a log file, and reports why it did not start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else
 
 
 class NotStarted(Unavailable):
-    """A child ended, or took too long, before it was ready; the text has the end of its log."""
+    """A child ended before it was ready, or took too long; the text has the end of its log."""
 
     scope = Scope.PROCESS
 
@@ -44,16 +44,16 @@ class PortInUse(Unavailable):
 
 
 class Child:
-    """One child process at a time, started again at will.
+    """One child process at a time, which can be restarted.
 
-    On Linux the kernel sends it SIGTERM when the *thread* that started it ends: start it from a thread that stays. It gets a session
-    of its own, so that Ctrl-C at a terminal reaches the parent alone, which stops its children in order.
+    On Linux the kernel sends the child SIGTERM when the *thread* that started it ends: start it from a thread that lives as long as the
+    child. The child has its own session, so that Ctrl-C at a terminal reaches only the parent, which stops its children in order.
     """
 
     def __init__(
         self, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None, name: str | None = None
     ) -> None:
-        """``env`` is added to this process's environment; ``name`` stands in errors."""
+        """``env`` is added to the environment of this process; ``name`` appears in errors."""
         self.argv = [str(each) for each in argv]
         self.name = name or Path(self.argv[0]).name
         self.log_file = log_file
@@ -62,9 +62,9 @@ class Child:
         self._log_start = 0
 
     def start(self, *, keep_open: Sequence[int] = ()) -> None:
-        """Start it; its standard output and error are appended to the log file. Raises NotStarted.
+        """Start the child; append its standard output and error to the log file. Raises NotStarted.
 
-        The file descriptors ``keep_open`` are the child's too: a lock on one of them lasts as long as the child.
+        The child inherits the file descriptors ``keep_open``: a lock on one of them lasts as long as the child.
         """
         if self.running:
             raise NotStarted(f"{self.name} is already running with process id {self.pid}; stop it first")
@@ -96,23 +96,23 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """Return the process id while the child runs."""
         return self._process.pid if self._process is not None and self.running else None
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """Return whether the child was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """What it ended with (negative: by that signal); None while it runs or was never started."""
+        """Return the exit code (negative: a signal), None while the child runs or if it was never started."""
         return self._process.poll() if self._process is not None else None
 
     def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return when ``ready()`` is true. Raises NotStarted when the child ends or the time is up.
+        """Return when ``ready()`` is true. Raises NotStarted if the child ends or the time is up.
 
-        Whatever is raised, also by ``ready``, no process is left.
+        If anything is raised, also by ``ready``, no process is left.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -127,7 +127,7 @@ class Child:
             raise
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within the time."""
+        """Return whether the child ends within the time."""
         if self._process is None:
             return True
         try:
@@ -137,7 +137,7 @@ class Child:
         return True
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End it by SIGTERM, and by SIGKILL if it has not ended in time."""
+        """Stop the child with SIGTERM, and with SIGKILL after the timeout."""
         if self._process is None or not self.running:
             return
         self._process.terminate()
@@ -145,7 +145,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it by SIGKILL, as a crash would."""
+        """Kill the child with SIGKILL, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -158,7 +158,7 @@ class Child:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on at this moment."""
+    """Return a port on which nothing listens at this moment."""
     return free_ports(1, host)[0]
 
 
@@ -191,7 +191,7 @@ def _first_passing_port() -> int:
 
 
 def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -> None:
-    """Raise PortInUse, in the words of the setting that chose it, when something listens on ``port``."""
+    """Raise PortInUse, with the name of the setting, if something listens on ``port``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,7 @@
-"""The clients of Kafka: each one of the product is made here, so that a test can give the whole product another Kafka.
+"""The clients of Kafka. All clients of the product are made here, so that a test can replace Kafka for the whole product.
 
-librdkafka writes its log to standard error, a line for each connection that fails. Bascule reports failures of Kafka itself, so a client
-writes only what ends it, unless its settings have a ``log_level``.
+librdkafka writes its log to standard error, one line for each connection that fails. Bascule itself reports failures of Kafka, so a
+client logs only fatal errors, unless its settings have a ``log_level``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _REFRESH_MS: Final = 10_000
 
 
 def producer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Producer:
-    """Make a producer, which hands its own lines of log to ``logger``. Raises KafkaException for settings that librdkafka refuses."""
+    """Make a producer that passes its log lines to ``logger``. Raises KafkaException for settings that librdkafka refuses."""
     return Producer(_quiet(settings)) if logger is None else Producer(_quiet(settings), logger=logger)
 
 
 def consumer(settings: Mapping[str, Any]) -> Consumer:
-    """Make a consumer. Raises KafkaException for settings that librdkafka refuses, or where it cannot start a thread."""
+    """Make a consumer. Raises KafkaException for settings that librdkafka refuses, or if librdkafka cannot start a thread."""
     return Consumer(_quiet(settings))
 
 
 def admin(settings: Mapping[str, Any]) -> AdminClient:
-    """Make a client for questions about topics and offsets. Raises KafkaException for settings that librdkafka refuses."""
+    """Make a client for requests about topics and offsets. Raises KafkaException for settings that librdkafka refuses."""
     return AdminClient(_quiet(settings))
 
 

@@ -1,4 +1,4 @@
-"""A compacted topic as a table: appended to by many, and read to its end as of now."""
+"""A compacted topic as a table: many clients append, and a reader reads up to the current end."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ TABLE_CONFIG: Mapping[str, str] = {
 
 
 class OffsetUnknown(Unavailable):
-    """A record is stored, and the client was not told where.
+    """A record is stored, but Kafka has not reported its offset.
 
-    Kafka says so (DUPLICATE_SEQUENCE_NUMBER) to a repeated request whose first try it has stored too long ago to remember the offset.
+    Kafka reports this (DUPLICATE_SEQUENCE_NUMBER) for a repeated request if it no longer remembers the offset of the first attempt.
     """
 
 
 def hand_over(produce: Callable[..., None], record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:
-    """A client's ``produce``, or a ``patient`` one, for an Outgoing."""
+    """Call the ``produce`` of a client, or a ``patient`` one, for an Outgoing."""
     produce(
         record.topic,
         record.value,
@@ -69,19 +69,19 @@ def hand_over(produce: Callable[..., None], record: Outgoing, delivered: Callabl
 
 
 class Stored(NamedTuple):
-    """What a key has."""
+    """The stored record of a key."""
 
     value: bytes
     partition: int
     offset: int
 
     def place(self, topic: str, key: bytes) -> str:
-        """Where it stands, for people."""
+        """Return the place of the record for error messages."""
         return f"{topic}, partition {self.partition}, offset {self.offset}, key {key!r}"
 
 
 class Appender:
-    """Appends single records, each acknowledged by all replicas. Safe for threads."""
+    """Appends single records, each acknowledged by all replicas. Thread-safe."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._settings = {
@@ -96,10 +96,10 @@ class Appender:
         self._lock = threading.Lock()
 
     def append(self, record: Outgoing) -> Future[int]:
-        """Sends a record off; gives its offset. The future raises TooLarge, or Unavailable where it may be stored or not.
+        """Append a record; return a future of its offset. The future raises TooLarge, or Unavailable if the record may be stored or not.
 
-        It raises OffsetUnknown where the record is stored and its offset is not known; ``await_stored`` is for a caller that needs none.
-        Where the client has no room it is waited for: what came before is stored, or fails, within ``APPEND_TIMEOUT_S``.
+        The future raises OffsetUnknown if the record is stored at an unknown offset; ``await_stored`` is for callers that need no
+        offset. If the client has no room, the call waits: earlier records are stored or fail within ``APPEND_TIMEOUT_S``.
         """
         future: Future[int] = Future()
 
@@ -122,7 +122,7 @@ class Appender:
         return future
 
     def close(self) -> None:
-        """Waits for what is under way, and frees the client. Then each future has ended."""
+        """Wait for records in flight, and free the client. Afterwards each future has a result."""
         if (producer := self._producer) is not None:
             self._drop(producer)
 
@@ -141,7 +141,7 @@ class Appender:
         _answer_all(producer)
 
     def _failed(self, producer: Producer, error: BaseException) -> None:
-        """Nobody polls this client any more: the next append makes another one, and what this one has under way is answered here."""
+        """Replace a failed client at the next append, and answer its records in flight."""
         _log.warning("appender starts a new client", error=repr(error))
         self._drop(producer)
 
@@ -153,20 +153,20 @@ class Appender:
 
 
 def _answer_all(producer: Producer) -> None:
-    """The client would fail what was sent last some moments after that time."""
+    """Answer all records in flight. The client itself would report the last of them too late."""
     if producer.flush(APPEND_TIMEOUT_S):
         producer.purge()
         producer.flush(PURGE_TIMEOUT_S)
 
 
 def await_stored(future: Future[int], timeout_s: float | None = None) -> None:
-    """Return when a record that was appended is stored, at whatever offset. Raises what ``Appender.append`` says, and TimeoutError."""
+    """Return when an appended record is stored, at any offset. Raises the errors of ``Appender.append``, and TimeoutError."""
     with suppress(OffsetUnknown):
         future.result(timeout_s)
 
 
 def _offset(record: Outgoing, error: KafkaError | None, message: Message) -> int:
-    """Where a record is stored, by its delivery report. Raises Unavailable, OffsetUnknown."""
+    """Return the offset of a record by its delivery report. Raises Unavailable, OffsetUnknown."""
     if error is not None:
         raise _failure(record, error)
     offset = message.offset()
@@ -190,15 +190,15 @@ class _Barriers:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partition of topics that have one."""
+        """Return the partition of topics with one partition."""
         return [0]
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
-        """Store a barrier record in each. Raises Unavailable."""
+        """Store a barrier record in each partition. Raises Unavailable."""
         return self.write(partitions, READ_TIMEOUT_S)
 
     def write(self, partitions: Sequence[int], timeout_s: float) -> dict[int, int | None]:
-        """Store a barrier record in each; return its offset, None where it is not known. Raises Unavailable."""
+        """Store a barrier record in each partition; return its offset, None if it is unknown. Raises Unavailable."""
         deadline, topic = time.monotonic() + timeout_s, self._topic
         sent = {each: self._appender.append(Outgoing(topic, self._key, None, partition=each)) for each in partitions}
         found: dict[int, int | None] = {}
@@ -213,7 +213,7 @@ class _Barriers:
 
 
 def stored_barrier(kafka: Mapping[str, Any], topic: str, key: bytes) -> int:
-    """Store a barrier record in a topic of one partition; return its offset, up to which to read. Raises Unavailable."""
+    """Store a barrier record in a topic of one partition; return its offset, which bounds a read. Raises Unavailable."""
     barriers = _Barriers(kafka, topic, key)
     try:
         return run_blocking(store_barriers(barriers))[0] - 1
@@ -222,10 +222,10 @@ def stored_barrier(kafka: Mapping[str, Any], topic: str, key: bytes) -> int:
 
 
 class TableReader:
-    """The newest records of partitions of a compacted topic, by key. Safe for threads.
+    """The newest records of partitions of a compacted topic, by key. Thread-safe.
 
-    Each read goes on where the last one stopped, or begins anew where that is long ago: what was deleted meanwhile may be compacted away,
-    and the deletion with it.
+    Each read continues at the end of the previous read. If the previous read was long ago, the reader starts from the beginning, because
+    compaction may have removed a deleted record together with its deletion.
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class TableReader:
         committed: bool = True,
         barrier_key: bytes = BARRIER_KEY,
     ) -> None:
-        """``follow`` is told each record that is read, in the order of the offsets of its partition; ``begin``, that it begins (anew).
+        """``follow`` receives each record in the order of offsets of its partition; ``begin`` is called when a read starts anew.
 
-        ``committed=False`` reads what open transactions have written, too, and waits for none. ``barrier_key`` is for a table whose
-        readers refuse keys that they do not know.
+        ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers
+        refuse unknown keys.
         """
         self._follow = follow
         self._begun = begin
@@ -274,25 +274,24 @@ class TableReader:
     def read(
         self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
     ) -> dict[bytes, Stored]:
-        """All that was stored when the call began, as some node knows it: up to the high watermark, not only to the last stable offset.
+        """Return all records stored before the call, as some node knows them: up to the high watermark, not only to the last stable offset.
 
-        No decision may rest on it, for a former leader may answer: see ``read_behind_barrier``. An open transaction in the way is waited
-        for; ``held_up`` is called while that takes long, with what stands before it. Raises Unavailable when the end is not reached in
-        time.
+        No decision may depend on the result, because a former leader may answer: see ``read_behind_barrier``. The call waits for open
+        transactions, and calls ``held_up`` with their place if this takes long. Raises Unavailable if the end is not reached in time.
         """
         return self._known_by(read_latest(TableReads(self, timeout_s, held_up)), timeout_s)
 
     def read_behind_barrier(
         self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
     ) -> dict[bytes, Stored]:
-        """All that was stored when the call began, whichever node answers: for reads on which a decision rests (``writer.reading``).
+        """Return all records stored before the call, whichever node answers: for reads on which a decision depends (``writer.reading``).
 
         ``held_up`` as for ``read``. Raises Unavailable.
         """
         return self._known_by(read_behind_barrier(TableReads(self, timeout_s, held_up), timeout_s), timeout_s)
 
     def write_barriers(self, partitions: Sequence[int], timeout_s: float = READ_TIMEOUT_S) -> dict[int, int | None]:
-        """Store a barrier record in each of the partitions; return its offset, None where it is not known. Raises Unavailable."""
+        """Store a barrier record in each of the partitions; return its offset, None if it is unknown. Raises Unavailable."""
         with self._lock:
             if self._closed:  # by another thread: nobody would free the client
                 raise Unavailable(f"{self._at[0].topic}: the reader was closed")
@@ -302,7 +301,7 @@ class TableReader:
         return barriers.write(partitions, timeout_s)
 
     def ends(self, timeout_s: float = READ_TIMEOUT_S, *, stable: bool = False) -> dict[int, int]:
-        """The high watermark of each partition, or its last stable offset, as some node names it. Raises Unavailable."""
+        """Return the high watermark of each partition, or its last stable offset, as some node reports it. Raises Unavailable."""
         isolation = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
         return self._offsets.ask(OffsetSpec.latest(), timeout_s, isolation)
 
@@ -312,7 +311,7 @@ class TableReader:
         timeout_s: float = READ_TIMEOUT_S,
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
     ) -> dict[bytes, Stored]:
-        """All records before these offsets, and maybe more. ``held_up`` as for ``read``. Raises Unavailable."""
+        """Return all records before these offsets, and possibly more. ``held_up`` as for ``read``. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._begin(timeout_s)
@@ -320,11 +319,11 @@ class TableReader:
             return dict(self._table)
 
     def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
-        """All records up to ``offset``, included, and maybe more: one that the caller knows to be stored. Raises Unavailable."""
+        """Return all records up to ``offset`` (inclusive), which is stored, and possibly more. Raises Unavailable."""
         return self.read_to({partition: offset + 1}, timeout_s)
 
     def _known_by(self, read: Coroutine[Any, Any, dict[bytes, Stored]], timeout_s: float) -> dict[bytes, Stored]:
-        """The result of a read of all partitions. What was stored when it began is known from then on."""
+        """Return the result of a read of all partitions. Everything stored when the read began is known afterwards."""
         with self._lock:
             self._begin(timeout_s)
             asked_s = time.time()
@@ -334,21 +333,21 @@ class TableReader:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partitions that are read."""
+        """Return the partitions that are read."""
         return [at.partition for at in self._at]
 
     def reached(self) -> dict[int, int]:
-        """How far each partition is read: the next offset."""
+        """Return the next offset to read of each partition."""
         with self._lock:
             return dict(self._reached)
 
     def known(self) -> dict[bytes, Stored]:
-        """What the last read found."""
+        """Return the result of the last read."""
         with self._lock:
             return dict(self._table)
 
     def close(self) -> None:
-        """Frees the clients."""
+        """Free the clients."""
         with self._lock:
             self._closed = True
             self._consumer.close()
@@ -398,7 +397,7 @@ class TableReader:
 
 
 class TableReads:
-    """The reads of a table as effects that block (``writer.reading.TableEffects``)."""
+    """The reads of a table as blocking effects (``writer.reading.TableEffects``)."""
 
     def __init__(
         self,
@@ -414,7 +413,7 @@ class TableReads:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partitions that are read."""
+        """Return the partitions that are read."""
         return self._reader.partitions
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
@@ -422,16 +421,16 @@ class TableReads:
         return self._reader.write_barriers(partitions, self._timeout_s)
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """The high watermarks, or the last stable offsets."""
+        """Return the high watermarks, or the last stable offsets."""
         return self._reader.ends(self._timeout_s, stable=stable)
 
     async def read_to(self, ends: Mapping[int, int]) -> dict[bytes, Stored]:
-        """All records before these offsets."""
+        """Return all records before these offsets."""
         return self._reader.read_to(ends, self._timeout_s, self._held_up)
 
 
 def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
-    """Deletes a topic's records before an offset of each partition; what fails is done by the next one."""
+    """Delete the records of a topic before an offset of each partition. The next call retries failures."""
     admin = clients.admin({**PROMPT, **kafka})  # kept: without it the futures never end
     asked = admin.delete_records(
         [TopicPartition(topic, partition, end) for partition, end in ends.items()], request_timeout=APPEND_TIMEOUT_S

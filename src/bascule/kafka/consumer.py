@@ -1,4 +1,4 @@
-"""A member of a consumer group: batches of records, offsets committed by hand, partitions that come and go one by one."""
+"""A member of a consumer group: batches of records, explicit commits of offsets, and incremental rebalances."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _log = get_log("bascule.kafka.consumer")
 
 
 class GroupConsumer:
-    """For one thread. ``on_assigned``, ``on_revoked`` (still ours) and ``on_lost`` (ours no longer) are called from ``poll`` and ``close``.
+    """Not thread-safe. ``poll`` and ``close`` call ``on_assigned``, ``on_revoked`` (still owned) and ``on_lost`` (no longer owned).
 
-    A partition that is assigned stands still until ``resume``.
+    An assigned partition is paused until ``resume``.
     """
 
     def __init__(
         self, kafka: Mapping[str, Any], group: str, topics: Collection[str], *, start: str, whole: Collection[str] = (),
         on_assigned: Partitions, on_revoked: Partitions, on_lost: Partitions,
     ) -> None:  # fmt: skip
-        """``start``: ``earliest`` or ``latest``, where the group has committed nothing. A topic ``^...`` is a pattern.
+        """``start`` (``earliest`` or ``latest``) applies if the group has committed nothing. A topic ``^...`` is a pattern.
 
-        Those in ``whole`` are read from their beginning, whatever ``start`` says.
+        Topics in ``whole`` are read from their beginning, whatever ``start`` is.
         """
         # Where something is committed and deleted from its topic, reading goes on with the next record that is there.
         own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "earliest"}
@@ -67,9 +67,9 @@ class GroupConsumer:
         self._consumer = self._joined()
 
     def poll(self, count: int, timeout_s: float) -> list[KafkaRecord]:
-        """What is there, at most ``count``; waits only while nothing is.
+        """Return the available records, at most ``count``; wait only if there are none.
 
-        Raises Unavailable; SameInstance when another process is the member of this name, and this one no more.
+        Raises Unavailable; SameInstance if another process has taken the name of this member.
         """
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -84,9 +84,9 @@ class GroupConsumer:
         return [received_of(message) for message in messages if self._good(message)]
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """The next offset to read of each partition; stored when this returns.
+        """Commit the next offset to read of each partition; return when Kafka has stored the offsets.
 
-        Raises Unavailable: to be repeated, unless ``on_lost`` or ``on_revoked`` comes first.
+        Raises Unavailable. The caller retries, unless ``on_lost`` or ``on_revoked`` is called first.
         """
         self._commit([TopicPartition(topic, partition, offset, BY_MEMBER) for (topic, partition), offset in offsets.items()])
 
@@ -98,10 +98,10 @@ class GroupConsumer:
             raise Unavailable(f"offsets could not be committed: {error.args[0].str()}") from error
 
     def hold(self, at: Collection[tuple[str, int]]) -> dict[tuple[str, int], GroupOffset]:
-        """The group's next offset to read of each of these partitions, which stand still; all of them were still ours when it was called.
+        """Return the group's next offset of each of these paused partitions; the member owned all of them when the call began.
 
-        For they are committed by this, and the coordinator takes that from no member whose partitions it has given to others. Where
-        nothing was committed the group begins now, and the client at the beginning of the topic: see ``read_on``. Raises Unavailable.
+        The call commits the offsets, and the coordinator refuses a commit for partitions that it has given to another member. If nothing
+        was committed, the group begins now, and the client at the beginning of the topic: see ``read_on``. Raises Unavailable.
         """
         try:
             found = self._consumer.committed([TopicPartition(*each) for each in at], timeout=LOOK_TIMEOUT_S)
@@ -113,9 +113,9 @@ class GroupConsumer:
         return {(each.topic, each.partition): GroupOffset(each.offset, each.metadata == BY_MEMBER) for each in offsets}
 
     def read_on(self, at: tuple[str, int], offset: int) -> int:
-        """A partition that is being read is read from ``offset`` on, or from its beginning where it ends before that; gives where.
+        """Read an active partition from ``offset``, or from its beginning if it ends before that offset; return the offset.
 
-        It ends before what was read of it when it was deleted and created again, or cut off. Raises Unavailable.
+        A partition ends before an offset that was read if its topic was recreated or truncated. Raises Unavailable.
         """
         try:
             first, end = self._ends(TopicPartition(*at))
@@ -126,15 +126,15 @@ class GroupConsumer:
         return offset
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
-        """They stand still; those that are not assigned are passed over."""
+        """Pause partitions; partitions that are not assigned are ignored."""
         self._consumer.pause(self._ours(partitions))
 
     def resume(self, partitions: Collection[tuple[str, int]]) -> None:
-        """They go on; those that are not assigned are passed over."""
+        """Resume partitions; partitions that are not assigned are ignored."""
         self._consumer.resume(self._ours(partitions))
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leave the group."""
         self._consumer.close()
 
     def _joined(self) -> Consumer:
@@ -143,7 +143,7 @@ class GroupConsumer:
         return consumer
 
     def _join_again(self) -> None:
-        """A fenced client reads nothing any more, and its partitions are gone without a call. Raises SameInstance."""
+        """Replace a fenced client, which reads nothing and loses its partitions without a callback. Raises SameInstance."""
         held, self._held = self._held, set()
         self._on_lost(sorted(held))
         self._fence.meet()
@@ -168,12 +168,12 @@ class GroupConsumer:
         self._on_assigned(places)
 
     def _begun(self, at: TopicPartition) -> TopicPartition:
-        """Where the group begins with a partition of which it has committed nothing. Raises KafkaException."""
+        """Return the first offset of the group in a partition without a committed offset. Raises KafkaException."""
         first, end = self._ends(TopicPartition(at.topic, at.partition))
         return TopicPartition(at.topic, at.partition, end if self._at_end and at.topic not in self._whole else first, BY_MEMBER)
 
     def _ends(self, at: TopicPartition) -> tuple[int, int]:
-        """The first offset that is there, and the next one to come. Raises KafkaException."""
+        """Return the first offset and the next offset to be written. Raises KafkaException."""
         ends = self._consumer.get_watermark_offsets(at, timeout=LOOK_TIMEOUT_S)
         if ends is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -203,7 +203,7 @@ def _good(answer: TopicPartition) -> TopicPartition:
 
 
 def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, KafkaRecord]:
-    """The records at these offsets, as far as they are still there. Raises Unavailable."""
+    """Return the records at these offsets that still exist. Raises Unavailable."""
     found: dict[int, KafkaRecord] = {}
     if not offsets:
         return found
@@ -217,7 +217,7 @@ def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Co
 
 
 def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs without large gaps, both ends included.
+    """Return runs without large gaps, both ends included.
 
     >>> _ranges([1, 2, 5, 5000])
     [(1, 5), (5000, 5000)]
@@ -232,7 +232,7 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def received_of(message: Message) -> KafkaRecord:
-    """What a message of the client holds."""
+    """Return the content of a message of the client."""
     headers: Any = message.headers() or ()
     topic, partition = message.topic(), message.partition()
     if topic is None or partition is None:

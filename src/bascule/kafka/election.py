@@ -1,7 +1,7 @@
-"""Which of several brokers serves: the one to which a consumer group gives the journal's partition.
+"""The election of the active broker: a consumer group assigns the journal's partition to it.
 
-Kafka's group membership notices a broker that is gone within the session timeout. It decides only who tries: what keeps two brokers
-from both being believed is the journal's fence.
+Kafka's group membership detects a dead broker within the session timeout. The election only decides which broker tries to serve. The
+fence in the journal prevents two brokers from being believed.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class NotAllowed(InvalidInput):
 
 
 class Election:
-    """Stands for election until it is closed. ``on_change(elected)``, ``on_doubt`` and ``on_error`` are called from another thread.
+    """Takes part in the election until it is closed. ``on_change(elected)``, ``on_doubt`` and ``on_error`` are called from another thread.
 
-    ``instance`` names this broker over restarts: one that was killed and is started again is what it was, at once. While Kafka does not
-    answer nothing changes: a lost election is one that Kafka has given to somebody else. Whether it has is in doubt (``on_doubt(why)``)
-    from the end of the session, by this side's clock, until Kafka answers again (``on_doubt("")``).
+    ``instance`` names this broker across restarts: a broker that was killed and restarted has its former role at once. While Kafka does
+    not answer, nothing changes, because a broker loses an election only when Kafka elects another one. Whether Kafka has done so is in
+    doubt (``on_doubt(why)``) from the end of the session, by the local clock, until Kafka answers again (``on_doubt("")``).
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Election:
         self._stand()
 
     def _leave(self) -> None:
-        """A member with a name does not say goodbye by closing, so that it may come back: this makes it."""
+        """Leave the group. A member with a static name does not leave by closing, so that it may return."""
         self._consumer.unsubscribe()
         deadline_s = time.monotonic() + LEAVE_S
         while self._elected and time.monotonic() < deadline_s:
@@ -157,7 +157,7 @@ class Election:
         self._tell(False)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """The session ended, by this side's clock: whether somebody else has it is known when Kafka answers again."""
+        """Handle the end of the session by the local clock. Whether another broker was elected is known when Kafka answers again."""
         try:
             consumer.incremental_unassign(partitions)
         except KafkaException:
@@ -170,7 +170,7 @@ class Election:
             self._on_change(elected)
 
     def confirm(self) -> bool:
-        """Whether Kafka counts this one as elected now. Asks; False also when Kafka does not answer in time."""
+        """Ask Kafka whether this broker is elected. Returns False also if Kafka does not answer in time."""
         answer: Future[bool] = Future()
         self._asked.put(answer)
         try:
@@ -179,7 +179,7 @@ class Election:
             return False
 
     def _answer(self) -> None:
-        """In the polling thread: the client is not to be used by two."""
+        """Answer in the polling thread: two threads must not use the client."""
         while not self._asked.empty():
             answer = self._asked.get()
             partitions = self._consumer.assignment()
@@ -193,9 +193,9 @@ class Election:
                 answer.set_result(False)
 
     def close(self, *, resign: bool) -> None:
-        """Stop. ``resign`` hands over at once; without, the place is kept until the session ends, for a restart.
+        """Stop. ``resign`` hands over at once; otherwise Kafka keeps the place until the session ends, for a restart.
 
-        Without Kafka the client would wait for its answer for half a minute and longer: then it is left behind.
+        Without Kafka the client would wait for an answer for half a minute or longer; in this case it is abandoned.
         """
         self._resigning = resign
         self._closing.set()

@@ -1,7 +1,7 @@
-"""What each error code of Kafka, and of its client, means here: whether to try again, and what fails otherwise. One table for the product.
+"""One table for the product with the meaning of each error code of Kafka and of its client: retriable or fatal, and for what.
 
-The client repeats much by itself. What it reports nevertheless, and ``RETRIABLE`` says may pass, is asked again with a pause, up to the
-deadline of whoever asks.
+The client itself retries many errors. If it reports an error that ``RETRIABLE`` contains, the request is retried with a pause, up to the
+deadline of the caller.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 
 
 class Verdict(enum.Enum):
-    """What an error means for what was tried."""
+    """The meaning of an error for the operation that failed."""
 
     RETRIABLE = "retriable: the same request may succeed later"
     RECORD = "fatal for the operation: Kafka refuses this record, and would accept another one"
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 def _rules(*groups: tuple[Verdict, str, tuple[str, ...]]) -> dict[int, Rule]:
-    """The codes by their names: what the client of another version lacks is left out."""
+    """Return the rules by the names of codes; codes that the installed client does not know are left out."""
     return {
         code: Rule(verdict, reason)
         for verdict, reason, names in groups
@@ -191,19 +191,19 @@ _UNKNOWN: Final = Rule(Verdict.OPERATION, "an error code that this version of Ba
 
 
 def rule_of(error: KafkaError) -> Rule:
-    """Return the verdict on an error, by its code, and the reason."""
+    """Return the rule for an error, by its code."""
     return RULES.get(error.code(), _UNKNOWN)
 
 
 def verdict_of(error: KafkaError) -> Verdict:
-    """Return what an error means; the client's own word that it is retriable, or fatal, counts before the table's."""
+    """Return the verdict on an error. If the client marks the error as retriable or fatal, this mark precedes the table."""
     if error.fatal() and rule_of(error).verdict is not Verdict.PROCESS:
         return Verdict.FENCED
     return Verdict.RETRIABLE if error.retriable() else rule_of(error).verdict
 
 
 def passing(error: KafkaError) -> bool:
-    """Return whether an error may go away by itself."""
+    """Return whether an error may be temporary."""
     return verdict_of(error) is Verdict.RETRIABLE
 
 

@@ -1,6 +1,6 @@
-"""Whether Bascule's own topics are still as its promises need them: looked at by every start, since a hand may have changed them.
+"""Checks of Bascule's own topics at each start, since their settings may have been changed.
 
-What breaks a promise is refused, what weakens one is told. Each finding names topic, setting, value, and what would be right.
+An unsafe setting is refused; a weak one is reported. Each finding names the topic, the setting, its value, and the right value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = get_log("bascule.kafka.guards")
 
 
 class TopicRole(enum.Enum):
-    """What a topic is for, and so what it must be like."""
+    """The purpose of a topic, which decides the settings that it needs."""
 
     JOURNAL = "every record counts until Bascule deletes it; a record that the topic refuses ends an epoch"
     LOG = "every record counts until Bascule deletes it"
@@ -45,7 +45,7 @@ _BY_KEY = (TopicRole.TABLE, TopicRole.STORE, TopicRole.MARKS)
 
 
 class UnsafeTopic(BasculeError):
-    """A topic of Bascule's own would lose what was promised; nothing is started on it."""
+    """A topic of Bascule would lose confirmed data; nothing is started on it."""
 
     retriable = False
     scope = Scope.PROCESS
@@ -55,7 +55,7 @@ class UnsafeTopic(BasculeError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A setting that is wrong. ``breaks``: a promise does not hold with it; else it holds less firmly."""
+    """A wrong setting. ``breaks``: the setting is unsafe; otherwise it is weak."""
 
     topic: str
     setting: str
@@ -65,12 +65,12 @@ class Finding:
     breaks: bool
 
     def __str__(self) -> str:
-        """For the log, or for whoever has to mend it."""
+        """Return the text for the log and for error messages."""
         return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
 
 
 def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES_MAX) -> Iterator[Finding]:
-    """What is wrong with a topic that should have so many partitions (None: any number), for records of up to ``record_bytes``."""
+    """Yield the wrong settings of a topic with this number of partitions (None: any), for records of up to ``record_bytes``."""
     settings, replicas = facts.settings, facts.replicas
 
     def found(setting: str, right: str, why: str, *, breaks: bool, value: str | None = None) -> Finding:
@@ -110,7 +110,7 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
 
 
 def too_small(topic: str, limit: int, record_bytes: int, *, breaks: bool = True) -> Finding:
-    """Of a topic that takes records of ``limit`` bytes and has to take larger ones."""
+    """Return the finding for a topic that accepts records of ``limit`` bytes but needs larger ones."""
     return Finding(topic, "max.message.bytes", str(limit), str(record_bytes), "large transactions and messages cannot be stored", breaks)
 
 
@@ -123,9 +123,9 @@ def ensure(
     *,
     record_bytes: int = RECORD_BYTES_MAX,
 ) -> None:
-    """Creates a topic where it is not there, and looks at it; what weakens a promise is logged.
+    """Create a topic if it does not exist, and check it; weak settings are logged.
 
-    Raises UnsafeTopic for what breaks one, InvalidInput, Unavailable.
+    Raises UnsafeTopic for an unsafe setting, InvalidInput, Unavailable.
     """
     topics = Topics(kafka)
     if topic not in topics.partitions():
@@ -137,9 +137,9 @@ def ensure(
 
 
 def guard(topics: Topics, wanted: Mapping[str, tuple[TopicRole, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
-    """What weakens a promise, of topics that should have a role and number of partitions; one that does not exist is passed over.
+    """Return weak settings of topics with a role and a number of partitions; topics that do not exist are skipped.
 
-    Raises UnsafeTopic for what breaks one, Unavailable.
+    Raises UnsafeTopic for an unsafe setting, Unavailable.
     """
     found = [
         finding
@@ -152,9 +152,9 @@ def guard(topics: Topics, wanted: Mapping[str, tuple[TopicRole, int | None]], re
 
 
 def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
-    """What weakens all that is written in transactions: where Kafka keeps what is decided of them. It is there from the first one on.
+    """Return weak settings of the topic in which Kafka keeps the state of transactions. It exists from the first transaction on.
 
-    Raises UnsafeTopic for what breaks it. Who may not look at it hears nothing but that.
+    Raises UnsafeTopic for an unsafe setting. If the user may not read the settings, the function only logs this.
     """
     try:
         return guard(Topics(kafka), {TRANSACTION_STATE: (TopicRole.TABLE, None)})
@@ -164,7 +164,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
 
 
 def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
-    """Of one that Kafka does not start. Its coordinator says only that it is not available; its topic may show the reason."""
+    """Return the error for a transaction that cannot be started, with the reason that the state of the topic shows."""
     try:
         seen = _unusable(clients.admin(kafka))
     except KafkaException as error:
@@ -192,7 +192,7 @@ def _unusable(admin: AdminClient) -> str:
 
 
 def too_few_in_sync(wanted: int, partitions: Sequence[tuple[int, int]]) -> str:
-    """Whether some of the partitions, by their replicas and those in sync, take no record; "" where all do."""
+    """Return which partitions, by replicas and in-sync replicas, accept no record; "" if all do."""
     short = [in_sync for replicas, in_sync in partitions if in_sync < min(wanted, replicas)]
     if not short:
         return ""
