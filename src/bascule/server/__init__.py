@@ -1,1 +1,1 @@
-"""The shell: sockets, epochs, the admin server and the supervisor of `bascule up`."""
+"""The broker process: sockets, epochs, the admin server, and the supervisor of `bascule up`."""

@@ -1,4 +1,4 @@
-"""What an administrator may do to a running broker: each action takes named arguments and answers when what it did is stored."""
+"""Actions of an administrator on a running broker. Each takes named arguments, and answers when its effect is stored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AdminAction(NamedTuple):
     optional: Mapping[str, Any] = {}
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments. Raises InvalidInput for one that is missing, unknown or of another type."""
+        """Return all arguments. Raises InvalidInput for an argument that is missing, unknown or of another type."""
         known = {**dict.fromkeys(self.required, ""), **self.optional}
         for name, value in given.items():
             if name not in known:
@@ -83,7 +83,7 @@ async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
 
 
 def queue_named(engine: Engine, name: str) -> BrokerQueue:
-    """A queue, or what a subscription holds. Raises UnknownAddress."""
+    """Return a queue, or the queue of a subscription. Raises UnknownAddress."""
     queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
     if queue is None:
         raise UnknownAddress(f"there is no queue {name!r}")
@@ -163,7 +163,7 @@ async def _close(node: Node, id: str) -> Answer:  # its name in the request
 
 
 async def _force(node: Node, xid: str, ending: Ending) -> Answer:
-    """Ends a prepared branch without its manager, which is told so until it is forgotten."""
+    """End a prepared branch without its manager. The broker reports this to the manager until the branch is forgotten."""
     engine, parsed = node.engine, Xid.parse(xid)
     plan = branches.plan_end(engine, parsed, ending)
     try:
@@ -194,7 +194,7 @@ async def _begin_ingress_anew(node: Node) -> Answer:
 
 
 def _nothing() -> None:
-    """Whoever waits does so for the journal."""
+    """Return no further values; the caller waits only for the journal."""
 
 
 def _selector(text: str) -> Selector | None:
@@ -205,7 +205,7 @@ def _selector(text: str) -> Selector | None:
 
 
 async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]]) -> Progress:
-    """Step by step, so that clients get their turns. Raises Unavailable when the journal goes away on the way."""
+    """Run step by step, so that clients are served in between. Raises Unavailable if the epoch ends before the last step."""
     engine = node.engine
     progress = Progress()
     for progress in begin(engine):  # the last one counts
@@ -220,7 +220,7 @@ async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]])
 
 
 async def _stored(node: Node, engine: Engine) -> None:
-    """Until what was decided is in the journal. Raises Unavailable."""
+    """Wait until the decision is in the journal. Raises Unavailable."""
     stored = asyncio.Event()
     engine.journaling.tell(stored.set)
     node.dispatch()
@@ -232,7 +232,7 @@ async def _stored(node: Node, engine: Engine) -> None:
 
 
 def _address(engine: Engine, name: str) -> str:
-    """The address of a queue or subscription; its name where there is none, which is the address of a queue."""
+    """Return the address of a queue or subscription. If none exists, return the name, which is the address of a queue."""
     queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
     return name if queue is None else queue.address
 

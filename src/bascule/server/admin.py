@@ -69,34 +69,34 @@ log = get_log(__name__)
 
 
 class AdministeredBroker(Protocol):
-    """A broker, as the admin server sees it. All is called on the event loop; what may be long takes several of its turns."""
+    """A broker, as the admin server sees it. All methods run on the event loop; long ones take several of its turns."""
 
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the administrator. Raises Unauthorized."""
 
     def trouble(self) -> str:
-        """Return why it does not serve, "" if it serves."""
+        """Return why the broker does not serve, "" if it serves."""
 
     async def status(self) -> BrokerStatus:
-        """How it stands now."""
+        """Return the current status."""
 
     async def queue(self, name: str) -> QueueDetail:
-        """One queue. Raises UnknownAddress, Unavailable."""
+        """Return one queue. Raises UnknownAddress, Unavailable."""
 
     async def subscriptions(self) -> Sequence[SubscriptionStatus]:
-        """The subscriptions of topics."""
+        """Return the subscriptions of topics."""
 
     async def clients(self) -> Sequence[ConnectionStatus]:
-        """The client connections."""
+        """Return the client connections."""
 
     def dead_letter_address(self, queue: str) -> str:
-        """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
+        """Return the address of a queue of dead letters; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
 
     async def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
-        """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""
+        """Return the first ``count`` messages of a queue; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
 
     async def act(self, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Do one of ACTIONS. Raises BasculeError."""
+        """Run one of ACTIONS. Raises BasculeError."""
 
     def contain(self, error: Exception, path: str) -> None:
         """Count and log an error that concerns one request only."""
@@ -143,7 +143,7 @@ class _StatusCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the status."""
+        """Yield all metrics of the status."""
         status = self._status
         yield GaugeMetricFamily("bascule_serving", "1 while the broker serves clients", value=float(status["serving"]))
         for name, value in status["gauges"].items():
@@ -183,7 +183,7 @@ def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
 
 
 class LengthRequired(InvalidInput):
-    """The request does not say how long its body is."""
+    """The request does not state the length of its body."""
 
     http_status = 411
 
@@ -196,7 +196,7 @@ class NotAdministrator(InvalidInput):
 
 
 def _check_administrator(request: Request, token: str | None) -> None:
-    """Raises NotAdministrator."""
+    """Check that the request comes from an administrator. Raises NotAdministrator."""
     if token is not None:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
@@ -212,7 +212,7 @@ def _answer(error: BasculeError) -> Response:
 
 
 async def _arguments(request: Request) -> dict[str, Any]:
-    """The JSON object of a request. Raises InvalidInput."""
+    """Return the JSON object of a request. Raises InvalidInput."""
     if "transfer-encoding" in request.headers:
         raise LengthRequired("a chunked body is not supported; send the body with Content-Length")
     body = b""
@@ -246,7 +246,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string can be encoded."""
+    """Return whether a string can be encoded."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -261,7 +261,7 @@ def _count(text: str) -> int:
 
 
 class _Pages:
-    """The answers over one broker."""
+    """The pages of one broker."""
 
     def __init__(self, broker: AdministeredBroker, token: str | None, collectors: Sequence[Collector]) -> None:
         self._broker = broker
@@ -269,28 +269,28 @@ class _Pages:
         self._collectors = collectors
 
     async def livez(self, _request: Request) -> Response:
-        """The process answers."""
+        """Answer that the process lives."""
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _request: Request) -> Response:
-        """The broker serves, or why not."""
+        """Answer whether the broker serves, or why not."""
         trouble = self._broker.trouble()
         return PlainTextResponse(f"{trouble}\n", 503) if trouble else PlainTextResponse("ok\n")
 
     async def metrics(self, _request: Request) -> Response:
-        """For Prometheus."""
+        """Answer with metrics for Prometheus."""
         registry = CollectorRegistry(auto_describe=False)
         for collector in (_StatusCollector(await self._broker.status()), *self._collectors):
             registry.register(collector)
         return Response(await _beside(generate_latest, registry), headers={"content-type": METRICS_TYPE})
 
     async def look(self, request: Request) -> Response:
-        """One of LOOKS."""
+        """Answer one of LOOKS."""
         content = await LOOKS[request.scope["path"]](self, request)
         return Response(await _beside(_json, content), media_type="application/json")
 
     async def act(self, request: Request) -> Response:
-        """One of ACTIONS."""
+        """Run one of ACTIONS."""
         _check_administrator(request, self._token)
         action = request.scope["path"].removeprefix("/")
         arguments = await _arguments(request)
@@ -331,7 +331,7 @@ class _Pages:
 
 
 async def _beside(make: Callable[[S], T], content: S) -> T:
-    """Return what ``make`` makes of a page's content, in another thread: the text about 10,000 queues takes 100 ms."""
+    """Return ``make(content)`` from another thread: the text about 10,000 queues takes 100 ms."""
     return await asyncio.wrap_future(in_background(partial(make, content), "admin"))
 
 
@@ -350,7 +350,7 @@ LOOKS: dict[str, Callable[[_Pages, Request], Awaitable[object]]] = {
 
 
 def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: Sequence[Collector] = ()) -> Starlette:
-    """The routes over one broker."""
+    """Return the application with the routes of one broker."""
     pages = _Pages(broker, token, collectors)
     app = Starlette(
         routes=[
@@ -364,7 +364,7 @@ def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: 
 
 
 def _contained(broker: AdministeredBroker, page: Page) -> Page:
-    """A page whose errors are its answer: of those that Bascule raises on purpose the text, of any other that the log has it."""
+    """Return a page that answers with its errors: the text of a BasculeError, and a reference to the log for any other error."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -381,7 +381,7 @@ def _contained(broker: AdministeredBroker, page: Page) -> Page:
 
 
 class _Server(uvicorn.Server):
-    """Serves what a listener of the broker accepts, and leaves the process's signals to the process."""
+    """Serves the connections that a listener of the broker accepts; the process handles its signals itself."""
 
     def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -390,7 +390,7 @@ class _Server(uvicorn.Server):
         self._handshakes: Handshakes | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Accept connections from now on."""
+        """Accept connections."""
         await self.lifespan.startup()
         handshakes = self._handshakes = Handshakes(admin_http.LIMITS, self._tls, admin_http.connections(self))
         listener = Listener(self._sockets, self._take, name="admin", reserved=RESERVED)
@@ -416,7 +416,7 @@ class AdminServer:
         self, broker: AdministeredBroker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None,
         collectors: Sequence[Collector] = (),
     ) -> None:  # fmt: skip
-        """Takes the port at once (0 = any free one). ``collectors`` have further metrics. Raises PortInUse."""
+        """Bind the port at once (0 = any free port). ``collectors`` have further metrics. Raises PortInUse."""
         try:
             sockets = bind(host, port)
             for each in sockets:
@@ -431,11 +431,11 @@ class AdminServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Serve from now on; call it on a running event loop."""
+        """Start to serve; the event loop must be running."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve(), name="admin")
 
     async def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task

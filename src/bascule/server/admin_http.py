@@ -1,7 +1,7 @@
-"""HTTP connections of the admin server: uvicorn's, with bounds on what a peer without a token may hold.
+"""HTTP connections of the admin server: uvicorn with limits on the resources of a peer without a token.
 
-uvicorn itself waits for ever for the rest of a request and for a peer that does not read its answer, and it parses in one turn of the event
-loop all that has arrived.
+uvicorn itself waits forever for the rest of a request and for a peer that does not read its answer, and parses all received data in one
+turn of the event loop.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class AdminConnection(H11Protocol):
         self._ended = False  # by the peer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A peer is there."""
+        """Handle a new connection."""
         super().connection_made(transport)
         self._handshake.transport = transport
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Handle the end of the connection."""
         self._handshake.end()
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a piece in each turn of the event loop. Nothing is read meanwhile."""
+        """Parse one piece in each turn of the event loop. The connection reads nothing meanwhile."""
         if not self._ignoring:
             self._unparsed += data
             if self._next_piece is None:
@@ -86,24 +86,24 @@ class AdminConnection(H11Protocol):
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection of a peer that has ended its side until it has its answer. TLS knows no such peers."""
+        """Keep the connection of a peer that has closed its side until the answer is sent. TLS has no half-closed connections."""
         self._ended = True
         return self.scheme == "http" and (self._answering() or bool(self._unparsed))
 
     def _answering(self) -> bool:
-        """Whether a whole request is being answered: the next one waits."""
+        """Return whether a complete request is being answered; the next one waits."""
         cycle = self.cycle
         return cycle is not None and not cycle.more_body and not cycle.response_complete
 
     def handle_events(self) -> None:
-        """Look whether the request is whole."""
+        """Check whether the request is complete."""
         super().handle_events()
         if self._answering():
             self._handshake.end()
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP. Where that is the body of a request, nothing that its page answers is sent any more."""
+        """Refuse data that is not HTTP. If the body of a request is invalid, its page sends no further answer."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -111,7 +111,7 @@ class AdminConnection(H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the peer's end where this one was refused before it was whole."""
+        """Wait for the next request, or for the end of the peer if this request was refused before it was complete."""
         whole = self.conn.their_state is not h11.SEND_BODY
         super().on_response_complete()
         if self._ended and not self._unparsed:
@@ -126,7 +126,7 @@ class AdminConnection(H11Protocol):
             self._next_piece = self.loop.call_soon(self._parse_piece)
 
     def _ignore_the_rest(self) -> None:
-        """Say no more. A connection closed with something unread would be reset, and the peer might lose the answer."""
+        """Send nothing more. Closing a connection with unread data would reset it, and the peer might lose the answer."""
         self._ignoring = True
         self._unparsed.clear()
         if self.transport.can_write_eof():
@@ -136,12 +136,12 @@ class AdminConnection(H11Protocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """The peer does not read its answer."""
+        """Handle a peer that does not read its answer."""
         super().pause_writing()
         self._wait()
 
     def resume_writing(self) -> None:
-        """It reads on."""
+        """Handle a peer that reads again."""
         super().resume_writing()
         self._stop_waiting()
 
@@ -156,7 +156,7 @@ class AdminConnection(H11Protocol):
 
 
 def config(app: Any, stop_timeout_s: int) -> uvicorn.Config:
-    """How uvicorn serves ``app``."""
+    """Return the configuration with which uvicorn serves ``app``."""
     return uvicorn.Config(
         app,
         lifespan="off",
@@ -174,5 +174,5 @@ def config(app: Any, stop_timeout_s: int) -> uvicorn.Config:
 
 
 def connections(server: uvicorn.Server) -> partial[AdminConnection]:
-    """Return what makes the connections of a server."""
+    """Return the factory for the connections of a server."""
     return partial(AdminConnection, server.config, server)

@@ -1,4 +1,4 @@
-"""A broker as its administrator sees it: what the admin server tells, and the actions that it takes."""
+"""The broker for its administrator: what the admin server reports, and the actions that it accepts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MESSAGES_PER_TURN: Final = 50
 
 
 async def in_turns(describe: Callable[[T], S], entries: Iterable[T], per_turn: int = ENTRIES_PER_TURN) -> list[S]:
-    """Describe the entries that there are now, over as many turns of the event loop as they need."""
+    """Describe the current entries over as many turns of the event loop as needed."""
     remaining = iter(list(entries))
     described = [describe(entry) for entry in islice(remaining, per_turn)]
     while piece := list(islice(remaining, per_turn)):

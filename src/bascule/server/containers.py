@@ -1,4 +1,4 @@
-"""The container ids of the clients that are connected: of JMS clients these are the client ids."""
+"""Container ids of connected clients. For JMS clients these are the client ids."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class ContainerIds:
-    """The connections that have opened, by container id. A client that connects costs the same however many there are."""
+    """The open connections by container id. The cost of a new connection does not depend on their number."""
 
     def __init__(self) -> None:
         self._connections: dict[str, dict[ClientConnection, None]] = {}
 
     def opened(self, connection: ClientConnection, container: str) -> bool:
-        """Note a connection that opens under an id. Return whether another connection has the id, and is open."""
+        """Record a connection that opens under an id. Return whether another open connection has the id."""
         connections = self._connections.setdefault(container, {})
         while connections and (oldest := next(iter(connections))).amqp.closed:
             del connections[oldest]

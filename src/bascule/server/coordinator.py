@@ -43,7 +43,7 @@ class CoordinatorLink:
 
     @property
     def in_first_transaction(self) -> bool:
-        """Whether an interruption may have fallen into the present transaction."""
+        """Return whether an interruption may have occurred in the current transaction."""
         return self._first is not None
 
     def close(self, error: AmqpError) -> None:
@@ -76,7 +76,7 @@ class CoordinatorLink:
         self.link.flow(PRODUCER_CREDIT)
 
     def plan_commit(self, txn_id: bytes) -> bool:
-        """Plan the commit of a transaction of this link, if that takes long. Return whether ``discharge`` can follow in this turn."""
+        """Plan the commit of a large transaction of this link. Return whether ``discharge`` can follow in this turn."""
         transaction = self.client.transactions.get(txn_id) if txn_id in self._declared and self.client.reset is None else None
         return transaction is None or self.client.engine.plan_commit(transaction)
 
@@ -118,7 +118,7 @@ class CoordinatorLink:
             engine.commit(transaction, lambda error: self._answer(delivery_id, error))
 
     def abandon(self) -> None:
-        """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.1)."""
+        """Roll back the transactions of a detached link (AMQP 1.0 part 4, section 4.1)."""
         for txn_id in self._declared:
             transaction = self.client.transactions.pop(txn_id, None)
             if transaction is not None:
@@ -137,6 +137,6 @@ class CoordinatorLink:
 
 
 def in_first_transaction(client: Client, session: Session) -> bool:
-    """Whether a session is transacted, and an interruption may have fallen into its present transaction."""
+    """Return whether a session is transacted, and an interruption may have occurred in its current transaction."""
     contexts = (link.context for link in client.links.of(session))
     return any(isinstance(context, CoordinatorLink) and context.in_first_transaction for context in contexts)

@@ -1,4 +1,4 @@
-"""File descriptors of the broker process: clients get what is left after the broker's own."""
+"""File descriptors of the broker process: clients get those that the broker does not need."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def raise_limit() -> None:
 
 
 def limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the maximum number of descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _LIMIT_MAX if soft == resource.RLIM_INFINITY else soft
 
 
 def left_by(reserved: int) -> int:
-    """Return the number of the first descriptor that must stay free so that ``reserved`` ones are.
+    """Return the lowest descriptor that must stay free to keep ``reserved`` ones.
 
-    The kernel gives each new descriptor the lowest free number: one below this number leaves the reserve untouched.
+    The kernel gives each new descriptor the lowest free number, so a lower one leaves the reserve untouched.
     """
     most = limit()
     return most - min(reserved, most // _RESERVED_PART_MAX)
 
 
 def handshake_share(wanted: int) -> int:
-    """Return how many of ``wanted`` connections (0: any number) may be on the way to their login at once."""
+    """Return how many of ``wanted`` connections (0: any number) may log in at the same time."""
     most = max(1, _for_clients() // _HANDSHAKES_PART)
     return min(wanted, most) if wanted else most
 
 
 def client_share(handshakes: int) -> int:
-    """Return how many connections there may be beside ``handshakes`` on the way to their login."""
+    """Return the maximum number of connections beside ``handshakes`` that are logging in."""
     return max(1, _for_clients() - handshake_share(handshakes))
 
 

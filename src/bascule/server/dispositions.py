@@ -1,4 +1,4 @@
-"""What a client says about the messages that it was given: the AMQP side of their outcomes."""
+"""The outcomes that a client reports for its deliveries: the AMQP side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Dispositions:
-    """The dispositions of one client. A wide range comes in pieces, and its messages go back into their queues as a whole."""
+    """The dispositions of one client. A wide range arrives in pieces, and its messages return to their queues together."""
 
     __slots__ = ("_client", "_range")
 
@@ -27,7 +27,7 @@ class Dispositions:
         self._range: RangeReturn | None = None  # the range of which more pieces come
 
     def take(self, event: Dispositioned) -> None:
-        """Do what the client has decided on a range of deliveries, or on a piece of one."""
+        """Apply the client's outcome to a range of deliveries, or to a piece of it."""
         state = event.state
         if state is None and not event.settled:
             return
@@ -49,7 +49,7 @@ class Dispositions:
             self.end_range()
 
     def end_range(self) -> None:
-        """The last piece of a range has come, or no more will come: its queues give out messages again."""
+        """End a range after its last piece, or if no more pieces will follow: its queues deliver again."""
         if self._range is not None:
             self._range.end()
             self._range = None

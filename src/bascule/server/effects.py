@@ -1,4 +1,4 @@
-"""Effects that several protocols of the broker have in common, performed by asyncio."""
+"""Effects that several protocols of the broker share, performed by asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def write_note(log: EventLog, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
-    """Write what a protocol has to say."""
+    """Write a note of a protocol to the log."""
     fields = {"detail": detail} if detail else {}
     if severity >= Severity.ERROR:
         log.error(event, exc_info=error, **fields)
@@ -29,19 +29,19 @@ def write_note(log: EventLog, severity: Severity, event: str, detail: str, error
 
 
 class FutureWaiter(Generic[T]):
-    """A value that comes later: see bascule.core.effects.Waiter."""
+    """A value that is set later: see bascule.core.effects.Waiter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[T] = loop.create_future()
         self._future.add_done_callback(_seen)
 
     def keep(self, value: T) -> None:
-        """Give the value."""
+        """Set the value."""
         if not self._future.done():
             self._future.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Say why there will be none."""
+        """Set the error instead of a value."""
         if not self._future.done():
             self._future.set_exception(error)
 
@@ -53,16 +53,16 @@ class FutureWaiter(Generic[T]):
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
-    """Nobody needs to wait for an error: asyncio would complain."""
+    """Retrieve the error, since asyncio complains about an error that nobody retrieves."""
     if not future.cancelled():
         future.exception()
 
 
 class LoopEffects:
-    """Time, timers, protocols beside what is being done, and blocking calls off the loop."""
+    """Time, timers, concurrent protocols, and blocking calls off the loop."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is that of the threads in which blocking calls run."""
+        """``name`` is the name of the threads for blocking calls."""
         self._loop = asyncio.get_running_loop()
         self._name = name
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold of them
@@ -72,21 +72,21 @@ class LoopEffects:
         return elapsed_s()
 
     def soon(self, action: Callable[[], None]) -> object:
-        """Do it in the next round of the loop."""
+        """Run an action in the next turn of the loop."""
         return self._loop.call_soon(action)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
-        """Do it later."""
+        """Run an action after a delay."""
         return self._loop.call_later(delay_s, action)
 
     def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """Run a protocol beside what is being done."""
+        """Run a protocol concurrently."""
         task = self._loop.create_task(protocol)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def waiter(self) -> FutureWaiter[Any]:
-        """Return a value that comes later."""
+        """Return a value that is set later."""
         return FutureWaiter(self._loop)
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
@@ -94,10 +94,10 @@ class LoopEffects:
         write_note(log, severity, event, detail, error)
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call what blocks in a thread of its own. Raises what it raises."""
+        """Call a blocking function in another thread. Raises what the function raises."""
         return await asyncio.wrap_future(in_background(partial(function, *arguments), self._name))
 
     def cancel_spawned(self) -> None:
-        """End the protocols that still run."""
+        """Cancel the protocols that still run."""
         for task in self._tasks:
             task.cancel()

@@ -46,7 +46,7 @@ STILL_MAX = 10 / 12
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """Where the journal is, and what bounds it."""
+    """The place of the journal, and its limits."""
 
     kafka: dict[str, Any]
     topics: JournalTopics
@@ -60,12 +60,12 @@ class JournalPlace:
 
     @property
     def limits(self) -> EpochLimits:
-        """What bounds an epoch there."""
+        """Return the limits of an epoch."""
         return EpochLimits(append_timeout_s=self.append_timeout_s, still_max_s=STILL_MAX * self.session_timeout_s)
 
     @property
     def housekeeping_limits(self) -> HousekeepingLimits:
-        """What bounds the journal there."""
+        """Return the limits of the journal."""
         return HousekeepingLimits(
             snapshot_records=self.snapshot_records,
             announce_timeout_s=self.append_timeout_s,
@@ -79,11 +79,11 @@ def _now_ms() -> int:
 
 
 class Epoch:
-    """A loaded engine and its way into the journal.
+    """A loaded engine with its journal.
 
-    ``on_ended(error)`` is called once, when the epoch cannot go on; ``on_confirmed()`` after each round of confirmations,
-    ``on_ticked()`` when a timer has done what was due, by which nobody knows more of Kafka;
-    ``on_stalled(error)`` when appends have been out for too long. ``errors`` contains what must not end the epoch.
+    ``on_ended(error)`` is called once, when the epoch cannot continue; ``on_confirmed()`` after each round of confirmations;
+    ``on_ticked()`` after the due work of a timer, which brings no news from Kafka; ``on_stalled(error)`` when appends are unanswered for
+    too long. ``errors`` contains errors that must not end the epoch.
     """
 
     def __init__(
@@ -105,55 +105,55 @@ class Epoch:
 
     @property
     def offsets(self) -> OffsetMap:
-        """Where the records of the journal are."""
+        """Return the offsets of the journal's records."""
         return self.protocol.offsets
 
     @property
     def loaded(self) -> bool:
-        """Whether the state is whole."""
+        """Return whether the state is complete."""
         return self.protocol.loaded
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is answered any more."""
+        """Return whether the epoch has ended; it answers nothing any more."""
         return self.protocol.ended
 
     @property
     def foreign_records(self) -> int:
-        """How many records of the journal were not Bascule's, as far as it was read."""
+        """Return the number of foreign records in the part of the journal that was read."""
         return self.following.foreign + self.protocol.foreign
 
     @property
     def journal_offset(self) -> int:
-        """Before it all of the journal has been read, by who stands by, or is stored, by who serves."""
+        """Return the offset up to which a standby has read the journal, or up to which an active broker has stored it."""
         return self.protocol.next_offset if self.loaded else self.following.next_offset
 
     async def start(self) -> None:
-        """Write the start record and take the state before it. Raises Unavailable, JournalUnavailable, RecordError or SteppedDown."""
+        """Write the start record and load the state before it. Raises Unavailable, JournalUnavailable, RecordError or SteppedDown."""
         await self.protocol.start({"host": socket.gethostname(), "pid": os.getpid(), "version": bascule.__version__})
 
     def flush(self) -> None:
-        """Append what has gathered, unless enough is on its way already."""
+        """Append the gathered entries, unless enough records are in flight."""
         self.protocol.flush()
 
     def awake(self) -> bool:
-        """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
+        """Return whether this process ran all the time. A suspended broker may have been replaced, and must check before it acts."""
         return self.protocol.awake()
 
     def lose_election(self) -> None:
-        """Another broker has been elected."""
+        """End the epoch because another broker was elected."""
         self.protocol.lose_election()
 
     def end(self, error: BasculeError) -> None:
-        """The epoch cannot go on: nothing is answered any more."""
+        """End the epoch, which cannot continue and answers nothing any more."""
         self.protocol.end(error)
 
     def _post(self, outcomes: list[Outcome]) -> None:
-        """Called by the delivery thread."""
+        """Pass outcomes to the loop; called by the delivery thread."""
         self._effects.post(self.protocol.outcomes, outcomes)
 
     async def close(self) -> None:
-        """Release what the epoch holds."""
+        """Release the resources of the epoch."""
         self.protocol.close()
         self._effects.cancel_spawned()
         await self.following.close()
@@ -161,7 +161,7 @@ class Epoch:
 
 
 class _Effects(LoopEffects):
-    """What an epoch asks of its surroundings: see bascule.broker.epoch.EpochEffects."""
+    """The effects of an epoch: see bascule.broker.epoch.EpochEffects."""
 
     def __init__(
         self, epoch: Epoch, policy: Policy, bodies: BodyStore | None, memory_bytes: int, on_ended: Callable[[BasculeError], None],
@@ -180,7 +180,7 @@ class _Effects(LoopEffects):
         self._started_s = 0.0
 
     def post(self, action: Callable[[list[Outcome]], None], outcomes: list[Outcome]) -> None:
-        """Do it on the loop; called by another thread."""
+        """Run an action on the loop; called by another thread."""
         self._loop.call_soon_threadsafe(action, outcomes)
 
     def append(self, key: bytes, value: bytes) -> None:
@@ -205,7 +205,7 @@ class _Effects(LoopEffects):
         return await self.off_loop(self._epoch.following.recreated)
 
     async def takes_appends(self) -> bool:
-        """Whether a client made now finds that Kafka takes appends."""
+        """Return whether a new client finds that Kafka accepts appends."""
         place = self._place
         return await self.off_loop(takes_appends, place.kafka, place.topics.journal, place.topics.partition, place.append_timeout_s)
 
@@ -215,11 +215,11 @@ class _Effects(LoopEffects):
         return await self._epoch.following.up_to(end)
 
     def fresh_engine(self, journaling: Journaling) -> Engine:
-        """An engine without any state."""
+        """Return an engine without state."""
         return Engine(journaling, Bodies(self._bodies, self._memory_bytes), _now_ms, self._policy)
 
     def loaded(self) -> None:
-        """Housekeeping begins."""
+        """Start housekeeping."""
         epoch = self._epoch
         epoch.housekeeping = Housekeeping(self._place, epoch.engine, epoch.offsets, epoch.following.store, lambda: not epoch.ended)
         queues = epoch.engine.addresses.queues
@@ -229,6 +229,6 @@ class _Effects(LoopEffects):
         log.info("epoch loaded", epoch=number, queues=len(queues), messages=waiting, loaded_s=round(loaded_s, 2))
 
     def stored(self, size_bytes: int) -> None:
-        """Housekeeping counts."""
+        """Count a stored record for housekeeping."""
         if self._epoch.housekeeping is not None:
             self._epoch.housekeeping.protocol.appended(size_bytes)

@@ -1,4 +1,4 @@
-"""A thread that loads the state of an epoch to come: it performs the effects of :mod:`bascule.broker.following`."""
+"""A thread that loads the state of the next epoch: it performs the effects of :mod:`bascule.broker.following`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READ_S = 0.05
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """What a load makes lives long and has no cycles: looking at it again and again would take a third of the time."""
+    """Switch the garbage collector off. The loaded objects live long and have no cycles; collecting would take a third of the time."""
     gc.disable()
     try:
         yield
@@ -42,7 +42,7 @@ def _collector_off() -> Iterator[None]:
 
 
 class Following:
-    """Loads the newest snapshot and applies the journal's records as they come, until it is told where to stop."""
+    """Loads the newest snapshot and applies the journal's records as they arrive, up to the given end."""
 
     def __init__(self, place: JournalPlace, fresh_engine: Callable[[], Engine]) -> None:
         self._effects = _Effects(place, fresh_engine)
@@ -52,17 +52,17 @@ class Following:
 
     @property
     def store(self) -> StoredMessages:
-        """The store, as far as the load has read it."""
+        """Return the store, as far as the load has read it."""
         return self._effects.store
 
     @property
     def foreign(self) -> int:
-        """How many records were not Bascule's."""
+        """Return the number of foreign records."""
         return self._protocol.foreign
 
     @property
     def next_offset(self) -> int:
-        """Of the journal: what is before it has been read."""
+        """Return the journal offset before which all records were read."""
         return self._protocol.next_offset
 
     def _run(self) -> Loader:
@@ -73,12 +73,12 @@ class Following:
             self._effects.store.release()
 
     async def up_to(self, end: int) -> Loader:
-        """The state of all records before ``end``. Raises Unavailable or RecordError."""
+        """Return the state of all records before ``end``. Raises Unavailable or RecordError."""
         self._effects.end = end
         return await self.loader
 
     def recreated(self) -> bool:
-        """Whether the journal's topic is another one of its name by now; blocks. Raises Unavailable."""
+        """Return whether the journal's topic was recreated; blocks. Raises Unavailable."""
         return self._effects.id_now() != self._effects.journal_id
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class Following:
 
 
 class _Effects:
-    """What a load asks of its surroundings: see bascule.broker.following.FollowingEffects. Blocks, in the thread that loads."""
+    """The effects of a load: see bascule.broker.following.FollowingEffects. They block the thread that loads."""
 
     def __init__(self, place: JournalPlace, fresh_engine: Callable[[], Engine]) -> None:
         self._place = place
@@ -118,7 +118,7 @@ class _Effects:
         return self.over.is_set()
 
     async def recreated(self) -> bool:
-        """The journal's topic must be the one that was there at the first start."""
+        """Return whether the journal's topic differs from the topic at the first start."""
         self.journal_id = self.id_now()
         return self._snapshots.journal_id(self.journal_id) != self.journal_id
 
@@ -127,7 +127,7 @@ class _Effects:
         return Topics(self._place.kafka).id(self._place.topics.journal)
 
     async def sleep(self, delay_s: float) -> None:
-        """Return early when nobody wants the state any more."""
+        """Sleep; return early if nobody wants the state any more."""
         self.over.wait(delay_s)
 
     async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
@@ -166,7 +166,7 @@ class _Effects:
         return found
 
     def bulk(self) -> AbstractContextManager[None]:
-        """Spare the collector."""
+        """Switch the garbage collector off."""
         return _collector_off()
 
     def note(self, severity: Severity, event: str, detail: str) -> None:

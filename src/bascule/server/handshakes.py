@@ -1,9 +1,9 @@
-"""Connections that have not logged in yet: a bounded number of them, for a bounded time, whoever opens them.
+"""Connections before their login: a limited number, each for a limited time.
 
-A peer before its login costs a socket, a small buffer and one of the places counted here. Where no place is free, the connection that has
-had its place for the longest gives it up, but only after ``GRACE_S``: a client that means it is done long before. Until then the new
-connection waits unread, and the listener accepts no more. So a burst of clients is served one after the other, and peers that connect and
-stay silent delay others by some moments at most.
+A peer before its login costs a socket, a small buffer and one of the places counted here. If no place is free, the oldest connection
+loses its place, but only after ``GRACE_S``, by which time an honest client has logged in. Until then the new connection waits unread,
+and the listener accepts no more. So a burst of clients is served one after the other, and silent peers delay other clients only for
+moments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TLS_SHUTDOWN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HandshakeLimits:
-    """How many connections may be on the way to their login at once, and for how long. 0: no bound."""
+    """The limits on the number and time of connections that are logging in. 0: no limit."""
 
     connections_max: int
     per_address_max: int
@@ -50,16 +50,16 @@ class Handshake:
         self._socket = sock
 
     def end(self) -> None:
-        """Give the place back: the client has logged in, or its connection is lost. Again: nothing happens."""
+        """Give the place back after a login or a lost connection. A second call has no effect."""
         self._handshakes.ended(self)
 
     def begin_again(self) -> None:
-        """Take a place again: nobody is known on this connection any more."""
+        """Take a place again, because the connection has no user any more."""
         self.begun_s = time.monotonic()
         self._handshakes.begun(self)
 
     def abort(self) -> None:
-        """End the connection, wherever its handshake stands."""
+        """Abort the connection in any state of its handshake."""
         self.end()
         if self.transport is not None:
             self.transport.abort()
@@ -69,10 +69,10 @@ class Handshake:
 
 
 class Handshakes:
-    """All connections of one listener that have not logged in, and those that begin."""
+    """All connections of one listener before their login."""
 
     def __init__(self, limits: HandshakeLimits, tls: ssl.SSLContext | None, serve: Callable[[Handshake], asyncio.Protocol]) -> None:
-        """``serve`` makes the protocol of a connection; it ends the handshake."""
+        """``serve`` makes the protocol of a connection; the protocol ends the handshake."""
         self.aborted = 0  # for want of places
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free again
         self._limits = limits
@@ -86,7 +86,7 @@ class Handshakes:
         return len(self._all)
 
     def take(self, sock: socket.socket, peer: tuple[Any, ...]) -> bool:
-        """Begin the handshake of an accepted connection, False while there is no place for it."""
+        """Begin the handshake of an accepted connection. Return False if no place is free."""
         limits, of_address = self._limits, self._by_address.get(str(peer[0]), {})
         if not _room(of_address, limits.per_address_max) and not self._make_room(of_address):
             return False
@@ -100,12 +100,12 @@ class Handshakes:
         return True
 
     def begun(self, handshake: Handshake) -> None:
-        """One has taken a place."""
+        """Count a handshake that has begun."""
         self._all[handshake] = None
         self._by_address.setdefault(handshake.address, {})[handshake] = None
 
     def ended(self, handshake: Handshake) -> None:
-        """One has given its place back."""
+        """Count a handshake that has ended."""
         if handshake not in self._all:
             return
         del self._all[handshake]
@@ -116,7 +116,7 @@ class Handshakes:
         self.on_room()
 
     def abort_all(self) -> None:
-        """The broker takes no more clients."""
+        """Abort all handshakes; the broker accepts no more clients."""
         for handshake in list(self._all):
             handshake.abort()
         for task in self._tasks:
@@ -139,7 +139,7 @@ class Handshakes:
                 sock.close()
 
     def _make_room(self, handshakes: dict[Handshake, None]) -> bool:
-        """End the oldest of them, False where it is too young."""
+        """Abort the oldest handshake. Return False if it is too young."""
         oldest = next(iter(handshakes))
         if time.monotonic() - oldest.begun_s < GRACE_S:
             return False

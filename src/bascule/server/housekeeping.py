@@ -38,10 +38,10 @@ STORE_TIMEOUT_S = 60.0
 
 
 class StoredMessages:
-    """The compacted topic of messages that have grown old, by mid. Blocking: to be used off the event loop."""
+    """The compacted topic of old messages, by message id. Blocking: use it off the event loop."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, directory: Path | None = None) -> None:
-        """``directory`` is for the messages that ``read`` has found; None for the system's directory of temporary files."""
+        """``directory`` is for the messages that ``read`` finds; None is the system's directory for temporary files."""
         self._kafka = kafka
         self._topic = topic
         self._next_offset = 0
@@ -49,9 +49,9 @@ class StoredMessages:
         self._values = StoredValues(directory)
 
     def read(self, *, behind_barrier: bool = False) -> Mapping[int, bytes]:
-        """All of them, until ``release``. Raises Unavailable.
+        """Return all messages, which are kept until ``release``. Raises Unavailable.
 
-        No decision may rest on a read without a barrier, for a former leader may answer.
+        No decision may depend on a read without a barrier, because a former leader may answer.
         """
         barrier = stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1
         try:
@@ -65,17 +65,17 @@ class StoredMessages:
         return self._values
 
     def release(self) -> None:
-        """Delete what ``read`` has kept."""
+        """Delete the messages that ``read`` has kept."""
         self._values.close()
 
     def mids_now(self) -> list[int]:
-        """Of all of them, also of those that came after ``read``. Raises Unavailable."""
+        """Return the ids of all messages, including those stored after ``read``. Raises Unavailable."""
         for _ in self._records():
             pass
         return [*self._mids]
 
     def _records(self, barrier: int = -1) -> Iterator[tuple[int, bytes | None]]:
-        """What has been written since the last time; None for what is gone."""
+        """Yield the records since the previous read; None for a deleted message."""
         reader = PartitionReader(self._kafka, self._topic, 0)
         try:
             reader.seek(max(reader.range()[0], self._next_offset))
@@ -95,7 +95,7 @@ class StoredMessages:
             reader.close()
 
     def write(self, records: Mapping[int, bytes | None]) -> None:
-        """Keep messages, forget those that are None; when this returns, Kafka has it. Raises Unavailable."""
+        """Store messages, and delete those that are None; return when Kafka has stored the change. Raises Unavailable."""
         appender = Appender(self._kafka)
         try:
             futures = [appender.append(Outgoing(self._topic, str(mid).encode(), value, partition=0)) for mid, value in records.items()]
@@ -106,18 +106,18 @@ class StoredMessages:
 
 
 class Housekeeping:
-    """The rounds of one epoch. ``engine``, ``offsets`` and ``store`` are the epoch's; ``running`` says whether it goes on."""
+    """The housekeeping of one epoch, with its ``engine``, ``offsets`` and ``store``; ``running`` tells whether the epoch continues."""
 
     def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool]) -> None:
         self.protocol = HousekeepingProtocol(_Effects(place, store, running), place.housekeeping_limits, engine, offsets)
 
     @property
     def retention_holds(self) -> list[RetentionHold]:
-        """What the journal is kept for, as of the last snapshot, and what came since."""
+        """Return what the journal is kept for, as of the last snapshot, and the records after it."""
         return self.protocol.retention_holds
 
     async def rounds(self) -> None:
-        """Run a round, and another one for what came meanwhile."""
+        """Run a round, and another one if one was requested meanwhile."""
         await self.protocol.rounds()
 
     async def hand_over(self) -> None:
@@ -126,7 +126,7 @@ class Housekeeping:
 
 
 class _Effects(LoopEffects):
-    """What housekeeping asks of its surroundings: see bascule.broker.housekeeping.HousekeepingEffects."""
+    """The effects of housekeeping: see bascule.broker.housekeeping.HousekeepingEffects."""
 
     def __init__(self, place: JournalPlace, store: StoredMessages, running: Callable[[], bool]) -> None:
         super().__init__("housekeeping")
@@ -137,7 +137,7 @@ class _Effects(LoopEffects):
         self._pipelines = PipelineHolds(place)
 
     async def computed(self, calculation: Callable[[], T]) -> T:
-        """Off the loop: the snapshot of a million messages takes a good part of a second. Raises what it raises."""
+        """Calculate off the loop: the snapshot of a million messages takes a large part of a second. Raises what the calculation raises."""
         return await self.off_loop(calculation)
 
     async def stored(self) -> Collection[int]:
