@@ -55,28 +55,28 @@ class IngressTail:
 
     @property
     def failure(self) -> str:
-        """Why it stands still, or waits; "" while all is well."""
+        """Return why reading has stopped or waits; "" if it works."""
         return self._reading.failure or self.taking.waits or self._reading.held_up
 
     @property
     def foreign(self) -> int:
-        """Records that were passed over."""
+        """Return the number of records that were skipped."""
         return self._reading.foreign
 
     async def begin_anew(self) -> None:
-        """Go on with all that the topic has, where it stands still at one that was created again. Raises InvalidInput, Unavailable."""
+        """Continue with all records of a recreated topic, for which reading has stopped. Raises InvalidInput, Unavailable."""
         topic_id, first = await self._loop.run_in_executor(None, self._effects.found)
         self.taking.begin_anew(self._reading, self._thread.is_alive(), topic_id, first)
         self._start()
 
     def close(self) -> None:
-        """Stop reading; what is on its way goes on."""
+        """Stop reading; records that were handed over are still processed."""
         self._effects.over.set()
         self._thread.join()
 
 
 class _Effects:
-    """What reading asks of its surroundings: see bascule.broker.ingress_tail.IngressEffects. Blocks, in the thread that reads."""
+    """The effects of reading: see bascule.broker.ingress_tail.IngressEffects. They block the thread that reads."""
 
     def __init__(
         self, tail: IngressTail, kafka: Mapping[str, Any], topic: str, partition: int, engine: Engine, loop: asyncio.AbstractEventLoop
@@ -102,7 +102,7 @@ class _Effects:
         return self.over.is_set()
 
     def found(self) -> tuple[str, int]:
-        """Return the topic's id and its first offset, by clients of their own. Raises Unavailable."""
+        """Return the topic's id and its first offset, read with separate clients. Raises Unavailable."""
         return Topics(self._kafka).id(self._topic), TopicHistory(self._kafka, self._topic, self._partition).earliest()
 
     async def topic_id(self) -> str:
@@ -125,7 +125,7 @@ class _Effects:
         return [IngressRecord(offset_of(message), message.value(), header_of(message, "unbound") == b"keep") for message in messages]
 
     async def open_transaction(self) -> int:
-        """Return where the first open transaction begins, or -1 also where Kafka does not answer: the next look tells it."""
+        """Return the offset of the first open transaction, or -1 if there is none or Kafka does not answer; the next call retries."""
         with suppress(Unavailable):
             if self._history is None:
                 self._history = TopicHistory(self._kafka, self._topic, self._partition, ANSWER_S)
@@ -150,7 +150,7 @@ class _Effects:
         self._loop.call_soon_threadsafe(lambda: engine.ingress_is(topic_id, dict(engine.ingress_positions)))
 
     def largest(self) -> int:
-        """Return what the journal has room for."""
+        """Return the size of the largest message for which the journal has room."""
         return self._engine.local_transactions.bytes_max
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:

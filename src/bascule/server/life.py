@@ -34,7 +34,7 @@ log = get_log(__name__)
 
 
 class BrokerLife(LoopEffects):
-    """What the life of a broker process asks for. ``on_ready`` and ``on_standby`` are told its AMQP and admin port."""
+    """The effects of the life of a broker process. ``on_ready`` and ``on_standby`` receive its AMQP and admin port."""
 
     def __init__(self, node: Node, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
         super().__init__("broker-life")
@@ -57,16 +57,16 @@ class BrokerLife(LoopEffects):
 
     @property
     def topic_trouble(self) -> str:
-        """Why what is stored is not safe; "" while all is well."""
+        """Return why stored data is not safe; "" if it is."""
         return self._watch.trouble if self._watch is not None else ""
 
     @property
     def refused_connections(self) -> int:
-        """Connections that were refused for want of file descriptors."""
+        """Return the number of connections that were refused because file descriptors were short."""
         return self._listener.refused if self._listener is not None else 0
 
     async def run(self) -> None:
-        """Live until told to stop. Raises BasculeError."""
+        """Run until told to stop. Raises BasculeError."""
         self._node.uncaught.install(self._loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, None)
@@ -86,7 +86,7 @@ class BrokerLife(LoopEffects):
             self._node.close_spill()
 
     def _stop(self, error: BasculeError | None) -> None:
-        """The first reason counts."""
+        """Stop the process; only the first reason counts."""
         if not self._stopping.done():
             self._stopping.set_result(error)
 
@@ -134,7 +134,7 @@ class BrokerLife(LoopEffects):
     # -- effects: see bascule.broker.node.NodeEffects ------------------------------------------------------------------
 
     def stopping(self) -> bool:
-        """Whether it is told to end. Raises BasculeError."""
+        """Return whether the process was told to stop. Raises BasculeError."""
         if not self._stopping.done():
             return False
         error = self._stopping.result()
@@ -155,7 +155,7 @@ class BrokerLife(LoopEffects):
         self._port = self._listener.port
 
     def stop_listening(self) -> None:
-        """Take no more clients."""
+        """Accept no more clients."""
         if self._listener is not None:
             self._listener.close()
         self._node.handshakes.abort_all()
@@ -189,7 +189,7 @@ class BrokerLife(LoopEffects):
         await self._present.close()
 
     async def election(self, timeout_s: float | None) -> ElectionOutcome:
-        """Wait for what comes first."""
+        """Wait for the first of the possible outcomes of the election."""
         elected, loader = asyncio.ensure_future(self._elected.wait()), self._present.following.loader
         waiting: list[asyncio.Future[Any]] = [elected, self._stopping, loader]
         try:
@@ -203,19 +203,19 @@ class BrokerLife(LoopEffects):
         return ElectionOutcome.LOAD_ENDED if loader.done() else ElectionOutcome.ELECTED
 
     def is_elected(self) -> bool:
-        """As far as it is known."""
+        """Return whether the broker is elected, as far as is known."""
         return self._elected.is_set()
 
     async def confirmed(self) -> bool:
-        """Ask Kafka."""
+        """Ask Kafka whether the broker is elected."""
         return self._election is not None and await self._loop.run_in_executor(None, self._election.confirm)
 
     async def load_ended(self) -> None:
-        """Raises why."""
+        """Raises the error that ended the load."""
         await self._present.following.loader
 
     async def start_epoch(self) -> None:
-        """Begin the epoch with what the journal has room for. Raises BasculeError."""
+        """Start the epoch with the sizes for which the journal has room. Raises BasculeError."""
         wanted, topic = int(self._settings.broker.max_message_bytes), self._settings.journal_topics.journal
         room = self._room = await self._loop.run_in_executor(None, topics.room, self._node.kafka, topic, wanted)
         self._node.limit(room)
@@ -223,11 +223,11 @@ class BrokerLife(LoopEffects):
         self._node.loaded(room)
 
     def lose_election(self) -> None:
-        """The epoch ends."""
+        """End the epoch after a lost election."""
         self._present.lose_election()
 
     async def serve(self) -> None:
-        """Take clients."""
+        """Accept clients."""
         self._node.interruptions.serving()
         if self._listener is not None:
             self._listener.start()
@@ -239,17 +239,17 @@ class BrokerLife(LoopEffects):
         return self._ended.result() if self._ended.done() else None
 
     def flush(self) -> None:
-        """Append what has gathered."""
+        """Append the gathered entries."""
         self._present.flush()
 
     async def stop_intake(self) -> None:
-        """Take nothing more from the ingress topic."""
+        """Read no more records from the ingress topic."""
         tail, self._node.tail = self._node.tail, None
         if tail is not None:
             await self._loop.run_in_executor(None, tail.close)
 
     def close_clients(self, error: BasculeError | None) -> None:
-        """End every connection."""
+        """Close every connection."""
         self._node.close_clients(error)
 
     async def hand_over(self, timeout_s: float) -> None:
@@ -264,13 +264,13 @@ class BrokerLife(LoopEffects):
             self._room.check(batch.size_bytes for batch in self._present.engine.journaling.in_flight)
 
     async def pause(self, delay_s: float) -> None:
-        """Wait, but not when told to stop."""
+        """Wait; return early if told to stop."""
         await asyncio.wait([self._stopping], timeout=delay_s)
 
     def standing_by(self) -> None:
-        """Tell it."""
+        """Report that the broker is a standby."""
         self._on_standby(self._port, self._admin_port)
 
     def ready(self) -> None:
-        """Tell it."""
+        """Report that the broker is ready."""
         self._on_ready(self._port, self._admin_port)

@@ -59,7 +59,7 @@ class ProducerLink:
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
     def accepted(self, token: Any) -> None:
-        """The message is taken: tell the client, with the outcome inside its transaction where it has one."""
+        """Tell the client that the message is accepted, with the outcome in its transaction if it has one."""
         if token is None:
             return
         delivery_id, txn_id = token
@@ -72,7 +72,7 @@ class ProducerLink:
         self.client.touch()
 
     def refused(self, token: Any, error: BasculeError) -> None:
-        """The message is not taken, and the client is told why; one it would not hear of closes the link."""
+        """Tell the client why the message is refused. If the client would not see the refusal, close the link."""
         if token is None:
             self.link.detach(AmqpError(error.condition, str(error)))
         else:
@@ -82,9 +82,9 @@ class ProducerLink:
         self.client.touch()
 
     def top_up(self) -> None:
-        """Give credit when half is used; later where consumers cannot keep up.
+        """Give credit when half is used; later if consumers cannot keep up.
 
-        What a connection can make the broker hold is bounded by bytes, where they are read.
+        The memory that a connection can use is limited in bytes, where they are read.
         """
         if self.link.credit > self._granted // 2 or self._yielding or self._waiting:
             return
@@ -119,19 +119,19 @@ class ProducerLink:
             self.client.send_output()
 
     def _room(self) -> None:
-        """A full queue, or memory, has room again."""
+        """Resume after a full queue, or memory, has room again."""
         self._waiting = False
         if self.link.context is self:
             self._grant()
 
     def opened(self) -> None:
-        """The link is attached: it takes part in the credit of all producers."""
+        """Let the attached link take part in the credit of all producers."""
         self._counted = True
         self.client.engine.memory.producers += 1
         self.top_up()
 
     def closed(self) -> None:
-        """The link is gone."""
+        """Release the link."""
         memory = self.client.engine.memory
         memory.producers -= self._counted
         self._counted = False
@@ -161,38 +161,38 @@ class ConsumerLink:
 
     @property
     def credit(self) -> int:
-        """Messages it may be sent now: none while what its client has been given is not written."""
+        """Return the number of messages that may be sent now: none while output for the client is unwritten."""
         return 0 if self.client.full else self.link.credit - self._kept
 
     @property
     def has_credit(self) -> bool:
-        """Whether the client would take one more."""
+        """Return whether the client accepts another message."""
         return self.link.credit + self.link.withheld > 0
 
     def granted(self) -> None:
-        """The client has said how many it takes: the last one of several may be kept. A drain uses all."""
+        """Take over the client's credit: the broker may keep back the last of several. A drain uses all credit."""
         credit, drain = self.link.credit, self.link.drain
         self._kept = int(self._keeps_credit and not drain and credit > 1 - self._kept)
         self.gave_back = bool(self._kept) or drain
 
     def settling(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """The client settles this message, and perhaps more behind it."""
+        """Record that the client settles this message, and possibly later ones."""
         if next(iter(consumer.unacked), message.position) != message.position:
             self.selective = True
 
     def taken(self) -> None:
-        """The application has taken something: a drain before that was no part of a rollback."""
+        """Record that the application has received a message: an earlier drain was not part of a rollback."""
         self.gave_back = bool(self._kept)
 
     def spend_all(self) -> None:
-        """No credit is kept any more."""
+        """Keep no credit."""
         self._keeps_credit = False
         if self._kept:
             self._kept = 0
             self.client.wake(self.link)
 
     def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Send a message, with its header as it is now."""
+        """Send a message with its current header."""
         client = self.client
         engine = client.engine
         body = engine.bodies.read(message)
@@ -209,9 +209,10 @@ class ConsumerLink:
         client.touch()
 
     def fail_oldest(self) -> None:
-        """The client died: of all that it held, the oldest is what it was most likely working on, and counts as a failed delivery.
+        """Count a failed delivery of the oldest message that a dead client held, on which the client most likely worked.
 
-        Without this a message that kills its consumers would never be dead-lettered; if all counted, prefetched ones would be too.
+        Without this rule a message that kills its consumers would never be dead-lettered. If all messages counted, prefetched ones would
+        be dead-lettered too.
         """
         consumer = self.consumer
         if consumer is not None and consumer.unacked:
@@ -219,21 +220,21 @@ class ConsumerLink:
             self.client.engine.give_back(consumer, consumer.unacked[oldest], failed=True)
 
     def ended(self, error: BasculeError) -> None:
-        """The queue is gone, and with it the link."""
+        """End the link because its queue was deleted."""
         self.link.detach(AmqpError(error.condition, str(error)))
         self.client.touch()
 
     def dispatched(self) -> None:
-        """Nothing more for now: answer a drain, also one whose credit is used up. Not where there may be more, later."""
+        """Answer a drain when no more messages are available now, also if its credit is used up."""
         if self.link.drain and not self.link.withheld and not self.client.full:
             self.link.drained()
             self.client.touch()
 
 
 class BrowserLink:
-    """A queue browser: one pass over what waits, in order, each message once, nothing taken. What comes after the browser is not shown.
+    """A queue browser: one pass over the waiting messages in order. It removes none, and does not show later messages.
 
-    A long search goes on in the next turns of the event loop; see bascule.broker.turns.
+    A long search continues in the next turns of the event loop; see bascule.broker.turns.
     """
 
     __slots__ = ("_ahead", "_end", "_place", "_pumping", "_queue", "_selector", "client", "link")
@@ -256,7 +257,7 @@ class BrowserLink:
             self.client.engine.turns.begin(self._pumped_or_ended())
 
     def _pumped_or_ended(self) -> Work:
-        """Pump; an error ends this link. From another turn it would reach the epoch."""
+        """Pump. An error ends this link; in another turn it would end the epoch."""
         try:
             yield from self._pumped()
         except Exception as error:
@@ -279,7 +280,7 @@ class BrowserLink:
         client.touch()
 
     def _show(self, message: BrokerMessage) -> int:
-        """Send a message, unless the client takes no more. Return the steps."""
+        """Send a message, unless the client accepts no more. Return the steps."""
         client, link, selector = self.client, self.link, self._selector
         if link.credit <= 0 or client.full:
             return 0
@@ -308,7 +309,7 @@ def payload_of(event: Transferred) -> bytes:
 
 
 def selector_of(link: Link) -> str:
-    """The JMS selector that a consumer's source asks for, "" for none. Raises AmqpError for one that is no string."""
+    """Return the JMS selector of a consumer's source, "" if none. Raises AmqpError for a selector that is not a string."""
     value = _filter(link, ("apache.org:selector-filter:string", 0x0000468C00000004))
     if value is not None and not isinstance(value, str):
         raise AmqpError(INVALID_FIELD, f"a selector must be a string, not {type(value).__name__}")
@@ -316,7 +317,7 @@ def selector_of(link: Link) -> str:
 
 
 def no_local_of(link: Link) -> bool:
-    """Whether a consumer does not want what its own connection sends."""
+    """Return whether a consumer excludes messages of its own connection."""
     return _filter(link, ("apache.org:no-local-filter:list", 0x0000468C00000003)) is not None
 
 

@@ -1,4 +1,4 @@
-"""A listening socket of the broker, whose accept loop survives whatever happens to connections and to the process's descriptors."""
+"""A listening socket of the broker. Its accept loop survives failures of connections and a shortage of file descriptors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def refuse(sock: socket.socket) -> None:
-    """Close a connection at once: its peer sees a reset, and the kernel keeps nothing of it."""
+    """Reset a connection at once; the kernel keeps nothing of it."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
@@ -66,8 +66,8 @@ def refuse(sock: socket.socket) -> None:
 class Listener:
     """Accepts connections on bound sockets, from ``start`` to ``close``.
 
-    A connection is refused where it would take one of the ``reserved`` descriptors. Where there are no descriptors at all, a spare one
-    serves to refuse: a connection that waited in the kernel would tell its client that all is well.
+    A connection that would use one of the ``reserved`` descriptors is refused. If there are no descriptors, a spare one serves to refuse
+    connections, because a connection that waits in the kernel looks successful to its client.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], take: Take, *, name: str, reserved: int) -> None:
@@ -85,11 +85,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port of the first socket."""
+        """Return the port of the first socket."""
         return int(self.sockets[0].getsockname()[1])
 
     def start(self) -> None:
-        """Accept from now on; again: nothing happens. Raises OSError."""
+        """Accept connections; a second call has no effect. Raises OSError."""
         if self._serving:
             return
         self._serving = True
@@ -100,7 +100,7 @@ class Listener:
         self._watch()
 
     def close(self) -> None:
-        """Accept nothing more, and give the ports back."""
+        """Stop accepting, and free the ports."""
         self._unwatch()
         self._serving = False
         kept, self._kept = self._kept, None
@@ -113,13 +113,13 @@ class Listener:
             self._spare = None
 
     def room(self) -> None:
-        """There is room again for a connection that had to wait."""
+        """Admit a connection that waited for room."""
         if self._retry is not None:
             self._retry.cancel()
             self._go_on()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for (as ``asyncio.Server``)."""
+        """Return at once (as ``asyncio.Server``)."""
 
     def _watch(self) -> None:
         for sock in self.sockets:
@@ -134,7 +134,7 @@ class Listener:
                 self._loop.remove_reader(sock)
 
     def _pause(self) -> None:
-        """Accept nothing for a moment: the sockets stay readable, and looking at them again and again would take the processor."""
+        """Accept nothing for a moment: polling the sockets, which stay readable, would use the processor."""
         self._unwatch()
         self._retry = self._loop.call_later(PAUSE_S, self._go_on)
 
@@ -160,7 +160,7 @@ class Listener:
                 return
 
     def _offer(self, sock: socket.socket, address: tuple[Any, ...]) -> bool:
-        """Whether the listener may accept the next one."""
+        """Return whether the listener may accept the next connection."""
         if sock.fileno() >= descriptors.left_by(self._reserved):
             refuse(sock)
             self._short("the remaining descriptors are reserved")
@@ -172,7 +172,7 @@ class Listener:
         return False
 
     def _refuse_by_spare(self, listening: socket.socket, error: OSError) -> bool:
-        """Use the spare descriptor to refuse one connection; False where that is not possible."""
+        """Use the spare descriptor to refuse one connection; return False if that is not possible."""
         self._short(error.strerror)
         if self._spare is None:
             self._hold_spare()
@@ -190,7 +190,7 @@ class Listener:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _short(self, reason: str | None) -> None:
-        """Count a refused connection. One line for each shortage, not for each connection."""
+        """Count a refused connection, and log one line for each shortage."""
         self.refused += 1
         now_s = time.monotonic()
         if now_s - self._refused_s > SHORTAGE_OVER_S:

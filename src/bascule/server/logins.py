@@ -1,4 +1,4 @@
-"""How clients may say who they are: the mechanisms that the settings allow, the safest first; and the checks of their passwords."""
+"""Authentication of clients: the mechanisms that the settings allow, the safest first, and the checks of passwords."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = get_log(__name__)
 
 
 class LoginChecks:
-    """Checks of passwords beside the event loop, one after the other."""
+    """Checks passwords beside the event loop, one at a time."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(CHECKS_AT_ONCE)
 
     async def check(self, check: Callable[[], bool]) -> bool:
-        """Return the result of a check; False where it cannot be made."""
+        """Return the result of a check; False if the check fails with an error."""
         async with self._turn:
             try:
                 return await asyncio.wrap_future(in_background(check, "login"))
@@ -41,7 +41,7 @@ class LoginChecks:
 
 
 def verifiers(passwords: dict[str, str]) -> Verifiers:
-    """Of passwords, and of those of which only the hash is known."""
+    """Return verifiers for passwords in clear and for hashes."""
     known = {
         user: Verifier.parse(password) if is_hash(password) else Verifier.of(password, secrets.token_bytes(SALT_BYTES), ITERATIONS)
         for user, password in passwords.items()
@@ -50,7 +50,7 @@ def verifiers(passwords: dict[str, str]) -> Verifiers:
 
 
 def sasl_mechanisms(broker: Broker) -> dict[str, Callable[[], ServerMechanism]]:
-    """What is offered to every client; a client takes the first that it knows, or the one it likes best."""
+    """Return the mechanisms offered to clients. A client uses the first that it knows, or the one that it prefers."""
     mechanisms: dict[str, Callable[[], ServerMechanism]] = {}
     if broker.users:
         users = verifiers(broker.passwords)

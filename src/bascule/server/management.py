@@ -1,4 +1,4 @@
-"""The management node: requests to ``$management``, answers to their reply-to (AMQP Management 1.0, working draft).
+"""The management node: requests to ``$management``, responses to their reply-to (AMQP Management 1.0, working draft).
 
 The requests are the calls of X/Open XA on transaction branches; ``branch_requests`` has their rules.
 """
@@ -30,7 +30,7 @@ REQUEST_SIZE_BYTES_MAX: Final = 64 * 1024
 
 
 class Request:
-    """A request, and its answer, which is given once."""
+    """A request and its response, which is sent once."""
 
     def __init__(self, client: Client, message: JmsMessage) -> None:
         self.client = client
@@ -40,15 +40,15 @@ class Request:
         self._reply_to, self._reply_routing = _reply_place(message)
 
     def check_permissions(self) -> None:
-        """Raise Unauthorized where the user may not manage branches, or not send to the reply address."""
+        """Raise Unauthorized if the user may not manage branches, or not send to the reply address."""
         self.client.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
         if self._reply_to is not None:
             self.client.authorize_sending(self._reply_to, self._reply_routing)
 
     def carry_out(self) -> bool:
-        """Do what is asked for, and answer when it is stored. Return False if it is to be called again in the next turn.
+        """Carry out the request, and respond when the result is stored. Return False if the call must be repeated in the next turn.
 
-        ``drop`` must be called if it is not called again.
+        If the call is not repeated, the caller must call ``drop``.
         """
         if self._decided is None:
             try:
@@ -62,7 +62,7 @@ class Request:
         return True
 
     def drop(self) -> None:
-        """The request is not carried out: its client, or its link, is gone."""
+        """Drop the request, because its client or link is gone."""
         if self._decided is not None:
             drop(self.engine, self._decided)
 
@@ -120,7 +120,7 @@ class Request:
 
 
 def _reply_place(message: JmsMessage) -> tuple[str | None, Routing]:
-    """The address of the answer, None for a request that is not answered, and the address's routing."""
+    """Return the address of the response, None if no response is wanted, and the address's routing."""
     if message.reply_to is None:
         return None, Routing.ANYCAST
     try:
@@ -131,17 +131,17 @@ def _reply_place(message: JmsMessage) -> tuple[str | None, Routing]:
 
 
 class _Unheard:
-    """Of an answer: who asked may be gone."""
+    """The sender of a response; the client may be gone."""
 
     def accepted(self, token: Any) -> None:
-        """It is on its way."""
+        """Ignore that the response is accepted."""
 
     def refused(self, token: Any, error: BasculeError) -> None:
-        """There is nowhere to send it."""
+        """Ignore that the response is refused."""
 
 
 def request(client: Client, body: bytes) -> Request:
-    """A message has come to the management node: return what carries it out.
+    """Return the request of a message to the management node.
 
     Raises TooLarge, MalformedMessage, Unauthorized.
     """

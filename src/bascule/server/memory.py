@@ -1,4 +1,4 @@
-"""Measures what memory is used for, tells the account, and ends connections that hold too much without reading."""
+"""Measures the use of memory for the account, and closes connections that hold too much without reading."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ FORGET_S: Final = 1.0
 
 
 def partial_budget(limit_bytes: int) -> PartialBudget:
-    """The budget that the connections of a broker share for messages that are begun and not ended."""
+    """Return the budget that the connections of a broker share for incomplete messages."""
     return PartialBudget(int(PARTIAL_SHARE * limit_bytes), lambda connection: connection.context.touch())
 
 
 class PeerCaches:
-    """Empties the caches of what clients have sent when one of them has gone. Where many come and go, the caches serve those that stay."""
+    """Empties the caches of client data soon after a client has gone, once for many clients."""
 
     def __init__(self, engine: Callable[[], Engine | None]) -> None:
-        """``engine`` returns the engine of the present epoch, whose routes are forgotten, too."""
+        """``engine`` returns the current engine, whose cached routes are also forgotten."""
         self._engine = engine
         self._timer: asyncio.TimerHandle | None = None
 
@@ -89,20 +89,20 @@ class MemoryWatch:
         self._compacting = False
 
     def start(self) -> None:
-        """Measure now, and again and again."""
+        """Measure now and periodically."""
         started_s = time.monotonic()
         self.measure(started_s)
         pause_s = max(MEASURE_S, (time.monotonic() - started_s) / MEASURE_SHARE)
         self._timer = asyncio.get_running_loop().call_later(pause_s, self.start)
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
         self._unread.clear()
 
     def measure(self, now_s: float) -> None:
-        """Tell the account what is used."""
+        """Tell the account how much memory is used."""
         buffers_bytes = held_bytes = 0
         stuck: list[tuple[float, int, ClientConnection]] = []
         before, self._unread = self._unread, {}
@@ -141,7 +141,7 @@ class MemoryWatch:
             self._compacting = False
 
     def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> None:
-        """Disconnect those that have read nothing for longest, as long as there is too much for such clients."""
+        """Disconnect the clients that have not read for longest, while such clients hold too much."""
         share = int(BUFFERS_SHARE * self._account.limit_bytes)
         for since_s, unread_bytes, connection in sorted(stuck, key=lambda each: each[0]):
             if buffers_bytes <= share or now_s - since_s < (UNREAD_PRESSING_S if buffers_bytes > 2 * share else UNREAD_S):

@@ -59,12 +59,12 @@ GC_THRESHOLDS = (50_000, 3, 250)
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
-    """The settings of every Kafka client of this process."""
+    """Return the settings of every Kafka client of this process."""
     return {"bootstrap.servers": settings.kafka.bootstrap_servers, **settings.kafka.client}
 
 
 class Node:
-    """One broker: an epoch after another, and the clients of the present one."""
+    """One broker: its epochs, one after the other, and the clients of the current epoch."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -107,45 +107,45 @@ class Node:
 
     @property
     def engine(self) -> Engine:
-        """The engine of the present epoch."""
+        """Return the engine of the current epoch."""
         if self._epoch is None:
             raise Unavailable("the broker is starting")
         return self._epoch.engine
 
     @property
     def reason(self) -> str:
-        """Why clients are not served; "" while all is well."""
+        """Return why clients are not served; "" if they are."""
         return "starting" if self._life is None else self._life.protocol.reason
 
     @property
     def congested(self) -> bool:
-        """So much is on its way into the journal that nothing more is read from clients."""
+        """Return whether so much data is in flight to the journal that the broker reads nothing from clients."""
         engine = self.engine
         return engine.journaling.in_flight_bytes > min(IN_FLIGHT_BYTES_MAX, engine.memory.in_flight_max_bytes)
 
     def awake(self) -> bool:
-        """Whether the present epoch may go on: see Epoch."""
+        """Return whether the current epoch may continue: see Epoch."""
         return self._epoch is not None and self._epoch.awake()
 
     def sasl(self, certified: str | None) -> SaslServer:
-        """A fresh exchange with a client whose certificate names it, if it has shown one."""
+        """Return a new exchange with a client; ``certified`` is the name in its certificate, if it has presented one."""
         if certified is None:
             return SaslServer(self._mechanisms)
         return SaslServer({"EXTERNAL": partial(ExternalServer, certified), **self._mechanisms})
 
     def end_epoch(self, error: BasculeError) -> None:
-        """End the present epoch because of a failure: the next one loads its state from the journal."""
+        """End the current epoch because of a failure. The next epoch loads its state from the journal."""
         if self._epoch is not None:
             self._epoch.end(error)
 
     def dispatch(self) -> None:
-        """Messages that have become free go to whoever may have them, if this broker may still give them."""
+        """Deliver available messages to consumers, if this broker may still serve."""
         if self.awake():
             self.engine.dispatch()
         self.send_output()
 
     def send_output(self) -> None:
-        """Write what all connections have to say."""
+        """Write the output of all connections."""
         while self.touched:
             connection, _ = self.touched.popitem()
             connection.send_output()
@@ -153,7 +153,7 @@ class Node:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
-        """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
+        """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError if the broker cannot start or must stop."""
         self._life = BrokerLife(self, on_ready, on_standby)
         await self._life.run()
 
@@ -174,7 +174,7 @@ class Node:
         return self._epoch
 
     def limit(self, room: topics.JournalCapacity) -> None:
-        """Tell clients what the journal has room for in this epoch."""
+        """Tell clients the sizes for which the journal has room in this epoch."""
         self.max_message_bytes = min(int(self.settings.broker.max_message_bytes), room.content_bytes)
         if room.shortage is not None:
             log.error(
@@ -184,7 +184,7 @@ class Node:
             )
 
     def loaded(self, room: topics.JournalCapacity) -> None:
-        """The state of the epoch is whole: take what the ingress topic has."""
+        """Start to read the ingress topic after the state of the epoch was loaded."""
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
@@ -198,12 +198,12 @@ class Node:
         self.tail = IngressTail(self.kafka, names.ingress, names.partition, self.engine, asyncio.get_running_loop())
 
     def close_clients(self, error: BasculeError | None) -> None:
-        """End every connection; None says that the broker goes down in order."""
+        """Close every connection; None means an orderly shutdown."""
         for connection in list(self.connections):
             connection.end(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
 
     def close_spill(self) -> None:
-        """Delete the bodies that were spilled."""
+        """Delete the spill files."""
         if self._memory_watch is not None:
             self._memory_watch.stop()
             self._memory_watch = None
@@ -226,50 +226,50 @@ class Node:
 
     @property
     def loaded_engine(self) -> Engine | None:
-        """The engine of the present epoch, if there is one and its state is whole."""
+        """Return the engine of the current epoch, if its state is loaded."""
         return self._epoch.engine if self._epoch is not None and self._epoch.loaded else None
 
     @property
     def serving(self) -> bool:
-        """Whether clients are served."""
+        """Return whether clients are served."""
         epoch = self._epoch
         return epoch is not None and epoch.loaded and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
 
     @property
     def trouble(self) -> str:
-        """Why clients are not served, ingresses are not read, or what is stored is not safe; "" while all is well."""
+        """Return why clients are not served, ingresses are not read, or stored data is not safe; "" if all is well."""
         return self.reason or (self.tail.failure if self.tail else "") or (self._life.topic_trouble if self._life else "")
 
     @property
     def counters(self) -> Counters:
-        """What has happened since the process started, over all epochs."""
+        """Return the counters of the process over all epochs."""
         engine = self.loaded_engine
         return self._earlier if engine is None else sum_of(self._earlier, engine.counters)
 
     @property
     def refused_connections(self) -> int:
-        """Connections that were refused: for a limit on their number, or for want of file descriptors."""
+        """Return the number of connections refused because of a limit or a shortage of file descriptors."""
         return self.usage.refused + (self._life.refused_connections if self._life else 0)
 
     @property
     def retention_holds(self) -> list[RetentionHold]:
-        """What the journal is kept for, as of the last snapshot."""
+        """Return what the journal is kept for, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None
         return housekeeping.retention_holds if housekeeping is not None else []
 
     @property
     def journal_offset(self) -> int:
-        """How far the journal is read, or written."""
+        """Return the offset up to which the journal is read, or written."""
         return self._epoch.journal_offset if self._epoch is not None else 0
 
     @property
     def foreign_records(self) -> int:
-        """Records that somebody else wrote into the journal, as far as it was read."""
+        """Return the number of foreign records in the part of the journal that was read."""
         return self._epoch.foreign_records if self._epoch is not None else 0
 
     @property
     def ingress_foreign_records(self) -> int:
-        """Records of the ingress topic that were passed over in the present epoch."""
+        """Return the number of records of the ingress topic that were skipped in the current epoch."""
         return self.tail.foreign if self.tail is not None else 0
 
 
@@ -286,7 +286,7 @@ def _return_memory() -> None:
 
 
 def usage_limits(broker: BrokerSettings) -> UsageLimits:
-    """How much clients may hold, by the settings and by the file descriptors that there are."""
+    """Return the limits of clients, by the settings and the available file descriptors."""
     connections, setting = broker.max_connections, CONNECTIONS
     room = descriptors.client_share(broker.max_handshakes)
     if not connections or room < connections:
@@ -300,7 +300,7 @@ def usage_limits(broker: BrokerSettings) -> UsageLimits:
 
 
 def handshake_limits(broker: BrokerSettings) -> HandshakeLimits:
-    """What holds for connections before their login."""
+    """Return the limits of connections before their login."""
     return HandshakeLimits(
         descriptors.handshake_share(broker.max_handshakes), broker.max_handshakes_per_address, broker.handshake_timeout_s
     )
@@ -316,7 +316,7 @@ def _failover_list(addresses: Iterable[str], scheme: str) -> list[dict[Any, Any]
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """One broker at a time uses a data directory: its spill files are there, and its name in elections comes from it."""
+    """Lock a data directory for one broker: it holds spill files, and the broker's name in elections depends on it."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "broker.lock").open("w") as lock:
         try:
@@ -329,7 +329,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
-    """Run a broker until it is told to stop; tells its AMQP and admin port when it serves, and when it stands by. Raises BasculeError."""
+    """Run a broker until it is told to stop; report its AMQP and admin port when it serves or is a standby. Raises BasculeError."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.raise_limit()

@@ -1,4 +1,4 @@
-"""Looks for what pipelines need of the journal: performs the effects of :mod:`bascule.writer.pipeline_holds`, blocking."""
+"""Finds what pipelines need of the journal: performs the effects of :mod:`bascule.writer.pipeline_holds`, blocking."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class PipelineHolds:
         self._protocol = PipelineHoldsProtocol(self, place.topics.journal, place.topics.partition, place.pinned_bytes_max)
 
     def found(self, taken: Snapshot) -> list[RetentionHold]:
-        """What pipelines need of the journal before a snapshot. Raises Unavailable."""
+        """Return what pipelines need of the journal before a snapshot. Raises Unavailable."""
         return run_blocking(self._protocol.found(taken))
 
     # -- effects: see bascule.writer.pipeline_holds.PipelineHoldsEffects ---------------------------------------------------
 
     def wall_s(self) -> float:
-        """This machine's."""
+        """Return the time of this machine's clock."""
         return time.time()
 
     def note_released(self, hold: RetentionHold) -> None:
