@@ -210,7 +210,7 @@ def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_m
     unsafe = f"topic '{topic_prefix}.decisions' has cleanup.policy=delete: Kafka deletes records by age although"
     with manager():
         hand.set("decisions", "cleanup.policy", "delete")
-        wait_for(lambda: f'recovery waits for the decision log error="{unsafe}' in caplog.text, "the recovery to say so")
+        wait_for(lambda: f'recovery failed, will retry error="{unsafe}' in caplog.text, "the recovery to say so")
     with pytest.raises(UnsafeTopic, match=unsafe), manager():
         pass
 

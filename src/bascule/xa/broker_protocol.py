@@ -88,7 +88,7 @@ def checked(reply: Reply) -> int:
     if reply.code in (XA_OK, XA_RDONLY):
         return int(reply.code)
     if reply.code not in set(Code):
-        raise ResourceError(f"the broker answered {reply.status} {reply.description}: it knows no branches")
+        raise ResourceError(f"the broker does not support transaction branches: it answered {reply.status} {reply.description}")
     error = ERRORS.get(Code(reply.code), ResourceError)(reply.description, Code(reply.code))
     raise _Known(str(error), reply.outcome) if reply.outcome else error
 
@@ -146,9 +146,11 @@ async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
         if known.outcome == FORGOTTEN:
             if wanted == ROLLED_BACK:
                 raise
-            raise BranchHeuristic(f"the broker does not remember how {xid} has ended", Code.XA_HEURHAZ) from known
+            raise BranchHeuristic(
+                f"the outcome of branch {xid} is unknown: the broker remembers only the most recent outcomes", Code.XA_HEURHAZ
+            ) from known
         code = Code.XA_HEURCOM if known.outcome == COMMITTED else Code.XA_HEURRB
-        raise BranchHeuristic(f"{xid} has been {known.outcome} at the broker, against the decision", code) from known
+        raise BranchHeuristic(f"branch {xid} is {known.outcome} at the broker, contrary to the decision", code) from known
 
 
 async def recover(calls: BrokerCalls) -> Sequence[Xid]:
@@ -190,7 +192,7 @@ async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: Resour
             pass
         except ResourceError as refused:  # to say so; that is no answer
             raise ResourceFailed(f"{error}; {refused}") from refused
-        raise BranchRolledBack(f"the broker lost {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+        raise BranchRolledBack(f"the broker did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
 
 
 def _listed(line: str) -> Xid:

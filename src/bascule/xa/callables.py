@@ -29,7 +29,7 @@ def refuse_generator(function: Callable[..., Any]) -> None:
     whole = _whole(function)
     if inspect.isgeneratorfunction(whole) or inspect.isasyncgenfunction(whole):
         raise InvalidInput(
-            f"{name_of(function)} is a generator function, whose body would run after the commit: return a list, or begin a transaction in "
+            f"{name_of(function)} is a generator function; its body would run after the commit. Return a list, or begin the transaction in "
             "the code that iterates"
         )
 
@@ -41,7 +41,7 @@ def done(function: Callable[..., Any], result: T) -> T:
     if inspect.iscoroutine(result):
         result.close()
     raise InvalidInput(
-        f"{name_of(function)} returns a {type(result).__name__}, whose work would be done after the commit: make it transactional as an "
+        f"{name_of(function)} returned a {type(result).__name__}; its work would be done after the commit. Make the function an "
         "`async def` function that awaits the result"
     )
 

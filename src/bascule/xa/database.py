@@ -219,7 +219,7 @@ class DatabaseResource(Generic[HandleT]):
             with asked_about(error):
                 outcome = self.outcome(xid) if one_phase else None
             if outcome is Outcome.ROLLBACK:
-                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+                raise BranchRolledBack(f"{self.name} did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
             if outcome is None:
                 raise
         self._gone(xid)
@@ -233,7 +233,7 @@ class DatabaseResource(Generic[HandleT]):
         try:
             with self._working(xid) as work:
                 if work.interrupt():  # as in ``end``, and it went on: the rollback would wait for it
-                    raise ResourceFailed(f"{self.name}: a call of the application is still within branch {xid}")
+                    raise ResourceFailed(f"{self.name}: could not roll back branch {xid}: a call of the application is still within it")
                 work.rollback()
         except UnknownXid as error:
             self._missing(xid, Outcome.ROLLBACK, error)
@@ -249,7 +249,7 @@ class DatabaseResource(Generic[HandleT]):
 
     def forget(self, xid: Xid) -> None:
         """See Resource. A database remembers nothing of the kind."""
-        raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
+        raise UnknownXid(f"{self.name} has no heuristic outcome of branch {xid}")
 
     def after_fork(self) -> None:
         """See Forks."""
@@ -303,7 +303,7 @@ class DatabaseResource(Generic[HandleT]):
             raise error
         if found is not wanted:
             code = Code.XA_HEURCOM if found is Outcome.COMMIT else Code.XA_HEURRB
-            raise BranchHeuristic(f"{xid} was finished from outside, by {found}", code) from error
+            raise BranchHeuristic(f"branch {xid} was finished heuristically, by {found}", code) from error
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
@@ -311,7 +311,7 @@ class DatabaseResource(Generic[HandleT]):
         with self._lock:
             # A second thread would find the next branch on the connection when the first has given it back.
             if (work := self._work.pop(xid, None)) is None:
-                raise RetryLater(f"another thread is at work on {xid}")
+                raise RetryLater(f"branch {xid} is in use by another thread")
         try:
             with translated():
                 yield work
@@ -436,7 +436,9 @@ class DbapiResource(DatabaseResource[HandleT]):
         with translated(), self.connected() as raw:
             missing = [method for method in TWO_PHASE_METHODS if not hasattr(raw, method)]
         if missing:
-            raise InvalidInput(f"{self.name}: {type(raw).__module__} cannot take part, its connections have no {', '.join(missing)}")
+            raise InvalidInput(
+                f"{self.name}: driver {type(raw).__module__} has no two-phase commit: its connections have no {', '.join(missing)}"
+            )
 
     def close(self) -> None:
         """Closes the connections that are idle."""

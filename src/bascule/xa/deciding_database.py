@@ -45,12 +45,14 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                     work.commit()
         except ResourceFailed as error:
             if not asked:
-                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+                raise BranchRolledBack(
+                    f"{self.name} lost branch {xid} before the commit: {error}", Code.XA_RBCOMMFAIL, cause=error
+                ) from error
             # The first decision stands: a commit that is still on its way is waited for, and one that has not come never counts.
             with asked_about(error):
                 stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
             if stands.outcome is Outcome.ROLLBACK:
-                raise BranchRolledBack(f"{self.name} did not commit it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+                raise BranchRolledBack(f"{self.name} did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         self._gone(xid)
 
     def decide(self, decision: Decision) -> Decision:
@@ -93,7 +95,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                 with translated(), self.connected() as raw:
                     self._delete(raw)
             except XaError as error:
-                _log.warning("decisions not deleted yet", resource=self.name, error=error)
+                _log.warning("could not delete decisions, will retry", resource=self.name, error=error)
 
     def _write(self, raw: Any, decision: Decision) -> None:
         try:
@@ -101,7 +103,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         except Exception as error:
             if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
                 raise
-            text = "recovery has rolled the transaction back, before it could be committed"
+            text = "recovery rolled back the transaction before the commit"
             raise BranchRolledBack(text, Code.XA_RBTRANSIENT) from error
 
     def _delete(self, raw: Any) -> None:

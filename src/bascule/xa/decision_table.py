@@ -70,5 +70,5 @@ class DecisionTable:
 def _decision(text: str) -> Decision:
     entry = decode(text.encode())
     if not isinstance(entry, Decision):
-        raise LogDamaged(f"{TABLE}: a decision is expected, found {text[:200]!r}")
+        raise LogDamaged(f"table {TABLE} has a row that is not a decision: {text[:200]!r}")
     return entry

@@ -57,12 +57,14 @@ class _BranchWork:
 
     def flush(self) -> None:
         if self.handle.closed_in_transaction:
-            raise BranchRolledBack("Django's connection was closed within the transaction")
+            raise BranchRolledBack("the application closed Django's connection within the transaction")
         if self.handle.needs_rollback:
             error = self.handle.rollback_exc
             while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised since, because of the first error
                 error = error.__cause__
-            raise BranchRolledBack(f"an error in the ORM was not undone by an atomic block: {error}", cause=error)
+            raise BranchRolledBack(
+                f"an error in the ORM left the transaction unusable, and no atomic block rolled it back: {error}", cause=error
+            )
 
     def cut_off(self) -> None:
         self.handle.connection.pgconn = Finished(self.raw.pgconn.backend_pid)
@@ -129,8 +131,8 @@ class DjangoDatabase(DatabaseResource[Any]):
         branch = self._current.get()
         if branch is None or branch.transaction.gtrid != xid.gtrid or not branch.in_own_thread or _on_loop():
             raise OutOfOrder(
-                f"{self.name}: {xid} is not the current transaction of this thread; work in the thread that has entered it by "
-                "`with manager.begin()`, in asyncio programs in one function of sync_to_async"
+                f"{self.name}: branch {xid} does not belong to the current transaction of this thread. Use the ORM in the thread that "
+                "entered the transaction with `with manager.begin()`; in asyncio programs, use the ORM within one sync_to_async function"
             )
         with self._set_aside():
             if branch.plain.connection is not None:
@@ -172,11 +174,11 @@ class DjangoDatabase(DatabaseResource[Any]):
     def _joined(self, transaction: Transaction) -> Any:
         plain = plain_connection(self._using)
         if not self._is_free():
-            raise OutOfOrder(f"Django's connection {self._using!r} is in a transaction of another transaction manager in this thread")
+            raise OutOfOrder(f"Django's connection {self._using!r} is used by a transaction of another transaction manager in this thread")
         if plain.in_atomic_block or (plain.connection is not None and not plain.autocommit):
             raise OutOfOrder(
-                f"an atomic block of Django's connection {self._using!r} is open; begin the transaction outside of it "
-                "(ATOMIC_REQUESTS: transaction.non_atomic_requests; tests: TransactionTestCase)"
+                f"an atomic block of Django's connection {self._using!r} is open. Begin the transaction outside of the block "
+                "(with ATOMIC_REQUESTS: transaction.non_atomic_requests; in tests: TransactionTestCase)"
             )
         self._watch(plain)
         return branch_connection(plain, transaction, self)
@@ -208,9 +210,9 @@ class DjangoDatabase(DatabaseResource[Any]):
         branch = self._current.get()
         if branch is not None and context["connection"] is not branch and not branch.transaction.over:
             raise OutOfOrder(
-                f"this connection {self._using!r} of Django takes no part in the current transaction {branch.transaction.id}: it is of "
-                "another thread, or was fetched before the transaction began. Work in the thread of the transaction by "
-                f"connections[{self._using!r}], or set the transaction aside by `suspended()`"
+                f"Django's connection {self._using!r} takes no part in the current transaction {branch.transaction.id}: the connection "
+                "belongs to another thread, or was fetched before the transaction began. Use "
+                f"connections[{self._using!r}] in the thread of the transaction, or suspend the transaction with `suspended()`"
             )
         return execute(sql, params, many, context)
 
@@ -245,13 +247,19 @@ def django_resource(
     """
     connection = plain_connection(using)
     if not connection.settings_dict["AUTOCOMMIT"]:
-        raise InvalidInput(f"resource {name}: DATABASES[{using!r}] has AUTOCOMMIT = False; transactions need Django's default, True")
+        raise InvalidInput(
+            f"resource {name}: DATABASES[{using!r}] has AUTOCOMMIT = False; transactions need Django's default. Set AUTOCOMMIT = True"
+        )
     if connection.vendor == "postgresql":
         return DjangoPostgresResource(name, using, priority=priority, prepared=prepared)
     if connection.vendor not in PLACEHOLDERS or prepared:
         raise InvalidInput(
-            f"resource {name}: DATABASES[{using!r}] is of {connection.display_name}, which "
-            + ("cannot prepare" if connection.vendor in PLACEHOLDERS else f"is not one of postgresql, {', '.join(PLACEHOLDERS)}")
+            f"resource {name}: DATABASES[{using!r}] is a {connection.display_name} database, "
+            + (
+                "which cannot prepare transactions; leave out prepared=True"
+                if connection.vendor in PLACEHOLDERS
+                else f"which is not supported; use one of postgresql, {', '.join(PLACEHOLDERS)}"
+            )
         )
     return DjangoLocalResource(name, using, priority=priority, placeholder=PLACEHOLDERS[connection.vendor])
 

@@ -139,7 +139,7 @@ class FileLog:
             os.fdatasync(self._file)
             crash.point("xa.log.sync.after")
         if not self._has_the_name():
-            raise Unavailable(f"{self.path} was removed while it was written")
+            raise Unavailable(f"decision log {self.path} was removed during a write")
         self._catch_up()
         live = len(self._state.decisions) + len(self._state.heuristics)
         if self._lines - live > max(DEAD_LINES_MAX, live) and self._lines >= self._compact_from:
@@ -149,7 +149,9 @@ class FileLog:
     def _unbroken(self) -> Iterator[None]:
         """Around a sync, with what it is to sync. Raises Unavailable; after the first failure always."""
         if self._broken is not None:
-            raise Unavailable(f"{self.path} could not be written before: {self._broken}; start again when that is mended")
+            raise Unavailable(
+                f"decision log {self.path} is closed after a failed write: {self._broken}. Repair the cause and restart the process"
+            )
         try:
             yield
         except OSError as error:
@@ -158,7 +160,7 @@ class FileLog:
             self._broken = error
             with suppress(OSError):
                 os.ftruncate(self._file, self._read_to)
-            raise Unavailable(f"{self.path} cannot be written: {error}") from error
+            raise Unavailable(f"could not write decision log {self.path}: {error}") from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -176,7 +178,7 @@ class FileLog:
                 finally:  # the child of a fork may have the file open, too
                     fcntl.flock(lock, fcntl.LOCK_UN)
         except OSError as error:
-            raise Unavailable(f"{self.path} cannot be used: {error}") from error
+            raise Unavailable(f"could not access decision log {self.path}: {error}") from error
 
     def _open(self) -> None:
         if self._file >= 0:
@@ -187,7 +189,9 @@ class FileLog:
         try:
             self._file = os.open(self.path, os.O_RDWR | created | os.O_CLOEXEC, 0o600)
         except FileNotFoundError as error:
-            raise LogDamaged(f"{self.path} was removed while a manager works with it; put it back: it has the decisions") from error
+            raise LogDamaged(
+                f"decision log {self.path} was removed while a manager uses it. Restore the file; it has the decisions"
+            ) from error
         try:
             _sync_directory(self.path.parent)  # also for a file that was there: who made it may have died before this
         except BaseException:
@@ -205,12 +209,17 @@ class FileLog:
         if not self._state.log_id:
             if self._log_id:
                 self._close()
-                raise LogDamaged(f"{self.path} was replaced by an empty one while a manager works with it; put the log {self._log_id} back")
+                raise LogDamaged(
+                    f"decision log {self.path} was replaced by an empty file while a manager uses it. Restore log {self._log_id}"
+                )
             self._write([_line("+", encode(LogIdentity(new_log_id(), now_ms())))])
         found = self._state.log_id
         if found != (self._log_id or found):
             self._close()
-            raise LogDamaged(f"{self.path} is another log now: its id is {found}, and was {self._log_id} before; put that log back")
+            raise LogDamaged(
+                f"decision log {self.path} was replaced by another log: its id is {found}, expected {self._log_id}. "
+                f"Restore log {self._log_id}"
+            )
         self._log_id = found
 
     def _close(self) -> None:
@@ -222,7 +231,7 @@ class FileLog:
         """Reads what was appended since the last time. What a crash left half written is cut off: nobody has acted on it."""
         size_bytes = os.fstat(self._file).st_size
         if size_bytes < self._read_to:
-            raise LogDamaged(f"{self.path} was cut off at byte {size_bytes} while a manager works with it; it had {self._read_to} bytes")
+            raise LogDamaged(f"decision log {self.path} was truncated from {self._read_to} to {size_bytes} bytes while a manager uses it")
         data = os.pread(self._file, size_bytes - self._read_to, self._read_to)
         good = 0
         for line in data.splitlines(keepends=True):
@@ -232,7 +241,9 @@ class FileLog:
             good += len(line)
         if good < len(data):
             if any(_read_line(line) is not None for line in data[good:].splitlines(keepends=True)):
-                raise LogDamaged(f"{self.path} is damaged at byte {self._read_to + good}, and goes on behind that")
+                raise LogDamaged(
+                    f"decision log {self.path} is damaged at byte {self._read_to + good}: valid entries follow the damaged one"
+                )
             os.ftruncate(self._file, self._read_to + good)
         self._read_to += good
 
@@ -251,7 +262,7 @@ class FileLog:
             self._rewrite()
         except OSError as error:
             self._compact_from = self._lines + DEAD_LINES_MAX
-            _log.warning("decision log not compacted, it grows", path=self.path, error=error)
+            _log.warning("could not compact decision log, will retry", path=self.path, error=error)
             return
         self._close()
         self._open()  # which syncs the new name

@@ -53,7 +53,7 @@ async def finish(
         found = await participant.outcome(xid, token) if token and FinishingViolation.UNKNOWN_IS_DONE not in violations else None
         if found is None or found is outcome:
             return None
-        heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"{xid} was finished from outside, by {found}", clock.now_ms())
+        heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"branch {xid} was finished heuristically, by {found}", clock.now_ms())
     except BranchRolledBack as error:
         if outcome is Outcome.ROLLBACK:
             return None
@@ -66,7 +66,7 @@ async def finish(
         return None
     if FinishingViolation.HEURISTIC_DROPPED in violations:
         return None
-    _log.error("branch ended against the decision", xid=xid, decision=outcome, reason=heuristic.text)
+    _log.error("branch outcome contradicts the decision", xid=xid, decision=outcome, reason=heuristic.text)
     await log.record(heuristic)
     return heuristic
 

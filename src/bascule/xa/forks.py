@@ -38,7 +38,7 @@ def _forget_the_parent() -> None:
         except Exception as error:
             failures.append(error)  # the others must not go on as the parent
     if failures:
-        raise ExceptionGroup("not all that belongs to the parent process is forgotten", failures)
+        raise ExceptionGroup("could not discard all objects of the parent process after a fork", failures)
 
 
 _forgetting: weakref.WeakSet[Forks] = weakref.WeakSet()

@@ -48,7 +48,7 @@ class CompletionHooks:
             try:
                 hook(status)
             except Exception as error:
-                _log.error("hook after a transaction failed", transaction=self._transaction_id, status=status.value, error=repr(error))
+                _log.error("after_completion hook failed", transaction=self._transaction_id, status=status.value, error=repr(error))
             except BaseException as error:
                 interrupts.append(error)
         for each in interrupts:

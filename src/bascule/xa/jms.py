@@ -60,7 +60,9 @@ class JmsResource:
         For ``priority`` see CommitPriority. Raises InvalidInput for ``on_exception``: there are no listeners to tell of anything.
         """
         if options.get("on_exception") is not None:
-            raise InvalidInput("on_exception: contexts of a resource have no listeners; each call raises what concerns it")
+            raise InvalidInput(
+                "on_exception is not supported: contexts of a resource have no listeners, and each call raises its own errors"
+            )
         self.name = name
         self.priority = priority
         self._factory = ConnectionFactory(url, **options)

@@ -164,7 +164,7 @@ class KafkaResource:
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""
-        raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
+        raise UnknownXid(f"{self.name} has no heuristic outcome of branch {xid}")
 
     def after_fork(self) -> None:
         """See Forks. The transactional ids are the parent's: the child has its own."""

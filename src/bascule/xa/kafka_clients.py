@@ -46,7 +46,9 @@ class Clients:
                 raise InvalidInput(f"topic {record.topic!r} does not exist")
             limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
         if size_bytes > limit:
-            raise TooLarge(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
+            raise TooLarge(
+                f"a record of {size_bytes} bytes is too large for topic {record.topic!r}: max.message.bytes of the topic is {limit}"
+            )
         return size_bytes
 
     @contextmanager

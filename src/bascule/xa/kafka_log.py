@@ -61,11 +61,13 @@ class KafkaLog:
             state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if not state.log_id:
                 if self._log_id:
-                    raise LogDamaged(f"it was replaced by an empty topic while a manager works with it; its id was {self._log_id}")
+                    raise LogDamaged(
+                        f"the topic was replaced by an empty one while a manager uses it; the former log id was {self._log_id}"
+                    )
                 run_blocking(log_topic.identify(_Calls(clients, self._topic), new_log_id(), now_ms()))
                 state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if state.log_id != (self._log_id or state.log_id):
-                raise LogDamaged(f"it is another log now: its id is {state.log_id}, and was {self._log_id} before")
+                raise LogDamaged(f"the topic was replaced by another log: its id is {state.log_id}, expected {self._log_id}")
             self._log_id = state.log_id
             return state
 
@@ -102,7 +104,7 @@ class KafkaLog:
         try:
             yield
         except LogDamaged as error:
-            raise LogDamaged(f"{self._topic}, {error}") from error
+            raise LogDamaged(f"decision log {self._topic!r}: {error}") from error
 
     def _clients(self) -> _Clients:
         return self._open or self._opening(self._opened)

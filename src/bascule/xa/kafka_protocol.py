@@ -193,7 +193,8 @@ class KafkaBranches:
             self._check_active(xid)
         if len(sent.receipts) >= limits.records_max or sent.size_bytes + size_bytes > limits.bytes_max:
             raise InvalidInput(
-                f"a transaction sends {limits.records_max:,} records to {self.name} at most, and {limits.bytes_max >> 20} MiB"
+                f"too many records in one transaction for {self.name}: the limits are {limits.records_max:,} records and "
+                f"{limits.bytes_max >> 20} MiB"
             )
         if not sent.receipts:
             self._write(sent, xid, STARTED, started(sent.slot, self._calls.now_ms()))
@@ -287,7 +288,7 @@ class KafkaBranches:
             offsets = [await receipt.offset() for receipt in sent.receipts]
             places = [offset for offset in offsets if offset is not None]
             if len(places) < len(offsets):  # by their offsets what was sent is found when the branch is committed
-                raise await self._refused(xid, f"Kafka does not say at which offset {self._topics.side!r} has stored a record")
+                raise await self._refused(xid, f"Kafka did not return the offset of a record in topic {self._topics.side!r}")
             sent.record = PreparedBranch(sent.slot, self._side_partition, min(places), max(places), len(places), calls.now_ms())
             stored = self._write(sent, xid, b"", sent.record.encode())
             if KafkaBranchViolation.VOTE_UNSTORED not in self._violations:
@@ -301,12 +302,12 @@ class KafkaBranches:
         self._branches.move(xid, BranchState.PREPARED)
         late = abs(calls.now_ms() - sent.started_ms) > self.limits.prepare_within_s * 1000
         if late and KafkaBranchViolation.PREPARED_LATE not in self._violations:
-            raise await self._refused(xid, f"was not prepared within {self.limits.prepare_within_s:g} s", Code.XA_RBTIMEOUT)
+            raise await self._refused(xid, f"more than {self.limits.prepare_within_s:g} s have passed since its start", Code.XA_RBTIMEOUT)
 
     async def _refused(self, xid: Xid, why: str, code: Code = Code.XA_RBOTHER, cause: BaseException | None = None) -> BranchRolledBack:
         """Roll a branch back that cannot be prepared, and return what to raise."""
         await self.rollback(xid)
-        return BranchRolledBack(f"{xid}: {why}", code, cause=cause)
+        return BranchRolledBack(f"could not prepare branch {xid}: {why}", code, cause=cause)
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 
@@ -343,7 +344,9 @@ class KafkaBranches:
                     except BaseException:  # this thread is interrupted; those who wait for it in others are told
                         self._take_away(slot, batch)
                         for each in batch:
-                            each.error = each.error or (None if each.done else ResourceFailed(f"{self.name}: interrupted"))
+                            each.error = each.error or (
+                                None if each.done else ResourceFailed(f"{self.name}: the thread that was ending branches was interrupted")
+                            )
                             each.done = True
                         raise
         except BaseException:  # to commit it again would copy its messages twice if it still waited
@@ -375,7 +378,7 @@ class KafkaBranches:
             return
         if (found := len(mine.messages)) != record.count:
             mine.unreadable = ResourceError(
-                f"{self.name}: of {record.count} messages of {mine.xid} only {found} are in {self._topics.side}"
+                f"{self.name}: topic {self._topics.side!r} has only {found} of {record.count} messages of branch {mine.xid}"
             )
 
     def _next_batch(self, slot: str, batch: list[_Ending]) -> None:
@@ -473,7 +476,7 @@ class KafkaBranches:
         try:
             return xid_of(key)
         except (UnicodeDecodeError, InvalidInput) as error:
-            raise ResourceError(f"{self.name}: {entry.place(self._topics.log, key)}: no branch: {error}") from error
+            raise ResourceError(f"{self.name}: {entry.place(self._topics.log, key)}: the key is not a branch id: {error}") from error
 
     def _write(self, sent: _Sent, xid: Xid, suffix: bytes, value: bytes | None) -> AppendReceipt:
         partition = self._topics.partition_of(sent.slot)
@@ -487,6 +490,6 @@ class KafkaBranches:
 def _ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
     """In one phase nothing but the branch was to commit; in two phases the other outcome had been decided."""
     if one_phase:
-        return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back", Code.XA_RBTRANSIENT)
+        return BranchRolledBack(f"another process considered branch {xid} abandoned and rolled it back", Code.XA_RBTRANSIENT)
     code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB
-    return BranchHeuristic(f"another process has ended {xid} by {told}, against the decision", code)
+    return BranchHeuristic(f"another process ended branch {xid} by {told}, contrary to the decision", code)

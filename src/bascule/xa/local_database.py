@@ -51,7 +51,7 @@ class LocalCalls:
     def check(self) -> None:
         """Raise OutOfOrder if the branch is over."""
         if self._over:
-            raise OutOfOrder("the transaction of this connection is over: enlist the resource in the next one")
+            raise OutOfOrder("the transaction of this connection is over; enlist the resource in the next transaction")
 
     def end(self, timeout_s: float = 0.0) -> bool:
         """Let no call in any more. Return whether none is at work, now or within ``timeout_s``."""
@@ -128,15 +128,15 @@ class LocalConnection:
 
     def commit(self) -> NoReturn:
         """Raises OutOfOrder."""
-        raise OutOfOrder("commit: the transaction manager commits")
+        raise OutOfOrder("cannot commit this connection: the transaction manager commits the transaction")
 
     def rollback(self) -> NoReturn:
         """Raises OutOfOrder."""
-        raise OutOfOrder("rollback: the transaction manager rolls back")
+        raise OutOfOrder("cannot roll back this connection: the transaction manager rolls back the transaction")
 
     def close(self) -> NoReturn:
         """Raises OutOfOrder."""
-        raise OutOfOrder("close: the transaction manager closes the connection")
+        raise OutOfOrder("cannot close this connection: the transaction manager closes the connection")
 
     def cut_off(self) -> bool:
         """End the use of the connection. Return whether no thread is within a call."""
@@ -195,7 +195,7 @@ class LocalWork:
 
     def prepare(self) -> NoReturn:
         """Raises OutOfOrder."""
-        raise OutOfOrder("a database without two-phase commit prepares nothing")
+        raise OutOfOrder("a database without two-phase commit cannot prepare a branch")
 
     def commit(self) -> None:
         """See Work."""
@@ -261,8 +261,8 @@ class LocalRules(DecidingDatabase[HandleT]):
             stays = self._table.outlives_rollback(raw)
         if stays:
             raise InvalidInput(
-                f"{self.name}: what is written to {TABLE} stays after a rollback; open connections without autocommit, and use a storage "
-                "engine with transactions"
+                f"{self.name}: rows in table {TABLE} survive a rollback. Open connections without autocommit, and use a storage engine "
+                "with transactions"
             )
 
     def has_decisions(self, raw: Any) -> bool:
@@ -275,7 +275,7 @@ class LocalRules(DecidingDatabase[HandleT]):
         return []
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
-        raise UnknownXid(f"{self.name} prepares nothing: {outcome} of {xid}")
+        raise UnknownXid(f"{self.name} has no prepared branch {xid} ({outcome})")
 
 
 class LocalDatabaseResource(LocalRules[Any]):

@@ -158,7 +158,7 @@ def decode(data: bytes) -> Entry:
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
     if (written := fields.get("format", 0)) > FORMAT:
-        raise InvalidInput(f"its format is {written}; this version of Bascule reads formats up to {FORMAT}")
+        raise InvalidInput(f"the format of the entry is {written}; this version of Bascule reads formats up to {FORMAT}")
     if "log_id" in fields:
         return LogIdentity(named(LOG_ID, fields["log_id"], "decision log"), fields["at_ms"])
     if "gtrid" in fields:

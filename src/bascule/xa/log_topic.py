@@ -75,7 +75,7 @@ async def decide(calls: TopicCalls, decision: Decision, *, violations: Collectio
     offset, key = found[-1 if LogTopicViolation.LAST_DECISION_STANDS in violations else 0]
     first = _entry(key, table[key])
     if not isinstance(first, Decision):
-        raise LogDamaged(f"offset {offset}, key {key!r}: a decision is expected")
+        raise LogDamaged(f"offset {offset}, key {key!r}: the entry is not a decision")
     return first
 
 

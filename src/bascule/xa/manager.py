@@ -105,7 +105,7 @@ class TransactionManager:
         self.log = log
         self.resources = {named(RESOURCE_NAME, each.name, "resource"): each for each in resources}
         if len(self.resources) < len(resources):
-            raise InvalidInput("two resources have the same name")
+            raise InvalidInput(f"names of resources must be unique: {', '.join(each.name for each in resources)}")
         self._deciding = [each for each in resources if isinstance(each, Decides)]
         self._following = [each for each in resources if isinstance(each, FollowsTransaction)]
         self._by = _this_process()
@@ -134,7 +134,7 @@ class TransactionManager:
         Unavailable and InvalidInput for a resource that cannot take part, such as a PostgreSQL without prepared transactions.
         """
         if self._thread is not None:
-            raise OutOfOrder(f"transaction manager {self.name} is open")
+            raise OutOfOrder(f"transaction manager {self.name} is already open")
         self._closing = threading.Event()
         self._failure = ""
         if len(self.resources) > 1:  # one alone prepares nothing
@@ -163,7 +163,7 @@ class TransactionManager:
             self._wake.set()
             self._thread.join(CLOSE_WITHIN_S)
             if self._thread.is_alive():
-                _log.warning("recovery left behind, it is still at work", thread=self._thread.name, after_s=CLOSE_WITHIN_S)
+                _log.warning("recovery thread still running after close", thread=self._thread.name, after_s=CLOSE_WITHIN_S)
             else:
                 self.log.close()
             self._thread = None
@@ -180,9 +180,13 @@ class TransactionManager:
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction: use it with ``with`` (or ``async with``), which makes it the current one, or end it by yourself."""
         if self._thread is None:
-            raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
+            raise OutOfOrder(
+                f"transaction manager {self.name} is not open. Open the manager with `with manager:`, which also runs recovery"
+            )
         if self._failure:
-            raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
+            raise Unavailable(
+                f"transaction manager {self.name} cannot begin a transaction: {self._failure}. Close the manager and open it again"
+            )
         decides = any(each.decides is not False for each in self._deciding)
         environment = TransactionEnvironment(
             self.name,
@@ -210,7 +214,7 @@ class TransactionManager:
         Raises NoTransaction.
         """
         if (entered := self._current.get()) is None or entered.transaction.status in ENDED:
-            raise NoTransaction("there is no transaction in this thread or task")
+            raise NoTransaction("there is no transaction in this thread or task; begin one with `with manager.begin()`")
         return entered.transaction
 
     @property
@@ -304,7 +308,7 @@ class TransactionManager:
         """
         gtrid = Xid.parse(transaction_id).gtrid if transaction_id.count(":") == 2 else transaction_id.encode()
         if manager_of_gtrid(gtrid) != self.name:
-            raise InvalidInput(f"{transaction_id!r} is no transaction of manager {self.name!r}")
+            raise InvalidInput(f"{transaction_id!r} is not a transaction of manager {self.name!r}")
         found = self.recoverer(ANSWER_WITHIN_S).report(gtrid, self._at_work)
         with self._lock:
             ended = self._ended.get(gtrid)
@@ -346,7 +350,7 @@ class TransactionManager:
                 try:
                     resource.check()
                 except XaError as error:  # it is away: its branches are finished when it is back
-                    _log.warning("resource not checked", resource=name, error=error)
+                    _log.warning("could not check resource", resource=name, error=error)
 
     def _knows(self, resource: Resource[Any]) -> bool:
         return self.resources.get(resource.name) is resource
@@ -366,9 +370,9 @@ class TransactionManager:
         inside = entered is not None and entered.transaction.status not in ENDED
         use = USES[propagation][0 if inside else 1]
         if use is None and inside:
-            raise OutOfOrder("a transaction is at work here, and the function must not be called in one (NEVER)")
+            raise OutOfOrder("a function with Propagation.NEVER was called within a transaction")
         if use is None:
-            raise NoTransaction("there is no transaction in this thread or task, and the function needs that of its caller (MANDATORY)")
+            raise NoTransaction("a function with Propagation.MANDATORY was called, and there is no transaction in this thread or task")
         return use
 
     @contextmanager
@@ -388,7 +392,9 @@ class TransactionManager:
     def _enter(self, transaction: Transaction) -> Callable[[], None]:
         entered, here = self._current.get(), _here()
         if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
-            raise OutOfOrder("a transaction is at work here already: transactions do not nest; `suspended()` sets one aside")
+            raise OutOfOrder(
+                "a transaction is active in this thread or task, and transactions do not nest; suspend the transaction with `suspended()`"
+            )
         return self._set_current(_Entered(transaction, here))
 
     def _set_current(self, entered: _Entered | None) -> Callable[[], None]:
@@ -433,7 +439,7 @@ class TransactionManager:
             each.told([heuristic for xid, heuristic in heuristics.items() if xid.gtrid == each.gtrid], finished=finished)
 
     def _reaper_failed(self, error: BaseException) -> None:
-        self._failure = f"its reaper failed: {error!r}"
+        self._failure = f"the thread that ends timed-out transactions failed: {error!r}"
 
     def after_fork(self) -> None:
         """See Forks. In the child the manager is closed, and nothing of the parent's is its own; ``open`` opens it."""
@@ -448,7 +454,7 @@ class TransactionManager:
                 each.after_fork()
 
     def _recovery_failed(self, error: BaseException) -> None:
-        self._failure = f"its recovery failed: {error!r}"
+        self._failure = f"the recovery thread failed: {error!r}"
 
     def _recover(self, closing: threading.Event) -> None:
         recoverer = self.recoverer(ANSWER_WITHIN_S)
@@ -472,11 +478,11 @@ class TransactionManager:
                     for gtrid in done.committed:
                         self._remember(gtrid, TransactionFinding.COMMITTED)
             except LogDamaged as error:
-                self._failure = f"its decision log has failed: {error}"
-                _log.error("recovery stopped by the decision log", error=said_of(error))
+                self._failure = f"the decision log is damaged: {error}"
+                _log.error("recovery stopped, decision log damaged", error=said_of(error))
                 finished = False
             except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
-                _log.warning("recovery waits for the decision log", error=said_of(error))
+                _log.warning("recovery failed, will retry", error=said_of(error))
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s

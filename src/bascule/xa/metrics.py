@@ -40,17 +40,17 @@ class TransactionCollector(Collector):
         """All metrics, by manager."""
         labels = ("manager",)
         ended = CounterMetricFamily(
-            "bascule_xa_transactions", "transactions that have ended, by what the application was told", labels=("manager", "outcome")
+            "bascule_xa_transactions", "ended transactions, by the outcome reported to the application", labels=("manager", "outcome")
         )
-        active = GaugeMetricFamily("bascule_xa_active", "transactions at work in this process", labels=labels)
+        active = GaugeMetricFamily("bascule_xa_active", "active transactions of this process", labels=labels)
         doubts = GaugeMetricFamily("bascule_xa_in_doubt", "transactions that are not finished in all resources", labels=labels)
         oldest = GaugeMetricFamily(
-            "bascule_xa_in_doubt_oldest_seconds", "for how long this process has known the oldest of them", labels=labels
+            "bascule_xa_in_doubt_oldest_seconds", "time since this process first saw its oldest unfinished transaction", labels=labels
         )
         heuristics = GaugeMetricFamily(
-            "bascule_xa_heuristics", "heuristic outcomes in the decision log that nobody has forgotten", labels=("manager", "kind")
+            "bascule_xa_heuristics", "heuristic outcomes in the decision log that are not forgotten", labels=("manager", "kind")
         )
-        phases = HistogramMetricFamily("bascule_xa_phase_seconds", "how long each phase of a transaction took", labels=("manager", "phase"))
+        phases = HistogramMetricFamily("bascule_xa_phase_seconds", "duration of each phase of a transaction", labels=("manager", "phase"))
         for manager in self._managers:
             now = manager.statistics()
             for status, outcome in OUTCOMES.items():
@@ -77,5 +77,5 @@ def serve_metrics(manager: TransactionManager, port: int, host: str = "127.0.0.1
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
-        raise Unavailable(f"metrics cannot be served at {host}:{port}: {error}") from error
+        raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
     return int(server.server_port)

@@ -150,21 +150,23 @@ class _Planner:
         if self._at_work(xid.gtrid):
             return None
         if not self._own_log(xid.gtrid):
-            other, own = log_id_of_gtrid(xid.gtrid), self.view.after.log_id or "without an id"
-            why = f"a manager of this name began it with decision log {other}, and this manager has log {own}"
+            other, own = log_id_of_gtrid(xid.gtrid), self.view.after.log_id or "a log without an id"
+            why = f"a manager of this name began the branch with decision log {other}; this manager uses {own}"
             return Step(Action.FOREIGN, resource, xid, why)
         if xid in self.view.after.heuristics:
-            return Step(Action.WAIT, resource, xid, "it was finished from outside; the operator has to look at it and forget it")
+            return Step(
+                Action.WAIT, resource, xid, "the branch was finished heuristically; an operator must check the data, then forget the branch"
+            )
         if (decision := self.view.after.decisions.get(xid.gtrid)) is not None:
             return Step(
                 Action(decision.outcome), resource, xid, f"the log says {decision.outcome}, by {decision.by}", decision.token(resource)
             )
         if self.view.silent and may_be_in_database(xid.gtrid):
-            return Step(Action.WAIT, resource, xid, f"its decision may be in {', '.join(self.view.silent)}, which does not answer")
+            return Step(Action.WAIT, resource, xid, f"the decision may be in {', '.join(self.view.silent)}, which does not answer")
         left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
         if self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations:
-            return Step(Action.WAIT, resource, xid, f"nothing is decided, and its process has {left_s:.0f} s left for it")
-        return Step(Action.ROLLBACK, resource, xid, "the log has no decision, so it was not committed (presumed abort)")
+            return Step(Action.WAIT, resource, xid, f"no decision yet; the process of the transaction has {left_s:.0f} s left to decide")
+        return Step(Action.ROLLBACK, resource, xid, "the log has no decision, so the transaction was not committed (presumed abort)")
 
     def _of_decision(self, decision: Decision) -> Iterator[Step]:
         """A decision is needed until each of its resources has said that its branch has ended; that it is not listed says nothing."""
@@ -173,7 +175,9 @@ class _Planner:
             # Not by the time of the entry: whoever has made the decision may have another time.
             early = PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations
             if early or self.view.known_s.get(decision.gtrid, 0.0) > DECISION_KEPT_S:
-                yield Step(Action.FORGET, "", whole, f"{decision.outcome} was decided long ago")
+                yield Step(
+                    Action.FORGET, "", whole, f"the {decision.outcome} decision has been kept for {DECISION_KEPT_S / 3600:.0f} hours"
+                )
             return
         if not decision.resources:
             return  # any resource may still have a branch of it
@@ -185,7 +189,7 @@ class _Planner:
             elif xid in self.view.branches[resource]:  # and not only one of its transaction: two resources may be one database
                 needed = needed or xid in self.view.after.heuristics
             elif xid not in self.view.after.heuristics and PlanViolation.NOT_LISTED_IS_COMMITTED not in self.violations:
-                why = f"the log says commit, by {decision.by}; {resource} does not list it and has to confirm it"
+                why = f"the log says commit, by {decision.by}; {resource} does not list the branch and must confirm the commit"
                 yield Step(Action.CONFIRM, resource, xid, why, decision.token(resource))
         if not needed:
             yield Step(Action.FORGET, "", whole, f"committed in {', '.join(decision.resources)}")

@@ -27,8 +27,8 @@ from bascule.xa.xid import Xid
 
 #: By SQLSTATE: why a prepared branch cannot be finished from this connection, though it can from another one.
 _NOT_NOW = {
-    "42501": "connect as the role that has prepared it, or as a superuser",
-    "25006": "the server is a standby; connect to the primary, for one by target_session_attrs=read-write",
+    "42501": "connect as the role that prepared the transaction, or as a superuser",
+    "25006": "the server is a standby; connect to the primary, for example with target_session_attrs=read-write",
 }
 
 _PRIVILEGES = ("SELECT", "INSERT", "DELETE")
@@ -65,7 +65,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
     def vote(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource."""
         if raw.info.transaction_status == TransactionStatus.INERROR:
-            raise BranchRolledBack(f"a statement of {xid} has failed, and PostgreSQL takes no more of it")
+            raise BranchRolledBack(f"a statement of branch {xid} failed, and PostgreSQL aborted the transaction")
         number = _one(raw, "SELECT pg_current_xact_id_if_assigned()::text")
         if number is None:
             return Vote.READ_ONLY
@@ -100,13 +100,17 @@ class PostgresRules(DecidingDatabase[HandleT]):
             allowed = prepares or failure is not None or _one(raw, _MAY_USE_TABLE)
             raw.commit()
         if failure is not None:
-            raise Unavailable(f"{self.name}: the table of decisions cannot be created: {failure}; run as its owner: {CREATE}") from failure
+            raise Unavailable(
+                f"{self.name}: could not create the table of decisions: {failure}; run as the owner of the table: {CREATE}"
+            ) from failure
         if not allowed:
-            raise Unavailable(f"{self.name}: the role may not use the table of decisions; run as its owner: {_GRANT} <role>")
+            raise Unavailable(
+                f"{self.name}: the role lacks privileges on the table of decisions; run as the owner of the table: {_GRANT} <role>"
+            )
         if prepares and not possible:
             raise Unavailable(
-                f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once, or leave out "
-                "prepared=True"
+                f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set max_prepared_transactions to the largest number of "
+                "concurrent transactions, or leave out prepared=True"
             )
         self._prepares, self._checked = prepares, True
 
@@ -136,14 +140,14 @@ class PostgresRules(DecidingDatabase[HandleT]):
             self._refuse_standby(raw)
             status = _one(raw, "SELECT pg_xact_status(%s::xid8)", number)
         if status == "in progress":
-            raise RetryLater(f"{xid} is being finished")
+            raise RetryLater(f"branch {xid} is being finished by another session")
         return {"committed": Outcome.COMMIT, "aborted": Outcome.ROLLBACK}.get(str(status))
 
     def _refuse_standby(self, raw: Any) -> None:
         """A standby may be behind its primary: what it does not list may be prepared, and what it lists may have ended."""
         if _one(raw, "SELECT pg_is_in_recovery()"):
             raise ResourceFailed(
-                f"{self.name}: the server is a standby; connect to the primary, for one by target_session_attrs=read-write"
+                f"{self.name}: the server is a standby; connect to the primary, for example with target_session_attrs=read-write"
             )
 
     def forget(self, xid: Xid) -> None:

@@ -32,7 +32,7 @@ class Finished:
         self.backend_pid = backend_pid
 
     def __getattr__(self, name: str) -> Any:
-        raise psycopg.OperationalError("the transaction of this connection is over: enlist the resource in the next one")
+        raise psycopg.OperationalError("the transaction of this connection is over; enlist the resource in the next transaction")
 
 
 class LoopConnection(psycopg.AsyncConnection[Any]):

@@ -80,7 +80,7 @@ class Recoverer:
         if self._answer_within_s is None:
             return question()
         if (last := self._asked.get(resource)) is not None and not last.done():
-            raise ResourceFailed("no answer yet to the last question")
+            raise ResourceFailed("the previous request is not answered yet")
         answer = in_background(question, "bascule-xa-ask")
         self._asked[resource] = answer
         if not wait([answer], self._answer_within_s).done:

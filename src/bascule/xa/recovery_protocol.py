@@ -156,7 +156,7 @@ class RecoveryProtocol:
         """Ask the databases that may have the decision, and the log, for an outcome; return what stands. Raises XaError, Unavailable."""
         if may_be_in_database(decision.gtrid):
             if not (deciders := self._deciders()):
-                raise InvalidInput("its decision may be in a database that the manager does not have; give it a resource of that name")
+                raise InvalidInput("the decision may be in a database that the manager does not have; add the resource of that database")
             for _, decider in deciders:
                 if (stands := await decider.decide(decision)).outcome is not decision.outcome:
                     return stands
@@ -196,11 +196,11 @@ class RecoveryProtocol:
         if done.missing != self._missing:  # once, and not at each pass
             self._missing = done.missing
             for name, count in done.missing.items():
-                _log.error("transactions wait for a resource that the manager does not have", resource=name, transactions=count)
+                _log.error("transactions wait for an unknown resource", resource=name, transactions=count)
         if done.foreign != self._foreign:
             self._foreign = done.foreign
             for step in done.foreign:
-                _log.error("branch of another decision log left alone", xid=step.xid, resource=step.resource, reason=step.why)
+                _log.error("branch of another decision log ignored", xid=step.xid, resource=step.resource, reason=step.why)
         crash.point("xa.recover.before")
         if RecoveryViolation.NOTHING_DONE in self._violations:
             return done
@@ -233,7 +233,7 @@ class RecoveryProtocol:
             outcome = Outcome.ROLLBACK if step.action is Action.ROLLBACK else Outcome.COMMIT
             if outcome is Outcome.ROLLBACK:
                 outcome = await self._stands(step.xid.gtrid)
-            _log.info("recovery ends a branch", outcome=outcome, xid=step.xid, resource=step.resource, reason=step.why)
+            _log.info("recovery finishing branch", outcome=outcome, xid=step.xid, resource=step.resource, reason=step.why)
             participant, presumed = self._participants[step.resource], outcome is Outcome.ROLLBACK
             return await finish(
                 participant,
@@ -264,9 +264,9 @@ class RecoveryProtocol:
         if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in state.decisions:
             if found.unreachable:
                 raise Unavailable(
-                    f"{xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
+                    f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
                 )
-            raise InvalidInput(f"{xid} is decided by a database, which has not committed it: it can only be rolled back")
+            raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
         # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
         decision = await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
@@ -279,12 +279,16 @@ class RecoveryProtocol:
 
     def _refuse_other_manager(self, xid: Xid) -> None:
         if manager_of_gtrid(xid.gtrid) != self._manager:
-            raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
+            raise InvalidInput(
+                f"branch {xid} does not belong to transaction manager {self._manager!r}; use the manager that began the branch"
+            )
 
     def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:
         if not own_log(gtrid, log_id, self._lost_logs):
             other = log_id_of_gtrid(gtrid)
-            raise InvalidInput(f"{what} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log")
+            raise InvalidInput(
+                f"{what} was begun with decision log {other}; this manager uses {log_id or 'another log'}. Use decision log {other}"
+            )
 
     async def forget(self, xid: Xid) -> None:
         """Drop a heuristic outcome that the operator has seen to. See ``Recoverer.forget``."""

@@ -188,14 +188,14 @@ def beside_a_call(xid: Xid) -> BranchRolledBack:
     Whether what that call does is part of the branch would be chance. The code says that the branch is marked to be rolled back (XA
     specification, chapter 5, xa_end).
     """
-    text = f"a call of the application is still within branch {xid}: let it return, or cancel it, before the transaction ends"
+    text = f"a call of the application is still within branch {xid}. End or cancel the call before the transaction ends"
     return BranchRolledBack(text, Code.XA_RBPROTO)
 
 
 def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:
     """The error for a call that is not legal in a state."""
     if state is BranchState.NONE:
-        return UnknownXid(f"{call.value}: there is no branch {xid}")
+        return UnknownXid(f"{call.value}: branch {xid} does not exist")
     if call is Call.START:
         return DuplicateXid(f"start: branch {xid} is {state.value}")
     return OutOfOrder(f"{call.value}: branch {xid} is {state.value}")

@@ -66,7 +66,9 @@ class _SessionWork:
 
     def dbapi_connection(self, engine: Engine) -> Any:
         if engine.dialect.is_async is not (self.on_loop is not None):
-            raise OutOfOrder("the branch works for an event loop, or for threads: asyncio programs take AsyncSession, others Session")
+            raise OutOfOrder(
+                "the branch is used both by an event loop and by threads. Use AsyncSession in asyncio programs, Session in other programs"
+            )
         return self._shared if self.on_loop is None else self.on_loop.dbapi_connection(engine)
 
     def doom(self, reason: str) -> None:
@@ -136,7 +138,9 @@ class SqlAlchemyResource(PostgresRules[Session]):
         super().__init__(name, prepared=prepared, priority=priority)
         for driver in (engine.dialect.driver, *([] if async_engine is None else [async_engine.dialect.driver])):
             if driver not in DRIVERS:
-                raise InvalidInput(f"resource {name}: driver {driver!r} is not one of {', '.join(DRIVERS)} (postgresql+psycopg://)")
+                raise InvalidInput(
+                    f"resource {name}: driver {driver!r} is not supported; use one of {', '.join(DRIVERS)} (postgresql+psycopg://)"
+                )
         self._plain = engine
         #: As the engine that was given, but a connection takes part in the current transaction, if there is one.
         self.engine: Engine = JoiningEngine(engine, {}, self)

@@ -16,8 +16,8 @@ from sqlalchemy.pool import NullPool
 
 #: What PostgreSQL says has been done, by the first word, where nothing was written.
 READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
-ROLLED_BACK = "the application has rolled back its session"
-LEFT = "a session that has written was closed without commit"
+ROLLED_BACK = "the application rolled back its session"
+LEFT = "a session with uncommitted changes was closed"
 #: In ``Session.info``: see Joins.gives_up.
 _GIVES_UP = "bascule.xa.gives_up"
 

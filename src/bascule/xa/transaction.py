@@ -113,7 +113,10 @@ class Transaction:
         """As ``enlist``, by a participant that makes the calls on the resource."""
         with self._locked():
             if (known := self._resources.get(resource.name, resource)) is not resource or not self._environment.known(known):
-                raise InvalidInput(f"resource {resource.name!r} is not one that the manager was made with: recovery could not reach it")
+                raise InvalidInput(
+                    f"resource {resource.name!r} does not belong to the transaction manager. Pass the resource to the constructor of the "
+                    "manager, so that recovery can reach it"
+                )
             handle = run_blocking(self._protocol.enlist(participant))
             self._resources[resource.name] = resource
             return handle
@@ -166,7 +169,7 @@ class Transaction:
             self.rollback()
             if not isinstance(error, Exception):
                 raise
-            text = f"was rolled back: a hook before its completion has failed: {error}"
+            text = f"was rolled back: a before_completion hook failed: {error}"
             raise TransactionRolledBack(text, transaction_id=self.id, cause=error) from error
         with self._hooks_after(), self._locked():
             self._end(self._protocol.commit)
@@ -205,7 +208,7 @@ class Transaction:
             try:
                 if self.status in _OPEN:
                     self._expired = True
-                    _log.warning("transaction rolled back, its time is over", transaction=self.id, timeout_s=self.timeout_s)
+                    _log.warning("transaction timed out, rolling back", transaction=self.id, timeout_s=self.timeout_s)
                     self._end(self._protocol.rollback)
             finally:
                 self._lock.release()
@@ -279,7 +282,7 @@ class Transaction:
     def _check_process(self) -> None:
         """In the child of a fork the lock may be held by a thread that only the parent has: it is never taken there."""
         if self._process != os.getpid():
-            raise OutOfOrder(f"transaction {self.id} is of process {self._process}, which has forked this one")
+            raise OutOfOrder(f"transaction {self.id} belongs to the parent process {self._process}, which forked this process")
 
     def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         over = self.status in ENDED

@@ -161,10 +161,10 @@ class TwoPhase:
         if participant.decides and (deciding or not may_be_in_database(self.gtrid)):
             self._move(TransactionEvent.MARK)
             raise InvalidInput(
-                f"{participant.name} cannot prepare a branch, nor can {deciding[0]}: at most one database of a transaction may lack "
-                "prepared transactions (in PostgreSQL max_prepared_transactions)"
+                f"neither {participant.name} nor {deciding[0]} can prepare a branch; at most one database of a transaction may lack "
+                "prepared transactions (in PostgreSQL: max_prepared_transactions)"
                 if deciding
-                else f"{participant.name} cannot prepare a branch any more; close the manager and open it again"
+                else f"{participant.name} can no longer prepare a branch; close the manager and open it again"
             )
         return handle
 
@@ -317,7 +317,7 @@ class TwoPhase:
             if not isinstance(error, Exception):  # an interrupt, perhaps before the resource was asked: nobody else would end the branch
                 with suppress(Exception):
                     await each.participant.rollback(each.xid)
-            text = f"may have been committed in {each.participant.name}, the only one that had to commit"
+            text = f"may have been committed in {each.participant.name}, the only resource that had to commit"
             raise self._in_doubt(text, error) from error
 
     # -- the second phase --------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class TwoPhase:
             await self._undo()
             if (refused := self._refused_by) is not None:
                 raise TransactionRolledBack(f"was rolled back: {refused}", transaction_id=self.id, cause=refused) from refused
-            text = f"was rolled back by {decision.by}, before it could be committed"
+            text = f"was rolled back by {decision.by} before the commit"
             # Nothing is wrong with the work: it may be repeated.
             raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
         self._move(TransactionEvent.COMMIT_STANDS)
@@ -363,7 +363,7 @@ class TwoPhase:
         except GeneratorExit:
             raise
         except BaseException as error:
-            in_doubt = self._in_doubt("is prepared, and its decision may be stored or not", error)
+            in_doubt = self._in_doubt("is prepared, and the decision may or may not be stored", error)
             if TwoPhaseViolation.IN_DOUBT_IS_ROLLED_BACK in self._violations:
                 raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
             raise in_doubt from error
@@ -422,7 +422,7 @@ class TwoPhase:
             )
             crash.point("xa.finish.after")
         except Exception as error:
-            _log.warning("branch not told the outcome", xid=each.xid, outcome=outcome, error=error)
+            _log.warning("could not tell branch the outcome", xid=each.xid, outcome=outcome, error=error)
             self.unfinished[name] = str(error)
         else:
             if heuristic is not None:

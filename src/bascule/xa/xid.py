@@ -93,7 +93,7 @@ def deadline_ms_of(gtrid: bytes) -> int:
     """When a transaction of ours ends unless it is decided before, in ms since the epoch."""
     match = _match(gtrid)
     if match is None:
-        raise InvalidInput(f"{gtrid!r} is no transaction of Bascule")
+        raise InvalidInput(f"{gtrid!r} is not a transaction of Bascule")
     return int(match[2], 16)
 
 
@@ -104,5 +104,5 @@ def _match(gtrid: bytes) -> re.Match[bytes] | None:
 def named(pattern: re.Pattern[str], name: str, what: str) -> str:
     """The name, if it can stand in an Xid. Raises InvalidInput."""
     if pattern.fullmatch(name) is None:
-        raise InvalidInput(f"{name!r} cannot be the name of a {what}: {pattern.pattern} is expected")
+        raise InvalidInput(f"{name!r} is not a valid name of a {what}; the name must match {pattern.pattern}")
     return name

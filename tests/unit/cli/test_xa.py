@@ -108,11 +108,11 @@ def test_branch_of_another_decision_log_is_named_and_ends_with_1(bascule: Bascul
     shop.database.prepared[xid] = ["row"]
     done = bascule("xa", "recover")
     assert done.returncode == 1
-    assert "began it with decision log bbbbbbbb" in " ".join(
+    assert "began the branch with decision log bbbbbbbb" in " ".join(
         json.loads(bascule("xa", "list", "--format", "json").stdout)["branches"][0]["why"].split()
     )
     assert list(shop.database.prepared) == [xid]
-    assert "use that log" in bascule("xa", "rollback", str(xid)).stderr
+    assert "Use decision log bbbbbbbb" in " ".join(bascule("xa", "rollback", str(xid)).stderr.split())
 
 
 def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(bascule: Bascule, shop: Shop) -> None:
@@ -223,7 +223,7 @@ def test_log_of_recovery_is_written_as_the_settings_say(bascule: Bascule, shop: 
         Path("bascule.toml").write_text('[log]\nformat = "json"\nlevel = "info"\n')
     done = bascule("xa", "recover", *flags)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [(each["level"], each["event"], each["outcome"]) for each in lines] == [("info", "recovery ends a branch", "rollback")] * 2
+    assert [(each["level"], each["event"], each["outcome"]) for each in lines] == [("info", "recovery finishing branch", "rollback")] * 2
     assert str(xid) in {each["xid"] for each in lines}
 
 

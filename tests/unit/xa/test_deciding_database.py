@@ -213,7 +213,7 @@ def test_while_the_database_is_away_recovery_rolls_nothing_back(shop: Shop) -> N
     done = shop.recover()
     assert "database" in done.unreachable
     assert [(step.action, step.why) for step in done.steps] == [
-        (Action.WAIT, "its decision may be in database, which does not answer"),
+        (Action.WAIT, "the decision may be in database, which does not answer"),
     ]
     assert len(shop.durable.prepared) == 1
     recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
@@ -249,7 +249,7 @@ def test_slow_application_obeys_the_rollback_of_a_recoverer(shop: Shop) -> None:
         return vote
 
     shop.broker.prepare = recovered  # type: ignore[method-assign]
-    with pytest.raises(TransactionRolledBack, match="recovery has rolled the transaction back") as raised:
+    with pytest.raises(TransactionRolledBack, match="recovery rolled back the transaction") as raised:
         run_blocking(transaction.commit())
     assert isinstance(raised.value.cause, BranchRolledBack)
     assert raised.value.cause.retriable
@@ -340,7 +340,7 @@ def test_connection_that_commits_by_itself_is_refused_when_the_manager_opens(sho
         return sqlite3.connect(shop.path, isolation_level=None)
 
     database = LocalDatabaseResource("database", connect)
-    with pytest.raises(InvalidInput, match="database: what is written to bascule_decisions stays after a rollback"):
+    with pytest.raises(InvalidInput, match="database: rows in table bascule_decisions survive a rollback"):
         TransactionManager("shop", shop.log, [shop.broker, database]).open()
     assert shop.decisions() == []
 
@@ -358,7 +358,7 @@ def test_statement_that_fails_is_rolled_back_with_the_rest(shop: Shop) -> None:
 def test_two_databases_that_cannot_prepare_are_refused_with_the_names_of_both(shop: Shop) -> None:
     other = LocalDatabaseResource("other", shop.connect)
     transaction = shop.begin(shop.broker, shop.database)
-    with pytest.raises(InvalidInput, match="other cannot prepare a branch, nor can database: at most one database"):
+    with pytest.raises(InvalidInput, match="neither other nor database can prepare a branch; at most one database"):
         run_blocking(transaction.enlist(BlockingParticipant(other)))
     with pytest.raises(TransactionRolledBack, match="marked to be rolled back"):
         run_blocking(transaction.commit())
@@ -371,7 +371,7 @@ def test_operator_cannot_commit_what_the_database_has_not_committed(shop: Shop) 
     xid = branch(gtrid, "broker")
     shop.durable.prepared[xid] = ["message"]
     recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
-    with pytest.raises(InvalidInput, match="can only be rolled back"):
+    with pytest.raises(InvalidInput, match="Roll the branch back"):
         recoverer.finish_now(xid, Outcome.COMMIT)
     assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.ROLLBACK
     assert shop.durable.prepared == {}

@@ -115,7 +115,7 @@ def test_heuristic_under_the_key_of_a_decision_is_damage() -> None:
     topic = Topic()
     heuristic = Heuristic(branch(GTRID, "db"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)
     topic.post(GTRID + b"#x", encode(heuristic))
-    with pytest.raises(LogDamaged, match="a decision is expected"):
+    with pytest.raises(LogDamaged, match="the entry is not a decision"):
         decided(topic, Outcome.COMMIT)
 
 
@@ -129,5 +129,5 @@ def test_entry_keeps_its_tokens_and_an_entry_without_a_format_has_none() -> None
 
 def test_entry_of_a_later_format_is_not_guessed_at() -> None:
     later = encode(Decision(GTRID, Outcome.COMMIT, (), 0, "")).replace(b'"format":%d' % FORMAT, b'"format":%d' % (FORMAT + 1))
-    with pytest.raises(LogDamaged, match=f"its format is {FORMAT + 1}"):
+    with pytest.raises(LogDamaged, match=f"the format of the entry is {FORMAT + 1}"):
         decode(later)

@@ -128,7 +128,9 @@ def test_what_was_rolled_back_is_told_so_while_a_resource_has_still_to_be_told(s
 def test_transaction_of_another_decision_log_is_refused(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0, "bbbbbbbb")
     shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
-    with pytest.raises(InvalidInput, match="was begun with decision log bbbbbbbb, and this manager has another one; use that log"):
+    with pytest.raises(
+        InvalidInput, match="with decision log bbbbbbbb; this manager uses another log"
+    ):
         shop.manager.outcome(gtrid.decode())
 
 

@@ -422,7 +422,7 @@ def test_manager_opens_though_a_database_is_away_or_only_its_standby_answers(ser
         assert "connection refused" in caplog.text
 
 
-@pytest.mark.parametrize(("state", "said"), [("42501", "role that has prepared it"), ("25006", "standby")])
+@pytest.mark.parametrize(("state", "said"), [("42501", "role that prepared the transaction"), ("25006", "standby")])
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
 def test_branch_that_the_role_or_the_server_may_not_finish_stays_for_later(
     server: Server, monkeypatch: pytest.MonkeyPatch, finish: str, state: str, said: str

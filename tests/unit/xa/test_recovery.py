@@ -328,7 +328,7 @@ def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_s
     durable.prepared[branch(new_gtrid("shop", 0), "up")] = ["work"]
     assert recovery.run().unreachable == {"down": f"XAER_RMFAIL: no answer within {ANSWER_S:g} s"}
     assert durable.prepared == {}
-    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer yet to the last question"}
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: the previous request is not answered yet"}
     down.prepared[xid] = ["work"]
     goes_on.set()
     wait_until(lambda: not recovery.run().unreachable)
@@ -360,7 +360,7 @@ def test_a_step_that_hangs_does_not_hold_up_the_other_resources_and_is_not_taken
     assert {each.resource for each in done.failed} == {"down"}
     assert len(done.failed) == len(down.prepared)
     assert durable.prepared == {}
-    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer yet to the last question"}
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: the previous request is not answered yet"}
     assert len(asked) == 1
     # Meanwhile another one does it: what hung finds it done.
     recoverer(log, ModelResource("down", down), ModelResource("up", durable)).run()

@@ -192,7 +192,7 @@ def test_session_that_has_written_and_is_closed_without_commit_rolls_the_transac
         with manager.begin(), Session(shop.engine) as session:
             session.execute(sa.insert(Payment).values(item="one"))
 
-    with pytest.raises(TransactionRolledBack, match="closed without commit"):
+    with pytest.raises(TransactionRolledBack, match="session with uncommitted changes was closed"):
         work()
     assert items(plain) == []
 

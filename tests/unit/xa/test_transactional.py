@@ -84,7 +84,7 @@ def test_functions_that_return_a_task_or_an_asynchronous_iterator_are_refused(ma
     async def main() -> None:
         future = asyncio.get_running_loop().create_future()
         for returns in (lambda: future, rows):
-            with pytest.raises(InvalidInput, match="returns a"):
+            with pytest.raises(InvalidInput, match="returned a"):
                 manager.transactional()(lambda returns=returns: returns())()
 
     asyncio.run(main())

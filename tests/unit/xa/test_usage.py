@@ -235,7 +235,7 @@ def test_hook_that_fails_before_completion_rolls_back(manager: TransactionManage
     transaction.enlist(one).append("work")
     transaction.before_completion(fail)
     transaction.after_completion(seen.append)
-    with pytest.raises(TransactionRolledBack, match="a hook before its completion has failed: mine"):
+    with pytest.raises(TransactionRolledBack, match="a before_completion hook failed: mine"):
         transaction.commit()
     assert (one.durable.committed, seen) == ([], [TransactionStatus.ROLLED_BACK])
 
@@ -433,7 +433,7 @@ def test_child_of_a_fork_does_not_wait_for_a_lock_that_a_thread_of_the_parent_ha
                 try:
                     call()
                 except OutOfOrder as error:
-                    said.append("has forked" in str(error))
+                    said.append("which forked this process" in str(error))
             return said
 
         try:
