@@ -133,7 +133,7 @@ def test_a_source_that_is_not_there_is_told_and_read_when_it_is(
     seen = Seen()
     settings = {"topic_metadata_refresh_interval_ms": "200"}
     with active(kafka, ActivationSpec(topics=(topic_prefix,), group=topic_prefix), seen, **settings) as activation:
-        assert activation.status().trouble == f"not there: {topic_prefix}"
+        assert activation.status().trouble == f"topics do not exist: {topic_prefix}"
         create(kafka.bootstrap, topic_prefix)
         produce(kafka.bootstrap, topic_prefix, ["first"])
         assert seen.wait(1) == ["first"]
@@ -181,8 +181,8 @@ def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_the_trou
         produce(kafka.bootstrap, topic, ["bad"], keys=["bad"], partition=0)
         wait_for(lambda: activation.status().trouble, "the trouble")
         said = activation.status().trouble
-        assert said.startswith(f"{topic}-0, offset 0 cannot be dead-lettered: {dead}: ")
-        assert said.endswith("; raise max.message.bytes of that topic")
+        assert said.startswith(f"could not dead-letter record {topic}-0, offset 0: {dead}: ")
+        assert said.endswith("; raise max.message.bytes of the dead-letter topic")
         produce(kafka.bootstrap, topic, ["good"], keys=["good"], partition=0)
         assert seen.wait(1) == ["good"]
         limit(kafka, dead, 20_000)

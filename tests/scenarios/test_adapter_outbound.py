@@ -63,7 +63,7 @@ def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: 
         with connection.transaction():
             connection.send(topic, b"one")
             connection.send(topic, b"two")
-        with pytest.raises(OutOfOrder, match="not within"):
+        with pytest.raises(OutOfOrder, match="outside of a transaction"):
             connection.send(topic, b"outside")
     assert watcher.wait(2) == ["one", "two"]
     factory.close()

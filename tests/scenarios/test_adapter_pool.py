@@ -70,7 +70,7 @@ def test_adapter_whose_pool_is_too_small_does_not_start(kafka: EmbeddedKafka, to
     seen = Seen()
     for topic in (f"{topic_prefix}.a", f"{topic_prefix}.b"):
         adapter.activate(ActivationSpec(topics=(topic,), group=topic, pool=pool), seen)
-    with pytest.raises(InvalidInput, match="give it a thread for each"):
+    with pytest.raises(InvalidInput, match="raise threads"):
         adapter.start()
     assert pool.status().groups == ()
     adapter.deactivate(adapter._activations[1])

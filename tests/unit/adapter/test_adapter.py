@@ -90,7 +90,7 @@ def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPat
 
 
 def test_group_has_one_endpoint() -> None:
-    with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
+    with pytest.raises(InvalidInput, match="group 'shop' already has an endpoint"):
         adapter("shop", "shop")
 
 

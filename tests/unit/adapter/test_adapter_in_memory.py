@@ -224,10 +224,10 @@ def test_connection_in_transactions_of_the_manager_has_none_of_its_own(kafka: Ka
         connection = factory.connection()
         with pytest.raises(NoTransaction):
             connection.send("orders", b"1")
-        with pytest.raises(OutOfOrder, match="those of the transaction manager"), connection.transaction():
+        with pytest.raises(OutOfOrder, match="transactions of the transaction manager"), connection.transaction():
             pass
         connection.close()
-        with pytest.raises(InvalidInput, match="resource 'kafka' is not one of transaction manager 'shop'"):
+        with pytest.raises(InvalidInput, match="resource 'kafka' does not belong to transaction manager 'shop'"):
             XaSends(xa.manager, KafkaResource("kafka", SETTINGS, prefix="xa", instance="other"))
 
 
@@ -290,7 +290,7 @@ def test_what_a_connection_sends_in_a_transaction_is_seen_at_its_end_or_never(ka
 
             with pytest.raises(ValueError, match="undone"):
                 fail()
-            with pytest.raises(OutOfOrder, match="not within"):
+            with pytest.raises(OutOfOrder, match="outside of a transaction"):
                 connection.send("orders", b"3")
             with connection.transaction():
                 connection.send("orders", b"4")

@@ -163,9 +163,9 @@ def test_context_works_only_where_it_was_taken_and_in_one_face_of_a_transaction(
                 async with shop.factory.connect_async() as inside:
                     with pytest.raises(IllegalState, match="taken outside of transactions"):
                         await outside.send(ORDERS, "no")
-                    with manager.suspended(), pytest.raises(IllegalState, match="not the current one"):
+                    with manager.suspended(), pytest.raises(IllegalState, match="not the current transaction"):
                         await inside.send(ORDERS, "no")
-                    with pytest.raises(IllegalState, match="works with the broker by asyncio"):
+                    with pytest.raises(IllegalState, match="uses the broker through asyncio"):
                         shop.factory.connect()
                     await asyncio.create_task(_send(inside, "by a task of the transaction"))
                 with pytest.raises(IllegalState, match="the context is closed"):
@@ -173,7 +173,7 @@ def test_context_works_only_where_it_was_taken_and_in_one_face_of_a_transaction(
             await outside.send(ORDERS, "afterwards")
         async with manager.begin():
             await asyncio.to_thread(shop.factory.connect)
-            with pytest.raises(IllegalState, match="works with the broker by blocking calls"):
+            with pytest.raises(IllegalState, match="uses the broker through blocking calls"):
                 await shop.factory.connect_async()
 
     run(main)

@@ -181,7 +181,7 @@ def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_i
     assert said["bascule.retry.origin"] == b"topic/0/1"
     assert said["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
     assert (
-        'record dead-lettered in part topic=topic partition=0 offset=1 left_out="key, value and headers" error="g.dead-letter takes no more'
+        'dead letter is incomplete topic=topic partition=0 offset=1 left_out="key, value and headers" error="g.dead-letter takes no more'
         in caplog.text
     )
 
@@ -201,7 +201,8 @@ def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_tried_ag
         assert again_s is not None
         assert begun_s + pause_s <= again_s <= time.monotonic() + pause_s
         assert deliverer.unburied == {
-            delivery.ref: "topic-0, offset 1 cannot be dead-lettered: g.dead-letter takes no more; raise max.message.bytes of that topic"
+            delivery.ref: "could not dead-letter record topic-0, offset 1: g.dead-letter takes no more; "
+            "raise max.message.bytes of the dead-letter topic"
         }
     assert deliverer.handle(cast("Any", None), delivery, fails) is None
     assert (deliverer.unburied, counts.dead_lettered) == ({}, 1)

@@ -298,9 +298,9 @@ def test_context_works_only_where_it_was_taken(shop: JmsShop) -> None:
                 outside.send(ORDERS, "not in a transaction")
             with shop.manager.suspended():
                 outside.send(ORDERS, "at once")
-                with pytest.raises(IllegalState, match=f"of transaction {transaction.id}, which is not the current one"):
+                with pytest.raises(IllegalState, match=f"belongs to transaction {transaction.id}, which is not the current transaction"):
                     inside.send(ORDERS, "from outside")
-                with shop.manager.begin(), pytest.raises(IllegalState, match="not the current one"):
+                with shop.manager.begin(), pytest.raises(IllegalState, match="not the current transaction"):
                     inside.send(ORDERS, "from another transaction")
             inside.send(ORDERS, "in its transaction")
         outside.send(ORDERS, "afterwards")

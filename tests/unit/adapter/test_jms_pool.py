@@ -179,7 +179,7 @@ def test_factory_without_a_manager_is_always_outside_of_transactions(shop: JmsSh
 
 
 def test_factory_takes_a_resource_of_its_manager_only(shop: JmsShop) -> None:
-    with pytest.raises(InvalidInput, match="resource 'broker' is not one of transaction manager 'shop'"):
+    with pytest.raises(InvalidInput, match="resource 'broker' does not belong to transaction manager 'shop'"):
         JmsConnectionFactory(JmsResource("broker", shop.url), shop.manager)
 
 

@@ -148,7 +148,7 @@ def test_a_claim_whose_outcome_is_open_is_waited_for_and_no_failure_of_the_recor
         case.log.rollback(FIRST)
     case.topic.recover()
     case.ended(SECOND)
-    with pytest.raises(ResourceFailed, match="whose outcome is open"):
+    with pytest.raises(ResourceFailed, match="which is in doubt"):
         case.log.prepare(SECOND)
     case.log.rollback(SECOND)
     assert case.log.recover() == [FIRST]

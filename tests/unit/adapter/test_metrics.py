@@ -51,7 +51,7 @@ def test_worker_pools_have_metrics_by_their_name() -> None:
     registry.register(AdapterCollector(adapter))
     values = [registry.get_sample_value(f"bascule_adapter_pool_{name}", {"pool": "ours"}) for name in ("threads", "at_work", "hanging")]
     assert values == [3, 0, 0]
-    with pytest.raises(InvalidInput, match="another worker pool is called 'ours'"):
+    with pytest.raises(InvalidInput, match="another worker pool has the name 'ours'"):
         adapter.activate(ActivationSpec(topics=("topic",), group="d", pool=WorkerPool(3, "ours")), print)
 
 
@@ -70,5 +70,5 @@ def test_metrics_port_that_is_taken_is_told() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"metrics cannot be served at 127.0.0.1:{port}"):
+        with pytest.raises(Unavailable, match=f"could not serve metrics at 127.0.0.1:{port}"):
             serve_metrics(Standing({}), port)

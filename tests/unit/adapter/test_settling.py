@@ -139,4 +139,4 @@ def test_record_that_is_still_in_flight_is_tried_again_and_has_failed_where_an_o
 def test_doubt_that_outlasts_the_endpoint_is_left_to_recovery() -> None:
     found = run_blocking(resolve(REF, TransactionInDoubt("x"), Waiting(CLAIMED)))
     assert isinstance(found, NotNow)
-    assert "recovery finishes it" in str(found)
+    assert "recovery will finish the transaction" in str(found)

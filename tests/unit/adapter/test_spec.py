@@ -36,19 +36,19 @@ def test_what_is_not_given_is_the_groups_own() -> None:
     [
         ({"topics": ()}, "topics"),
         ({"topics": ("",)}, "topics"),
-        ({"topics": ("^a.*", "b")}, "names, or one pattern alone"),
-        ({"topics": ("^a(",)}, "no regular expression"),
-        ({"topics": ("^shop.*",)}, "none that takes in 'shop.retry'"),
-        ({"topics": ("shop.dead-letter",)}, "none that takes in 'shop.dead-letter'"),
+        ({"topics": ("^a.*", "b")}, "names or a single pattern"),
+        ({"topics": ("^a(",)}, "not a regular expression"),
+        ({"topics": ("^shop.*",)}, "topics without 'shop.retry'"),
+        ({"topics": ("shop.dead-letter",)}, "topics without 'shop.dead-letter'"),
         ({"topics": ("shop.inbound",)}, "inbound log"),
-        ({"retry_topic": "same", "dead_letter_topic": "same"}, "three different ones"),
+        ({"retry_topic": "same", "dead_letter_topic": "same"}, "three different topics"),
         ({"group": "no blanks"}, "group"),
         ({"workers": 0}, "workers"),
         ({"batch": 0}, "batch"),
         ({"retries": -1}, "retries"),
         ({"delivery_timeout_s": 0}, "delivery_timeout_s"),
-        ({"order": "random"}, "order='random': one of none, key, partition"),
-        ({"start": "middle"}, "start='middle': one of earliest, latest"),
+        ({"order": "random"}, "order='random'; expected one of none, key, partition"),
+        ({"start": "middle"}, "start='middle'; expected one of earliest, latest"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, Any], named: str) -> None:
@@ -67,18 +67,18 @@ def test_what_takes_part_in_a_transaction_is_the_managers_and_the_groups(tmp_pat
     kafka, log = KafkaResource("kafka", KAFKA), InboundLog("inbound", KAFKA, group="shop")
     manager = TransactionManager("shop", FileLog(tmp_path / "log"), [log, kafka])
     assert spec(transacted=Xa(manager, log, kafka)).transacted is not None
-    with pytest.raises(InvalidInput, match="'kafka' is not one of transaction manager 'shop'"):
+    with pytest.raises(InvalidInput, match="'kafka' does not belong to transaction manager 'shop'"):
         Xa(manager, log, KafkaResource("kafka", KAFKA))
-    with pytest.raises(InvalidInput, match="that of group 'shop', not of 'other'"):
+    with pytest.raises(InvalidInput, match="belongs to group 'shop', not to group 'other'"):
         spec(group="other", transacted=Xa(manager, log, kafka))
 
 
 def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own() -> None:
     adapter = ResourceAdapter(KAFKA)
-    with pytest.raises(InvalidInput, match=r"a class with on_record\(record\), is expected"):
+    with pytest.raises(InvalidInput, match=r"must be a function of a record, or a class with on_record\(record\)"):
         adapter.activate(spec(), dict)
     first = adapter.activate(spec(), print)
-    with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
+    with pytest.raises(InvalidInput, match="group 'shop' already has an endpoint"):
         adapter.activate(spec(), print)
     assert adapter.deactivate(first) == []
     adapter.activate(spec(), print)

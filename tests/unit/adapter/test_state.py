@@ -82,7 +82,7 @@ def test_a_foreign_key_is_no_entry(key: bytes) -> None:
 
 
 def test_entry_of_a_later_format_is_refused() -> None:
-    with pytest.raises(LogUnreadable, match="has format 3; this Bascule reads up to format 2"):
+    with pytest.raises(LogUnreadable, match="has format 3; this version of Bascule reads formats up to 2"):
         entry_of(b"v3/flight/payments/2/5f/17")
 
 

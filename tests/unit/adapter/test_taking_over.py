@@ -117,7 +117,7 @@ def test_partition_is_blocked_by_a_transaction_of_a_manager_with_another_name_un
     """The other manager may decide by another log, so nobody else can tell its outcome."""
     shop = Shop("store", transacted=transacted)
     who = "manager 'shop'" if transacted else "an endpoint without a transaction manager"
-    with pytest.raises(ClaimOfOthers, match=rf"of manager 'store' claim records of it, and {who} cannot finish them; run `bascule xa"):
+    with pytest.raises(ClaimOfOthers, match=rf"of manager 'store' claim its records, and {who} cannot finish them; run `bascule xa"):
         shop.take()
     assert shop.run.blocked
     assert not shop.decisions.read().decisions
@@ -128,7 +128,7 @@ def test_partition_is_blocked_by_a_transaction_of_a_manager_with_another_name_un
 
 def test_partition_is_blocked_by_a_transaction_of_the_same_manager_name_and_another_decision_log() -> None:
     shop = Shop("shop", log_id="bbbbbbbb")
-    with pytest.raises(ClaimOfOthers, match="of manager 'shop' with decision log bbbbbbbb claim records of it"):
+    with pytest.raises(ClaimOfOthers, match="of manager 'shop' with decision log bbbbbbbb claim its records"):
         shop.take()
     assert shop.run.blocked
     assert not shop.decisions.read().decisions

@@ -189,7 +189,7 @@ def test_outcome_of_another_manager_or_log_is_not_forgotten() -> None:
     for xid in (theirs, elsewhere):
         log.add(Heuristic(xid, Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0))
     manager = TransactionManager("shop", ModelLog(log), [ModelResource("one")])
-    with pytest.raises(InvalidInput, match="is not of transaction manager 'shop'"):
+    with pytest.raises(InvalidInput, match="does not belong to transaction manager 'shop'"):
         manager.recoverer().forget(theirs)
     with pytest.raises(InvalidInput, match="was begun with decision log bbbbbbbb"):
         manager.recoverer().forget(elsewhere)

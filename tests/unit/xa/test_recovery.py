@@ -226,7 +226,7 @@ def test_recovery_leaves_what_another_manager_has_in_the_same_log(durable: Durab
     done = recoverer(log, ModelResource("db", durable)).run()
     assert (done.steps, done.heuristics) == ([], [])
     assert list(log.durable.decisions) == [theirs, old.gtrid]
-    with pytest.raises(InvalidInput, match="is not of transaction manager 'shop'"):
+    with pytest.raises(InvalidInput, match="does not belong to transaction manager 'shop'"):
         recoverer(log, ModelResource("db", durable)).finish_now(branch(theirs, "db"), Outcome.ROLLBACK)
 
 

@@ -151,7 +151,7 @@ class Activation:
         """
         if self._stopping.is_set():
             if left := [each.name for each in self._threads if each.is_alive()]:
-                raise Unavailable(f"{self.spec.group} was stopped, and {', '.join(left)} has not ended yet")
+                raise Unavailable(f"endpoint of group {self.spec.group!r} cannot start: threads {', '.join(left)} are still running")
             for run in self._runs.values():
                 run.on(PartitionEvent.LEFT)
             self._anew()
@@ -192,7 +192,7 @@ class Activation:
             except TimeoutError:
                 left.append(name)
         if left:
-            _log.warning("threads left behind at the end", group=self.spec.group, threads=", ".join(left))
+            _log.warning("threads still running after stop", group=self.spec.group, threads=", ".join(left))
         return left
 
     def status(self) -> ActivationStatus:
@@ -209,14 +209,14 @@ class Activation:
         hanging = tuple(self._workers.hanging)
         blocked = tuple(str(run.place) for run in runs if run.blocked and not run.gone)
         stopped = next((f"{run.place} {run.trouble}" for run in runs if run.blocked and not run.gone), "") or unburied
-        trouble = self._failure or self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else stopped)
+        trouble = self._failure or self._trouble or (f"topics do not exist: {', '.join(self._missing)}" if self._missing else stopped)
         return ActivationStatus(
             self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble
         )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:
         """One of its threads has failed: it gives its partitions up and takes no more records; ``status`` says why it does not run."""
-        self._failure = f"stands still: {error}"
+        self._failure = f"stopped: {error}"
 
     # -- the polling thread
 
@@ -305,7 +305,9 @@ class Activation:
     def _move(self, consumer: GroupConsumer, place: Place) -> None:
         run = self._runs[place]
         if (offset := consumer.read_on(place, run.next_offset)) < run.next_offset:
-            _log.error("partition ends before its position, reading from its start", place=place, position=run.next_offset, start=offset)
+            _log.error(
+                "partition ends before its position, reading from the start offset", place=place, position=run.next_offset, start=offset
+            )
             run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:
@@ -317,7 +319,7 @@ class Activation:
     def _take_anew(self, places: Collection[Place]) -> None:
         """The entries of what was read may be stored or not: another token is needed, and the client reads on where the group is."""
         _log.warning(
-            "append to the inbound log failed, taking partitions over again", group=self.spec.group, places=", ".join(map(str, places))
+            "append to inbound log failed, taking over partitions again", group=self.spec.group, places=", ".join(map(str, places))
         )
         self._leave(list(places), HAND_OVER_S)
         self._anew_at.update(places)
@@ -352,7 +354,7 @@ class Activation:
         deadline_s = time.monotonic() + drain_s
         for run in runs:
             if drain_s and not self._workers.drop(run.token, max(0.001, deadline_s - time.monotonic())):
-                _log.warning("partition handed over with records at work", group=self.spec.group, place=run.place)
+                _log.warning("partition handed over with running endpoints", group=self.spec.group, place=run.place)
 
     # -- taking over
 
@@ -369,11 +371,11 @@ class Activation:
                     return
             except ClaimOfOthers as error:
                 if str(error) != told:
-                    _log.error("partition has a claim of another manager", group=self.spec.group, place=run.place, error=error)
+                    _log.error("partition blocked by another transaction manager", group=self.spec.group, place=run.place, error=error)
                 told = run.trouble = str(error)
             except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
                 run.trouble = str(error)
-                _log.warning("partition not taken over yet", group=self.spec.group, place=run.place, error=error)
+                _log.warning("could not take over partition, will retry", group=self.spec.group, place=run.place, error=error)
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
@@ -398,7 +400,7 @@ class Activation:
                 ref, failures = Ref(run.place, run.token, offset), flights.failures[offset]
                 deliveries.append(delivery_of(self.spec, ref, found[offset], keys, failures=failures, redelivered=True))
                 continue
-            _log.error("record in flight is deleted from its topic", place=run.place, offset=offset)
+            _log.error("record in flight was deleted from its topic", place=run.place, offset=offset)
             self.counts.add("vanished")
             self._log.done(run.place, keys)
         self.counts.add("redelivered", len(deliveries))
@@ -415,7 +417,7 @@ class Activation:
                     return
                 self._log.housekeep()
             except Exception as error:  # nothing waits for it
-                _log.warning("housekeeping of the inbound log failed", topic=self._log.topic, error=error)
+                _log.warning("inbound log housekeeping failed, will retry", topic=self._log.topic, error=error)
 
     def _look_for_sources(self) -> None:
         before, self._missing = self._missing, missing(self._kafka, self.spec)
@@ -426,6 +428,6 @@ class Activation:
         before, self._dead = self._dead, self._dead_letters.count()
         if self._dead > before:
             _log.warning(
-                "dead letters wait", group=self.spec.group, count=self._dead,
+                "new dead letters", group=self.spec.group, count=self._dead,
                 command=f"bascule adapter dead-letters list --group {self.spec.group}",
             )  # fmt: skip

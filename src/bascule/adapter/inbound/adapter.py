@@ -43,9 +43,11 @@ class ResourceAdapter:
     def activate(self, spec: ActivationSpec, endpoint: Endpoint) -> Activation:
         """An endpoint takes records from now on, or from the start on. Raises InvalidInput; what ``start`` does if it starts now."""
         if any(each.spec.group == spec.group for each in self._activations):
-            raise InvalidInput(f"group {spec.group!r} has an endpoint already: each needs a group of its own")
+            raise InvalidInput(f"group {spec.group!r} already has an endpoint; use another group for each endpoint")
         if spec.pool is not None and any(each.name == spec.pool.name and each is not spec.pool for each in self.pools()):
-            raise InvalidInput(f"another worker pool is called {spec.pool.name!r} already: WorkerPool(threads, name)")
+            raise InvalidInput(
+                f"another worker pool has the name {spec.pool.name!r}; give each pool its own name: WorkerPool(threads, name)"
+            )
         activation = Activation(self._kafka, spec, endpoint)
         if self._started:
             activation.start()
@@ -92,7 +94,7 @@ class ResourceAdapter:
                 broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
             if broken:
-                raise Unavailable(f"{broken[0].group} {broken[0].trouble}")
+                raise Unavailable(f"endpoint of group {broken[0].group!r} {broken[0].trouble}")
 
     def status(self) -> list[ActivationStatus]:
         """Of each endpoint."""

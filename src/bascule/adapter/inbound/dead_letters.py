@@ -61,7 +61,7 @@ class DeadLetters:
         topic, partition, offset = at
         if (found := read_again(self._kafka, topic, partition, [offset]).get(offset)) is None:
             _log.error(
-                "dead letter not sent back, its record is deleted", topic=self.topic, offset=letter.offset, origin="/".join(map(str, at))
+                "dead letter not returned, original record deleted", topic=self.topic, offset=letter.offset, origin="/".join(map(str, at))
             )
             return None
         return returned(letter._replace(key=found.key, value=found.value, headers=[*found.headers, *letter.headers]))

@@ -80,5 +80,5 @@ class RecordDelivery:
         """Move to the next phase. Raises OutOfTurn if the step cannot happen now."""
         after = PHASES.get((self.phase, step))
         if after is None:
-            raise OutOfTurn(f"{self.ref.place}, offset {self.ref.offset} is {self.phase}: {step} cannot happen")
+            raise OutOfTurn(f"{self.ref.place}, offset {self.ref.offset}: step {step} is not allowed in phase {self.phase}")
         self.phase = after

@@ -96,11 +96,11 @@ class InTransaction:
                 transaction.enlist(self._xa.log).take(ref)
                 work()
             if transaction.status is not TransactionStatus.COMMITTED:
-                raise TransactionRolledBack("was rolled back by its endpoint", transaction_id=transaction.id)
+                raise TransactionRolledBack("was rolled back by the endpoint", transaction_id=transaction.id)
         except BasculeError as error:
             meaning = meaning_of(error, transaction.id)
             if meaning is None:
-                _log.warning("transaction of a record not finished", place=ref.place, offset=ref.offset, error=error)
+                _log.warning("transaction of record not finished", place=ref.place, offset=ref.offset, error=error)
                 meaning = run_blocking(resolve(ref, error, _Doubt(self._xa.log, ref, self._stopping)))
             if meaning is error:
                 raise
@@ -189,7 +189,7 @@ class _Try:
             return
         left_out = _LEFT_OUT[target]
         if left_out:
-            _log.error("record dead-lettered in part", **record_at(record), left_out=left_out, error=refused)
+            _log.error("dead letter is incomplete", **record_at(record), left_out=left_out, error=refused)
         self.at.mode.move(self.delivery, dead_letter_of(record, spec, error, left_out=left_out, why=str(refused or "")))
 
     def note(self, event: SettlingEvent, error: BaseException | None = None, pause_s: float = 0.0) -> None:
@@ -201,18 +201,18 @@ class _Try:
             failures, most = self.delivery.record.failures + 1, self.at.spec.retries + 1
             _log.warning("record failed", **record_at(self.delivery.record), attempt=failures, attempts_max=most, error=cause_of(error))
         elif event is SettlingEvent.RETRY_REFUSED:
-            _log.error("record not retried", **record_at(self.delivery.record), error=error)
+            _log.error("could not write record to retry topic", **record_at(self.delivery.record), error=error)
         elif event is SettlingEvent.DEAD_LETTERED:
             self.at.unburied.pop(self.delivery.ref, None)
         elif event is SettlingEvent.REFUSED:
-            why = f"{place}, offset {offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
+            why = f"could not dead-letter record {place}, offset {offset}: {error}; raise max.message.bytes of the dead-letter topic"
             self.at.unburied[self.delivery.ref] = why
-            _log.error("record not dead-lettered", place=place, offset=offset, reason=why, retry_s=pause_s)
+            _log.error("could not dead-letter record, will retry", place=place, offset=offset, reason=why, retry_s=pause_s)
         elif event is SettlingEvent.SUPERSEDED:
             _log.info("record given up", place=place, offset=offset, reason=error)
         elif event is SettlingEvent.AWAY and error is not None:
             said = str(error) if isinstance(error, BasculeError) else cause_of(error)
-            _log.warning("record not settled", place=place, offset=offset, error=said, retry_s=pause_s)
+            _log.warning("could not settle record, will retry", place=place, offset=offset, error=said, retry_s=pause_s)
 
 
 def record_at(record: Record) -> dict[str, str | int]:

@@ -25,7 +25,7 @@ def check(endpoint: Endpoint) -> None:
     """Raises InvalidInput for what cannot take a record."""
     method = getattr(endpoint, "on_record", None) if isinstance(endpoint, type) else endpoint
     if not callable(method):
-        raise InvalidInput(f"endpoint {name_of(endpoint)}: a function of a record, or a class with on_record(record), is expected")
+        raise InvalidInput(f"endpoint {name_of(endpoint)} must be a function of a record, or a class with on_record(record)")
 
 
 class Instance:

@@ -165,7 +165,7 @@ class InboundLog:
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""
-        raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
+        raise UnknownXid(f"{self.name} has no heuristic outcome of branch {xid}")
 
     def _finish(self, xid: Xid, *, commit: bool) -> None:
         known = self._answer(self.protocol.finish(xid, commit=commit))

@@ -122,7 +122,7 @@ class LogProtocol:
             place, offset, lambda state: (state.owner, tuple(sorted(state.void)), _owners_before(state, token))
         )
         if owner != token and LogViolation.TAKE_UNCHECKED not in self._violations:
-            raise Unavailable(f"{place} was taken over by another member meanwhile")
+            raise Unavailable(f"partition {place} was taken over by another member")
         # The deletion of void entries is stored before that of the owners that make them void: without those owners they would count.
         if LogViolation.OWNERS_BEFORE_VOID in self._violations:
             self._delete(place, owners)
@@ -240,10 +240,10 @@ def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
     if state.owner != ref.token:
         return Superseded(f"{where} was taken over by another member")
     if ref.offset not in state.flights:
-        return Superseded(f"{where} is done")
+        return Superseded(f"{where} is already settled")
     if first is None or first == xid:
-        return BranchRolledBack(f"{where}: {xid} was rolled back by another process", Code.XA_RBTRANSIENT)
-    return ResourceFailed(f"{where} is claimed by {first}, whose outcome is open")
+        return BranchRolledBack(f"{where}: branch {xid} was rolled back by another process", Code.XA_RBTRANSIENT)
+    return ResourceFailed(f"{where} is claimed by branch {first}, which is in doubt")
 
 
 def _owners_before(state: PlaceState, token: str) -> tuple[bytes, ...]:

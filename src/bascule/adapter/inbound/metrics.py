@@ -81,5 +81,5 @@ def serve_metrics(adapter: ResourceAdapter, port: int, host: str = "127.0.0.1") 
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
-        raise Unavailable(f"metrics cannot be served at {host}:{port}: {error}") from error
+        raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
     return int(server.server_port)

@@ -64,12 +64,12 @@ class BlockingTakeover:
             # It is the claim that is in the way; a database that hangs shall not be.
             stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK, who="the next member", only=xa.log.name)
             xa.manager.recover_soon()
-            _log.info("transaction of an earlier member finished", group=self._spec.group, place=place, xid=xid, outcome=stands)
+            _log.info("transaction of earlier member finished", group=self._spec.group, place=place, xid=xid, outcome=stands)
         if others:
             managers = sorted({_manager(xid, own) for xid in others})
             who = f"manager {own!r}" if own is not None else "an endpoint without a transaction manager"
             raise ClaimOfOthers(
-                f"is blocked: transactions {', '.join(map(str, others))} of manager {', '.join(managers)} claim records of it, "
+                f"is blocked: transactions {', '.join(map(str, others))} of manager {', '.join(managers)} claim its records, "
                 f"and {who} cannot finish them; run `bascule xa recover` or `bascule xa rollback` with a manager of that name"
             )
 

@@ -186,7 +186,7 @@ async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects) -> BaseE
                 # What did not answer may do so the next time.
                 return NotNow(str(error)) if isinstance(error, TransactionInDoubt) else error
         await effects.sleep(DOUBT_PAUSE_S)
-    return NotNow(f"{ref.place}, offset {ref.offset} is in doubt; recovery finishes it")
+    return NotNow(f"record {ref.place}, offset {ref.offset} is in doubt; recovery will finish the transaction")
 
 
 async def try_once(tried: Tried, effects: TryEffects, policy: RetryPolicy, violations: Collection[enum.StrEnum] = ()) -> float | None:

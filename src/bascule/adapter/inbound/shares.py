@@ -67,7 +67,7 @@ class PoolShares(Generic[MemberT]):
     def join(self, member: MemberT, most: int) -> None:
         """An endpoint begins, with ``most`` at work at once. Raises InvalidInput if each endpoint could not have a thread any more."""
         if len(self.members) >= self.threads:
-            raise InvalidInput(f"a pool of {self.threads} threads has {self.threads} endpoints: give it a thread for each")
+            raise InvalidInput(f"a pool of {self.threads} threads cannot serve more than {self.threads} endpoints; raise threads")
         self._shares[member] = PoolShare(min(most, self.threads))
 
     def leave(self, member: MemberT) -> None:

@@ -47,7 +47,7 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s:
-            raise InvalidInput(f"{self}: first_s >= 0, factor >= 1 and longest_s >= first_s are expected")
+            raise InvalidInput(f"invalid {self}: must have first_s >= 0, factor >= 1 and longest_s >= first_s")
 
     def pause_s(self, failures: int) -> float:
         """After so many failures, from 1.
@@ -72,7 +72,7 @@ class Xa:
     def __post_init__(self) -> None:
         for each in (self.log, self.kafka):
             if self.manager.resources.get(each.name) is not each:
-                raise InvalidInput(f"resource {each.name!r} is not one of transaction manager {self.manager.name!r}")
+                raise InvalidInput(f"resource {each.name!r} does not belong to transaction manager {self.manager.name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +113,15 @@ class ActivationSpec:
         _expect(self.delivery_timeout_s > 0, "delivery_timeout_s", self.delivery_timeout_s, "more than 0")
         self._check_topics()
         if self.transacted is not None and self.transacted.log.group != self.group:
-            raise InvalidInput(f"transacted: the inbound log is that of group {self.transacted.log.group!r}, not of {self.group!r}")
+            raise InvalidInput(f"transacted: the inbound log belongs to group {self.transacted.log.group!r}, not to group {self.group!r}")
 
     def _check_topics(self) -> None:
         _expect(bool(self.topics) and all(self.topics), "topics", self.topics, "at least one")
-        _expect(not self._patterns or len(self.topics) == 1, "topics", self.topics, "names, or one pattern alone")
+        _expect(not self._patterns or len(self.topics) == 1, "topics", self.topics, "names or a single pattern")
         own = {"retry_topic": self.retry_topic, "dead_letter_topic": self.dead_letter_topic, "inbound log": f"{self.group}.inbound"}
-        _expect(len(set(own.values())) == len(own), "topics", own, "three different ones of the group's own")
+        _expect(len(set(own.values())) == len(own), "topics", own, "three different topics")
         for name, topic in own.items():
-            _expect(not self.reads(topic), "topics", self.topics, f"none that takes in {topic!r}, the group's {name}")
+            _expect(not self.reads(topic), "topics", self.topics, f"topics without {topic!r} (the {name} of the group)")
 
     def reads(self, topic: str) -> bool:
         """Whether a topic is one of the sources."""
@@ -145,16 +145,16 @@ def _matches(pattern: str, topic: str) -> bool:
     try:
         return re.match(pattern, topic) is not None
     except re.error as error:
-        raise InvalidInput(f"topics: {pattern!r} is no regular expression: {error}") from error
+        raise InvalidInput(f"topics: {pattern!r} is not a regular expression: {error}") from error
 
 
 def _one_of(kind: type[enum.StrEnum], value: str, name: str) -> enum.StrEnum:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidInput(f"{name}={value!r}: one of {', '.join(kind)} is expected") from None
+        raise InvalidInput(f"invalid {name}={value!r}; expected one of {', '.join(kind)}") from None
 
 
 def _expect(right: bool, name: str, value: object, expected: str) -> None:
     if not right:
-        raise InvalidInput(f"{name}={value!r}: {expected} is expected")
+        raise InvalidInput(f"invalid {name}={value!r}; expected {expected}")

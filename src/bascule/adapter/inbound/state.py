@@ -96,7 +96,9 @@ def entry_of(key: bytes) -> Entry:
     versioned = _VERSIONED.match(key)
     version = 1 if versioned is None else int(versioned[1])
     if version > VERSION:
-        raise LogUnreadable(f"entry {key[:200]!r} has format {version}; this Bascule reads up to format {VERSION}: upgrade it")
+        raise LogUnreadable(
+            f"entry {key[:200]!r} has format {version}; this version of Bascule reads formats up to {VERSION}. Upgrade Bascule"
+        )
     try:
         kind, topic, partition, token, *rest = key.removeprefix(versioned[0] if versioned else b"").decode().split("/", 5)
         if len(rest) + 4 != _FIELDS[kind] or version != _SINCE.get(kind, 1):

@@ -105,7 +105,7 @@ class Run(Generic[ItemT]):
         """Move to the next state. Raises OutOfTurn if the event cannot happen now."""
         after = PARTITION_STATES.get((self.state, event))
         if after is None:
-            raise OutOfTurn(f"{self.place} is {self.state}: {event} cannot happen")
+            raise OutOfTurn(f"partition {self.place}: event {event} is not allowed in state {self.state}")
         self.state = after
 
     def begin_at(self, read_to: int | None, violations: Collection[enum.StrEnum] = ()) -> None:
@@ -179,7 +179,7 @@ async def take_over(run: Run[ItemT], effects: TakeoverEffects, violations: Colle
         run.on(PartitionEvent.TAKEN)
     flights = await effects.flights(run.place)
     if flights.claims and LogViolation.OPEN_CLAIMS_IGNORED not in violations:
-        run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
+        run.trouble = f"waits for the outcome of transactions {', '.join(map(str, flights.claims))}"
         try:
             await effects.finish(run.place, list(flights.claims))
         except ClaimOfOthers:

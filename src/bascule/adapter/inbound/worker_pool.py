@@ -76,7 +76,7 @@ class WorkerPool:
     def __init__(self, threads: int, name: str = "shared") -> None:
         """``threads`` bounds the endpoints at work at once, all together; each endpoint of the pool needs one. Raises InvalidInput."""
         if not 1 <= threads <= WORKERS_MAX:
-            raise InvalidInput(f"threads = {threads!r}: 1 to {WORKERS_MAX} are expected")
+            raise InvalidInput(f"threads={threads!r} is out of range; must be 1 to {WORKERS_MAX}")
         self.name = name
         lock = threading.RLock()
         # Only threads of the pool wait for it: each of its notifications is for one of them.

@@ -100,7 +100,7 @@ class Workers:
         """Its endpoint has returned. Raises Late where it had been given up before."""
         with self.changed:
             if delivery.phase is not Phase.WORKING:
-                raise Late(f"{delivery.ref.place}, offset {delivery.ref.offset} was given up before")
+                raise Late(f"record {delivery.ref.place}, offset {delivery.ref.offset} was given up before its endpoint returned")
             delivery.step(DeliveryStep.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:
@@ -153,7 +153,7 @@ class Workers:
             return self._handle(delivery, call)
         except Late as error:
             _log.warning(
-                "endpoint returned too late, nothing of it counts",
+                "endpoint returned after its timeout, result ignored",
                 endpoint=name_of(self._endpoint),
                 worker=worker.name,
                 error=error,
@@ -174,7 +174,7 @@ class Workers:
         delivery = worker.delivery
         if delivery is None or delivery.phase is not Phase.WORKING or delivery.failure is not None:
             return
-        said = f"{name_of(self._endpoint)} hangs since {self.spec.delivery_timeout_s:g} s in {worker.name}"
+        said = f"{name_of(self._endpoint)} has not returned for {self.spec.delivery_timeout_s:g} s in thread {worker.name}"
         _log.error("endpoint hangs", reason=said, place=delivery.ref.place, offset=delivery.ref.offset, stack=worker.stack())
         self._counts.add("hung")
         # The thread keeps the old object, which says to it that it is late.

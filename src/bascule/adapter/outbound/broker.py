@@ -51,7 +51,7 @@ class JmsConnectionFactory:
         ``limits`` are those of contexts outside of transactions. ``name`` is for messages. Raises InvalidInput.
         """
         if manager is not None and manager.resources.get(broker.name) is not broker:
-            raise InvalidInput(f"resource {broker.name!r} is not one of transaction manager {manager.name!r}")
+            raise InvalidInput(f"resource {broker.name!r} does not belong to transaction manager {manager.name!r}")
         self._broker = broker
         self._manager = manager
         self._name = name
@@ -75,7 +75,7 @@ class JmsConnectionFactory:
             return PooledContext(self._pool, self._pool.take(), partial(self._expect, None))
         branch = transaction.enlist(self._broker)
         if not isinstance(branch, BranchContext):
-            raise IllegalState(f"transaction {transaction.id} works with the broker by asyncio: connect_async() gives a context of it")
+            raise IllegalState(f"transaction {transaction.id} uses the broker through asyncio; get its context with connect_async()")
         temporary = self._temporary_of(transaction, branch._workplace.thread)
         return TransactionContext(branch, temporary, partial(self._expect, transaction))
 
@@ -92,7 +92,7 @@ class JmsConnectionFactory:
         enlisted = LoopParticipant(self._broker, loop)
         branch = await in_thread(lambda: transaction.enlist_as(self._broker, enlisted))
         if not isinstance(branch, AsyncBranchContext):
-            raise IllegalState(f"transaction {transaction.id} works with the broker by blocking calls: connect() gives a context of it")
+            raise IllegalState(f"transaction {transaction.id} uses the broker through blocking calls; get its context with connect()")
         temporary = self._temporary_of(transaction, branch._workplace.thread)
         return AsyncTransactionContext(branch, temporary, partial(self._expect, transaction))
 
@@ -121,8 +121,12 @@ class JmsConnectionFactory:
         if entered is transaction:
             return
         if transaction is None:
-            raise IllegalState("this context was taken outside of transactions, and one is at work here: take a context in it")
-        raise IllegalState(f"this context is of transaction {transaction.id}, which is not the current one here")
+            raise IllegalState(
+                "this context was taken outside of transactions, and a transaction is active; take a context within the transaction"
+            )
+        raise IllegalState(
+            f"this context belongs to transaction {transaction.id}, which is not the current transaction of this thread or task"
+        )
 
     def _temporary_of(self, transaction: Transaction, connection: ConnectionThread) -> TemporaryDestinations:
         with self._lock:
@@ -149,6 +153,6 @@ async def _lent(pool: Pool[PooledSession]) -> tuple[int, PooledSession]:
 def _check_mode(acknowledge: Acknowledge) -> None:
     if acknowledge not in AUTOMATIC:
         raise InvalidInput(
-            f"acknowledge={acknowledge}: a transaction acknowledges what is received in it, and outside of one each message is "
-            "acknowledged when it is received; contexts of bascule.client have other modes"
+            f"acknowledge={acknowledge} is not supported: messages are acknowledged by their transaction, or on receipt outside of "
+            "transactions. Use contexts of bascule.client for other modes"
         )

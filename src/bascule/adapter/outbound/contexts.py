@@ -18,7 +18,7 @@ from bascule.client.sends import SendCompletion
 from bascule.core.errors import BasculeError
 
 CLOSED: Final = "the context is closed"
-POOLED: Final = "this context is from a pool and outside of transactions, which a transaction manager begins and ends"
+POOLED: Final = "this context is from a pool and has no transactions; begin and end transactions with a transaction manager"
 #: Raises IllegalState where a context cannot be used.
 Elsewhere = Callable[[], None]
 

@@ -75,7 +75,7 @@ class XaSends:
 
     def __post_init__(self) -> None:
         if self.manager.resources.get(self.kafka.name) is not self.kafka:
-            raise InvalidInput(f"resource {self.kafka.name!r} is not one of transaction manager {self.manager.name!r}")
+            raise InvalidInput(f"resource {self.kafka.name!r} does not belong to transaction manager {self.manager.name!r}")
 
 
 #: Told when a record is stored (None), or why it may not be; within a transaction at once.
@@ -115,12 +115,12 @@ class _UnderWay:
     def flush(self, timeout_s: float | None) -> None:
         with self._answered:
             if not self._answered.wait_for(lambda: not self._waiting, timeout_s):
-                raise TimedOut(f"flush: {self._waiting} records are not answered in time, and may be stored or not")
+                raise TimedOut(f"flush timed out: {self._waiting} records are not confirmed and may or may not be stored")
             sent, failed, first = self._sent, self._failed, self._first
             self._sent = self._failed = 0
             self._first = None
         if first is not None:
-            raise Unavailable(f"{failed} of {sent} records may be stored or not: {first}") from first
+            raise Unavailable(f"{failed} of {sent} records are not confirmed and may or may not be stored: {first}") from first
 
     def _done(self, answered: Answered | None, future: Future[int]) -> None:
         error = future.exception()
@@ -149,7 +149,9 @@ class _Plain:
         self._under_way.flush(timeout_s)
 
     def begin(self) -> None:
-        raise OutOfOrder("connections of this factory have no transactions: KafkaConnectionFactory(..., transacted=KafkaTransactions(...))")
+        raise OutOfOrder(
+            "connections of this factory have no transactions; use KafkaConnectionFactory(..., transacted=KafkaTransactions(...))"
+        )
 
     commit = rollback = begin
 
@@ -171,25 +173,25 @@ class _InKafkaTransaction:
 
     def send(self, outgoing: Outgoing, answered: Answered | None) -> None:
         if self._gathered is None:
-            raise OutOfOrder("send: not within `with connection.transaction()`")
+            raise OutOfOrder("send outside of a transaction; send within `with connection.transaction()`")
         self._gathered.append(outgoing)
         if answered is not None:
             answered(None)
 
     def flush(self, timeout_s: float | None) -> None:  # noqa: ARG002 - there is nothing to wait for
         if self._gathered is not None:
-            raise OutOfOrder("the transaction is not at its end")
+            raise OutOfOrder("the transaction has not ended")
 
     def begin(self) -> None:
         if self._gathered is not None:
-            raise OutOfOrder("begin: a transaction has begun; they do not nest")
+            raise OutOfOrder("begin: a transaction is active already; transactions do not nest")
         self._gathered = []
         self._slot.prepare()
 
     def commit(self) -> None:
         gathered, self._gathered = self._gathered, None
         if gathered is None:
-            raise OutOfOrder("commit: no transaction has begun")
+            raise OutOfOrder("commit: no transaction is active")
         if not gathered:
             return
         mark, tried = f"{self._id}#{uuid.uuid4().hex}".encode(), False
@@ -206,7 +208,7 @@ class _InKafkaTransaction:
         except Unavailable as error:
             if not tried or isinstance(error, RecordRefused):
                 raise
-            raise CommitInDoubt(f"the transaction may have been committed, or not: {error}") from error
+            raise CommitInDoubt(f"the transaction may or may not be committed: {error}") from error
         self._mark = mark
 
     def _marks(self, mark: bytes, table: Mapping[bytes, Stored]) -> list[Outgoing]:
@@ -241,7 +243,9 @@ class _InCurrentTransaction:
         """It is the transaction that waits."""
 
     def begin(self) -> None:
-        raise OutOfOrder("transactions of this factory's connections are those of the transaction manager")
+        raise OutOfOrder(
+            "connections of this factory take part in transactions of the transaction manager; begin and end transactions there"
+        )
 
     commit = rollback = begin
 
@@ -325,7 +329,7 @@ class KafkaConnection:
 
     def _open(self) -> _Physical:
         if self._physical is None:
-            raise OutOfOrder("the connection is given back")
+            raise OutOfOrder("the connection was returned to its pool")
         return self._physical
 
     def _guarded(self, call: Any) -> None:

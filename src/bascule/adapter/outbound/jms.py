@@ -25,7 +25,7 @@ _log = get_log("bascule.adapter")
 class JmsSession:
     """Made by ``KafkaConnection.jms``. A queue and a topic of JMS are the Kafka topic of their name, or what the template makes of it."""
 
-    _refusal = "a connection to Kafka only sends. Endpoints receive records; contexts of a JmsConnectionFactory receive messages"
+    _refusal = "a connection to Kafka cannot receive. Receive records with an endpoint, messages with a context of a JmsConnectionFactory"
 
     def __init__(self, connection: KafkaConnection, key: str, topic: str) -> None:
         """``key`` is a divert's choice: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
@@ -117,12 +117,12 @@ class _Answer:
             try:
                 self._completion.on_done(self._message, failure)
             except Exception:
-                _log.exception("callback of a send failed", message=self._message.message_id)
+                _log.exception("send callback failed", message=self._message.message_id)
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when the message is stored. Raises TimedOut, and why it may not be."""
         if not self._known.wait(timeout_s):
-            raise TimedOut(f"send {self._message.message_id}: no answer in time; whether the record is stored is not known")
+            raise TimedOut(f"send of message {self._message.message_id} timed out; the record may or may not be stored")
         if self._error is not None:
             raise self._error
 

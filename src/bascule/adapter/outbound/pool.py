@@ -55,7 +55,7 @@ class PoolLimits:
 
     def __post_init__(self) -> None:
         if self.most < 1 or self.wait_s < 0 or self.validate_after_s < 0 or self.leak_after_s <= 0:
-            raise InvalidInput(f"{self}: most >= 1, no time below 0, and leak_after_s above it are expected")
+            raise InvalidInput(f"invalid {self}: must have most >= 1, no negative time, and leak_after_s above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,9 @@ class Pool(Generic[PhysicalT]):
             if self._free:
                 return self._free.pop(), None, 0.0
         holders = "\n".join(map(str, self.leases()))
-        raise PoolExhausted(f"{self.name}: all {self.limits.most} connections are taken after {self.limits.wait_s:g} s, by\n{holders}")
+        raise PoolExhausted(
+            f"{self.name}: no free connection within {self.limits.wait_s:g} s; all {self.limits.most} connections are held by\n{holders}"
+        )
 
     def _release(self, number: int, physical: PhysicalT | None) -> None:
         """Closed before its number is free: a number is not used twice at once."""

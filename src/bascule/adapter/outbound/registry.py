@@ -24,10 +24,10 @@ class Registry:
         Raises InvalidInput.
         """
         if not name or name != name.strip("/ ") or "//" in name:
-            raise InvalidInput(f"{name!r} is no name: words with / between them are, kafka/orders for one")
+            raise InvalidInput(f"{name!r} is not a valid name; use words separated by /, for example kafka/orders")
         with self._lock:
             if not again and name in self._factories:
-                raise InvalidInput(f"{name!r} is bound already; bind(..., again=True) puts another in its place")
+                raise InvalidInput(f"{name!r} is already bound; replace the factory with bind(..., again=True)")
             self._factories[name] = factory
 
     def unbind(self, name: str) -> None:
@@ -50,7 +50,7 @@ class Registry:
                 return factory
             bound = sorted(self._factories)
         near = difflib.get_close_matches(name, bound, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"bound are {', '.join(bound) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else f"bound names: {', '.join(bound) or 'none'}"
         raise InvalidInput(f"nothing is bound to {name!r}; {hint}")
 
     def names(self) -> list[str]:

@@ -30,7 +30,7 @@ class TemporaryDestinations:
         with self._lock:
             self._made.append(destination)
             if self._ended:
-                raise IllegalState("the transaction has ended, and its temporary destinations are deleted")
+                raise IllegalState("the temporary destination was deleted at the end of its transaction")
         return destination
 
     def check_reply_to(self, content: object) -> None:
@@ -47,7 +47,7 @@ class TemporaryDestinations:
         try:
             self._connection.run(self.deleting(core.clock() + core.settings.timeout_s))
         except BasculeError as error:
-            _log.warning("temporary destinations not deleted, they go with their connection", error=error)
+            _log.warning("could not delete temporary destinations, connection will be closed", error=error)
 
     def deleting(self, until_s: float) -> Operation[None]:
         """Delete all. Raises the first error, when all were tried."""
