@@ -219,7 +219,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
     first, second = source.drivers
     source.take(first)
     source.create_anew()
-    with pytest.raises(PositionLost, match=r"deleted and created again .* start the pipelines once with an ingress that does not name it"):
+    with pytest.raises(PositionLost, match=r"recreated .* start the pipelines once without the ingress"):
         source.take(second)
     third = Positions(source.pipelines, "third")
     assert third.removed_ingresses({"in"}) == set()

@@ -84,7 +84,7 @@ def test_what_one_takes_of_which_running_pipelines_have_not_been_told_waits_unti
         running.settle()
         bridge.journal.start_epoch(["x"])
         bridge.send("1", taken_by=["x"])
-        with pytest.raises(UnknownDivert, match="'x' of which these pipelines have not been told"):
+        with pytest.raises(UnknownDivert, match="'x' of the broker is not configured in these pipelines"):
             running.batch()
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
         running.settle()

@@ -107,7 +107,7 @@ def test_no_record_is_passed_over(source: Source, taken: int) -> None:
     shown = LagMirror(source.pipelines.kafka, source.positions.group(PIPELINE))
     shown._consumer.commit(offsets=[TopicPartition(source.topic, 0, 2)], asynchronous=False)
     shown.close()
-    with pytest.raises(PositionLost, match=r"deleted before they were taken\. Its consumer group .* had come to offset 2"):
+    with pytest.raises(PositionLost, match=r"deleted before the pipeline read them\. Consumer group .* had reached offset 2"):
         source.take("second")
 
 

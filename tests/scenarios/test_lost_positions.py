@@ -64,7 +64,7 @@ def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridg
         running.driver.poll()
         said = running.driver.queries["divert:x"].stopped
         assert said is not None
-        assert said.startswith("PositionLost: pipeline 'divert:x' stands at offset 1 of ")
+        assert said.startswith("PositionLost: pipeline 'divert:x' is at offset 1 of ")
     assert bridge.carried("plain") == ["lost", "left", "1", "2"]
     assert bridge.carried("x") == bridge.dead() == []
     assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
@@ -76,7 +76,7 @@ def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpe
     with bridge.running(plain, ingresses=(ingress,)) as running:
         said = running.driver.queries[COMMON].stopped
         assert said is not None
-        assert said.startswith("PositionLost: pipeline 'diverts' stands at offset ")
+        assert said.startswith("PositionLost: pipeline 'diverts' is at offset ")
         assert running.query("ingress:in").isActive
 
 
@@ -117,4 +117,4 @@ def test_diverts_whose_journal_is_gone_while_they_run_stop_and_do_not_try_again_
         query.restart()  # at once, without the pause
         assert query.stopped is not None
         assert query.stopped.startswith("PositionLost: ")
-        assert ("was deleted and created again" if renewed else "were deleted before they were taken") in query.stopped
+        assert ("was recreated" if renewed else "were deleted before the pipeline read them") in query.stopped

@@ -89,6 +89,6 @@ def test_an_ingress_whose_topic_has_lost_its_tail_stops_however_much_the_topic_h
     for grown in (0, 2 * RECORDS):
         put(broken, grown)
         with pytest.raises(
-            PositionLost, match=rf"{TOPIC}-0 has lost its tail: it was read up to offset {RECORDS} .* ends at offset {LEFT + grown}"
+            PositionLost, match=rf"{TOPIC}-0 has lost its tail: records up to offset {RECORDS} .* ends at offset {LEFT + grown}"
         ):
             take(pipelines)

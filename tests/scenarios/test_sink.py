@@ -30,13 +30,13 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
 
     for batch in (0, 0, 1, 2, 2):
         write(batch)
-    with pytest.raises(PositionLost, match="has written batch 2, and is given batch 1"):
+    with pytest.raises(PositionLost, match="has written batch 2, and Spark repeats batch 1"):
         write(1)
     for batch in (0, 2, 3):
-        with pytest.raises(PositionLost, match="belongs to the query with the id 'first', this checkpoint is 'second'"):
+        with pytest.raises(PositionLost, match="belongs to query 'first', and this checkpoint belongs to query 'second"):
             write(batch, "second")
     write(3)
-    with pytest.raises(PositionLost, match="has written batch 3 with 1 messages, and is given it with 2"):
+    with pytest.raises(PositionLost, match="has written batch 3 with 1 messages, and Spark repeats the batch with 2"):
         write(3, more=1)
     with closing(Reader(kafka.bootstrap, f"{topic_prefix}.ingress")) as reader:
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]

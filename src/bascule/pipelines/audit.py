@@ -93,7 +93,7 @@ def audit(
     """Verifies the diverts of a configuration, all or those named. See ``audit_diverts``."""
     servers = settings.kafka.bootstrap_servers
     if servers is None:
-        raise InvalidInput("no Kafka: give kafka.bootstrap_servers")
+        raise InvalidInput("no Kafka configured; set kafka.bootstrap_servers")
     return audit_diverts(from_settings(settings, servers), names, from_offset, to_offset)
 
 

@@ -87,9 +87,9 @@ def _carry_in_parts(batch: JournalBatch, task: DivertTask) -> None:
     """Carry one half after the other; a single journal record as it is."""
     bounds = batch.bounds()
     if bounds is None:
-        raise BatchFailed("Spark finds no rows in a batch of which there was too much to be held")
+        raise BatchFailed("Spark finds no rows in a batch that was too large for memory")
     first, last = bounds
-    log.info("a batch is carried in parts", first=first, last=last)
+    log.info("carrying batch in parts", first=first, last=last)
     if first == last:
         carry_all(batch, replace(task, made_bytes_max=None))
         return
@@ -134,7 +134,7 @@ def _searched(batch: JournalBatch, divert: DivertSpec, task: DivertTask) -> list
         return sorted(batch.messages(divert, None))
     found = batch.messages(divert, SEARCHED_AT_ONCE + 1)
     if len(found) > SEARCHED_AT_ONCE:
-        raise BatchTooLarge(f"a transformation fails on some of more than {SEARCHED_AT_ONCE} messages")
+        raise BatchTooLarge(f"a transformation failed in a batch of more than {SEARCHED_AT_ONCE} messages")
     return sorted(found)
 
 

@@ -56,7 +56,7 @@ class Targets:
             self._there.update(self._topics.partitions())
         if topic not in self._there:
             if self._partitions < 1:
-                raise TopicMissing(topic, "does not exist (pipelines.target_partitions = 0: it is not created)")
+                raise TopicMissing(topic, "does not exist and is not created, because pipelines.target_partitions = 0")
             try:
                 self._topics.create(topic, self._partitions, {}, replication_factor=self._replication_factor)
             except InvalidInput as error:
@@ -271,8 +271,8 @@ class Carrier:
             # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
             substitute = substitute._replace(value=b"")
             if not output.value:
-                what = f"topic {substitute.topic!r} has no room for a dead letter, not even without its value ({fault.str()})"
-                raise Unwritable(refused.faults, f"{what}: raise its max.message.bytes") from refused
+                what = f"topic {substitute.topic!r} refused a dead letter, even without its value ({fault.str()})"
+                raise Unwritable(refused.faults, f"{what}. Raise max.message.bytes of the topic") from refused
         self._targets.ensure(substitute.topic)
         return substitute
 

@@ -90,7 +90,7 @@ def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
     query.stop()
     gateway = session.sparkContext._gateway
     if gateway is None:
-        raise Unavailable("the Spark session has no gateway to its JVM, so the class archive cannot be written")
+        raise Unavailable("could not write the class archive: the Spark session has no gateway to its JVM")
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
@@ -109,7 +109,7 @@ def main() -> int:
             sys.stdout.flush()
         write()
     except Exception as error:  # of Spark, its JVM, Kafka, the disk
-        sys.stdout.write(f"Spark's classes are not archived, its drivers start more slowly: {error}\n")
+        sys.stdout.write(f"could not archive Spark's classes, drivers will start more slowly: {error}\n")
     return 0
 
 

@@ -135,7 +135,7 @@ class JournalReader:
     def _removed(self, send: Send, faults: dict[str, Exception]) -> list[DivertSpec]:
         there = {choice.divert.name for choice in self._diverts}
         names = [name for name in send.diverts if name not in there and self._answers(name, self.fence.epoch)]
-        faults |= {name: BadRecord(f"the exclusive divert {name!r} took it, and is not configured any more") for name in names}
+        faults |= {name: BadRecord(f"exclusive divert {name!r} took the message and is no longer configured") for name in names}
         return [DivertSpec(name, send.address, "") for name in names]
 
     def _epoch_started(self, value: bytes) -> None:
@@ -225,7 +225,7 @@ class DivertEngine:
         if record is _PLAIN[0]:
             return output
         if record.value is None:
-            raise BadRecord("the transformation gives a null value, which would mean a deletion to Kafka")
+            raise BadRecord("the transformation returned a null value, which Kafka treats as a deletion")
         key = record.key if record.has_key else output.key
         headers = [*(each for each in output.headers if each[0] not in record.headers), *record.headers.items()]
         return output._replace(key=key, value=record.value, headers=headers)

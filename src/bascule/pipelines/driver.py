@@ -123,7 +123,7 @@ class Driver:
                 self._refresh_ingresses()
             except Unavailable as error:
                 # The queries live through that; so does what looks after them.
-                log.warning("new topics of ingresses are not looked for this time", error=str(error))
+                log.warning("could not look for new topics of ingresses, will retry", error=str(error))
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
@@ -169,7 +169,7 @@ class Driver:
             if found is not None:
                 return found
             if time.monotonic() > deadline:
-                raise Unavailable(f"there is no topic {topic!r}: the broker creates it; is it running on this Kafka, with this prefix?")
+                raise Unavailable(f"topic {topic!r} does not exist; start the broker on this Kafka with this prefix first")
             time.sleep(POLL_S)
 
     def _start_diverts(self, journal_id: str) -> None:
@@ -238,7 +238,7 @@ class Driver:
             crash.point("join.after")
             self._has_joined(name)
         except (BasculeError, PySparkException) as error:
-            log.warning("divert could not join yet", divert=name, error=described(error))
+            log.warning("could not join divert, will retry", divert=name, error=described(error))
         finally:
             common.restart()
 
@@ -255,14 +255,14 @@ class Driver:
         del self.queries[f"{DIVERT}{name}"]
         self._separate.remove(name)
         self._in_doubt.discard(name)
-        log.info("divert has joined", divert=name)
+        log.info("divert joined", divert=name)
 
     def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
         journal = journal_rows(kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end))
         TransformingBatch(self._divert_task(key, position), pool, self._set_pool)(journal)
         found = self._positions.read(key)
         if found.offset != end:
-            raise Unavailable(f"{key!r} came to offset {found.offset}, not {end}")
+            raise Unavailable(f"position {key!r} reached offset {found.offset}, expected {end}")
         return found
 
     # --- ingresses ---
@@ -295,7 +295,7 @@ class Driver:
         try:
             self._passed |= {claim.key: new[claim] for claim in self._positions.pass_over(new)}
         except Unavailable as error:
-            log.warning("positions of idle sources stay behind the ends of transactions this time", error=str(error))
+            log.warning("could not advance positions of idle sources, will retry", error=str(error))
 
     def _matching(self, ingress: IngressSpec) -> dict[tuple[str, int], str]:
         """Its source partitions, each with its topic's id: a topic deleted and created again is another one."""
@@ -310,7 +310,7 @@ class Driver:
         for name, ingress in self._ingresses.items():
             query = self.queries[f"{INGRESS}{name}"]
             if query.stopped is None and self._matching(ingress) != self._sources.get(name):
-                log.info("topics of an ingress have changed", ingress=name)
+                log.info("topics of ingress changed", ingress=name)
                 query.restart()
 
     # --- all ---
@@ -318,7 +318,7 @@ class Driver:
     @property
     def _spark(self) -> SparkSession:
         if self._session is None:
-            raise Unavailable("the driver has no Spark session: it is not started, or it has ended")
+            raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
         return self._session
 
     def _add(self, name: str, build: Callable[[], DataStreamWriter | None]) -> None:
@@ -356,7 +356,7 @@ class Driver:
         try:
             stored = self._positions.stored(IDLE_TIMEOUT_S)
         except Unavailable as error:
-            log.warning("why pipelines stand still is in this log only", error=str(error))
+            log.warning("could not publish the reason why a pipeline stopped", error=str(error))
             return
         for name, key in keys.items():
             self._told.add(name)
@@ -375,7 +375,7 @@ def run(
     """
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
-        raise Unavailable("no Kafka: give kafka.bootstrap_servers (`bascule up` does it for the embedded one)")
+        raise Unavailable("no Kafka configured; set kafka.bootstrap_servers (`bascule up` sets it for the embedded Kafka)")
     run_pipelines(from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby)
 
 

@@ -93,9 +93,9 @@ def ingress_record(send: Send, message_bytes_max: int = MESSAGE_BYTES_MAX) -> by
     Raises BadRecord for a message that the broker would have no room for in its journal, and for an address that no client can name.
     """
     if not 0 < len(send.address) <= ADDRESS_MAX:
-        raise BadRecord(f"an address has 1 to {ADDRESS_MAX} characters, {send.address!r:.60} does not")
+        raise BadRecord(f"invalid address {send.address!r:.60}; an address has 1 to {ADDRESS_MAX} characters")
     if send.address == MANAGEMENT_ADDRESS:
-        raise BadRecord(f"{MANAGEMENT_ADDRESS} is the address of the management node: no client could consume from it")
+        raise BadRecord(f"invalid address {MANAGEMENT_ADDRESS}: clients cannot consume from the management node")
     if len(send.body) > message_bytes_max:
-        raise BadRecord(f"a message of {len(send.body)} bytes; it may have {message_bytes_max}")
+        raise BadRecord(f"message of {len(send.body)} bytes is too large; the limit is {message_bytes_max} bytes")
     return encode_record(Kind.DATA, 0, 0, send_entry(send))

@@ -6,7 +6,7 @@ from bascule.kafka.lineage import PartitionLineage
 from bascule.writer.position import Position, PositionLost
 
 #: What an operator may do who knows what is lost.
-LEAVE_OUT = "To begin anew with what the topic has, start the pipelines once with an ingress that does not name it, or without the ingress"
+LEAVE_OUT = "To restart from the start offset, start the pipelines once without the ingress or with an ingress without the topic"
 
 
 def loss_of(pipeline: str, at: Position, topic_id: str, first: int, lineage: PartitionLineage) -> PositionLost | None:
@@ -17,14 +17,14 @@ def loss_of(pipeline: str, at: Position, topic_id: str, first: int, lineage: Par
     if at.vacant:
         return None
     if at.topic_id != topic_id:
-        return PositionLost(f"topic {at.topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
+        return PositionLost(f"topic {at.topic!r} was recreated since pipeline {pipeline!r} last ran; its old offsets are invalid")
     if at.offset < first:
         return PositionLost(
-            f"pipeline {pipeline!r} stands at offset {at.offset} of {at.topic}-{at.partition}, whose records begin at {first}:"
-            " those between were deleted before they were taken"
+            f"pipeline {pipeline!r} is at offset {at.offset} of {at.topic}-{at.partition}, and the first record is at offset {first}:"
+            " the records in between were deleted before the pipeline read them"
         )
     try:
         lineage.check_tail(at)
     except PositionLost as error:
-        return PositionLost(f"pipeline {pipeline!r} cannot go on: {error}")
+        return PositionLost(f"pipeline {pipeline!r} cannot continue: {error}")
     return None

@@ -175,7 +175,7 @@ class Positions:
             own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
             self._check(COMMON, topic, partition, topic_id, common, history, lineage)
             if common is not None and not common.vacant and end.offset < common.offset:
-                raise Unavailable(f"a node that is cut off has named {end.offset} as the end of the journal {topic!r}")
+                raise Unavailable(f"stale end offset {end.offset} of journal {topic!r}: the Kafka node is cut off from the cluster")
             journal = _Journal(topic, partition, topic_id, history, lineage, history.earliest(), *end)
 
             def has_begun(name: str) -> bool:
@@ -219,7 +219,7 @@ class Positions:
 
         def start_of(divert: DivertSpec) -> Position:
             if has_begun(divert.name):
-                raise PositionLost(f"divert {divert.name!r} has run before and has no position any more: restore the positions")
+                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore the positions")
             return at(min(offset_of(divert.start, journal.history), journal.end))
 
         plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
@@ -300,11 +300,11 @@ class Positions:
         """
         found = self._taken(key, self.common_key)
         if found is None:
-            raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.topics.positions!r}")
+            raise PositionLost(f"position {key!r} is missing; restore topic {self.pipelines.topics.positions!r}")
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         topic_id = self.topics.ids([topic]).get(topic)
         if topic_id is None:
-            raise Unavailable(f"there is no topic {topic!r} any more")
+            raise Unavailable(f"topic {topic!r} no longer exists")
         self._check(key.partition("/")[0], topic, partition, topic_id, found, *self._looks(topic, partition))
         return found
 
@@ -338,7 +338,7 @@ class Positions:
         if found is not None and found.vacant:
             loss = loss_of(pipeline, replace(found, owner=self.owner), topic_id, history.earliest(), lineage)
             if loss is not None:
-                log.warning("what was left out begins anew", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
+                log.warning("source restarts from start offset", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
                 found = None
         else:
             self._check(pipeline, *source, topic_id, found, history, lineage, f". {LEAVE_OUT}")
@@ -377,7 +377,7 @@ class Positions:
                 with suppress(PositionMoved), closing(self.writer(claim.key, IDLE_TIMEOUT_S)) as writer:  # moved: then it is not idle
                     writer.write([], at, after)
         except (Unavailable, PositionLost) as error:  # of what is lost the next start of the query tells
-            log.warning("the position of an idle source stays behind the ends of transactions this time", key=claim.key, error=str(error))
+            log.warning("could not advance position of idle source, will retry", key=claim.key, error=str(error))
             return False
         return True
 
@@ -417,16 +417,16 @@ class Positions:
         seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
         if loss is not None:
             # It decides nothing: who reads this can see whether more was deleted than ends of transactions.
-            come = f". Its consumer group {self.group(pipeline)!r} had come to offset {seen}" if seen >= 0 else ""
+            come = f". Consumer group {self.group(pipeline)!r} had reached offset {seen}" if seen >= 0 else ""
             raise PositionLost(f"{loss}{come}{remedy}")
         if seen >= 0:
             raise PositionLost(
-                f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"
-                f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.topics.positions!r}, or delete"
-                " the group to begin anew"
+                f"the position of pipeline {pipeline!r} for {topic}-{partition} is lost: consumer group {self.group(pipeline)!r}"
+                f" has reached offset {seen}. Restore topic {self.pipelines.topics.positions!r}, or delete the consumer group to restart"
+                " from the start offset"
             )
 
 
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
-        log.warning("a topic is not as it should be", finding=str(finding))
+        log.warning("topic has weak settings", finding=str(finding))

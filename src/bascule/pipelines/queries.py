@@ -123,7 +123,7 @@ class Query:
             log.error("pipeline stopped", pipeline=self.name, reason=self.stopped)
             return
         self._due_s = time.monotonic() + self._pause_s
-        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=described(failure))
+        log.warning("pipeline failed, restarting", pipeline=self.name, pause_s=self._pause_s, error=described(failure))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _checkpoint(self, attempt: int) -> Path:

@@ -77,7 +77,7 @@ def plan_diverts(
 def joined(common: Position, other: Position) -> Position:
     """The common position with the members of one that stands at the same offset."""
     if common.offset != other.offset:
-        raise PositionLost(f"a position at offset {other.offset} cannot join the common one at {common.offset}")
+        raise PositionLost(f"position at offset {other.offset} cannot join the common position at offset {common.offset}")
     return replace(_best_informed(common, [other]), members=tuple(sorted({*common.members, *other.members})))
 
 
@@ -123,7 +123,7 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
         for message in history.records(fence.epoch, fence.epoch + 1):
             value = content_of(message)[1] or b""
             if decode_header(value).kind is not Kind.EPOCH:
-                raise DamagedRecord(f"offset {fence.epoch} is no epoch start, though records name it as their epoch")
+                raise DamagedRecord(f"offset {fence.epoch} is not an epoch start, and records name this offset as their epoch")
             exclusive = exclusive_of(value)
     return Position(topic, topic_id, partition, offset, epoch=fence.epoch, sequence=fence.sequence, exclusive=exclusive)
 

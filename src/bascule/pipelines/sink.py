@@ -37,7 +37,7 @@ log = get_log(__name__)
 _QUERY_ID = "sql.streaming.queryId"
 _ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
 #: What always helps, at the price of rows that are written twice or not at all: the job's start decides.
-_ANEW = "To begin anew give the writer another id, and the query a new checkpoint"
+_ANEW = "To start over, give the writer another id and the query a new checkpoint"
 _NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
 
 
@@ -57,10 +57,10 @@ class DestinationWriter(DataSourceStreamWriter):
         lowered = {name.lower(): value for name, value in options.items()}
         self._id = lowered.get("id", "")
         if not self._id:
-            raise InvalidInput("option id is missing: a name for this writer that stays the same over its restarts")
+            raise InvalidInput("option id is missing; set id to a name of this writer that stays the same after a restart")
         routing = lowered.get("routing", "queue")
         if routing not in _ROUTINGS:
-            raise InvalidInput(f"option routing is {routing!r}; it is 'queue' or 'topic'")
+            raise InvalidInput(f"option routing is {routing!r}; must be 'queue' or 'topic'")
         _check_columns(schema, lowered)
         self._address, self._routing, self._kind = lowered.get("address"), _ROUTINGS[routing], routing
         self._unbound = lowered.get("unbound", "keep")
@@ -72,7 +72,7 @@ class DestinationWriter(DataSourceStreamWriter):
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context else None
         if not query:
-            raise InvalidInput("Spark does not say which streaming query this is, by which the writer knows what it has written")
+            raise InvalidInput("Spark does not name the streaming query; the writer needs the query id to recognise repeated batches")
         return Encoded(tuple(self._encoded(row.asDict()) for row in iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -83,7 +83,7 @@ class DestinationWriter(DataSourceStreamWriter):
             # A job of its own may run where no pipeline ever has. How many replicas there are to be only the cluster knows here.
             wanted = {self._topics.positions: own_topics.POSITIONS, self._topics.ingress: own_topics.INGRESS}
             for finding in own_topics.ensure(self._kafka, wanted):
-                log.warning("a topic is not as it should be", finding=str(finding))
+                log.warning("topic has weak settings", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
         transactional_id = self._topics.transactional_id(self._bridge, key)
         writer = TransactionalWriter(self._kafka, transactional_id, self._topics.positions, key)
@@ -112,7 +112,7 @@ class DestinationWriter(DataSourceStreamWriter):
     def _encoded(self, row: dict[str, Any]) -> bytes:
         address = row.get("address") or self._address
         if not address:
-            raise InvalidInput("a row has no address, and there is no option address")
+            raise InvalidInput("a row has no address; set column `address` or option address")
         body = row["value"]
         binary = isinstance(body, bytes | bytearray)
         message = JmsMessage(
@@ -138,24 +138,24 @@ def is_written(writer: str, before: Position | None, query: str, batch: int, mes
         if batch == 0:
             return False
         raise PositionLost(
-            f"writer {writer!r} has no position, though its query comes to batch {batch}: it was lost, or the id is a new one"
-            f" and the checkpoint is not. {_ANEW}"
+            f"writer {writer!r} has no position, and its query is at batch {batch}: the position was lost, or a new id is used with"
+            f" an old checkpoint. {_ANEW}"
         )
     if before.topic_id != query:
         raise PositionLost(
-            f"writer {writer!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
+            f"writer {writer!r} belongs to query {before.topic_id!r}, and this checkpoint belongs to query {query!r}:"
             f" restore the checkpoint. {_ANEW}"
         )
     if batch < before.offset - 1:
         raise PositionLost(
-            f"writer {writer!r} has written batch {before.offset - 1}, and is given batch {batch}: Spark repeats the last one only,"
-            f" so the checkpoint is an older one: restore the newest. {_ANEW}"
+            f"writer {writer!r} has written batch {before.offset - 1}, and Spark repeats batch {batch}: the checkpoint is too old."
+            f" Restore the newest checkpoint. {_ANEW}"
         )
     # A position of an earlier version does not say how many they were.
     if batch == before.offset - 1 and before.sequence not in (-1, messages):
         raise PositionLost(
-            f"writer {writer!r} has written batch {batch} with {before.sequence} messages, and is given it with {messages}: the checkpoint"
-            f" is an older one, for which Spark has cut the batch anew, or the job does not make the same rows again. {_ANEW}"
+            f"writer {writer!r} has written batch {batch} with {before.sequence} messages, and Spark repeats the batch with {messages}:"
+            f" the checkpoint is too old, or the job does not produce the same rows again. {_ANEW}"
         )
     return batch < before.offset
 
@@ -163,10 +163,10 @@ def is_written(writer: str, before: Position | None, query: str, batch: int, mes
 def _check_columns(schema: StructType, options: Mapping[str, str]) -> None:
     names = set(schema.fieldNames())
     if "value" not in names:
-        raise InvalidInput("the frame needs a column `value` (string: a text message, binary: a bytes message)")
+        raise InvalidInput("column `value` is missing; add the column (string: a text message, binary: a bytes message)")
     if not isinstance(schema["value"].dataType, StringType | BinaryType):
         raise InvalidInput(f"column `value` is {schema['value'].dataType.simpleString()}; it must be string or binary")
     if unknown := sorted(names - _NAMES):
-        raise InvalidInput(f"columns without a meaning for a JMS message: {', '.join(unknown)}; known are {', '.join(sorted(_NAMES))}")
+        raise InvalidInput(f"unknown columns: {', '.join(unknown)}; known columns are {', '.join(sorted(_NAMES))}")
     if "address" not in names and "address" not in options:
-        raise InvalidInput("give a column `address` or an option address")
+        raise InvalidInput("no destination address; set column `address` or option address")

@@ -28,8 +28,8 @@ from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
 from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 _KAFKA = "kafka."
-_ANEW = "To read what there is give the query a new checkpoint"
-_ANOTHER = f"it was deleted and created again. {_ANEW}"
+_ANEW = "To read the records that exist, give the query a new checkpoint"
+_ANOTHER = f"the topic was recreated. {_ANEW}"
 
 #: What becomes of a message that is no JMS message, in the words of Spark's own sources.
 PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -46,7 +46,7 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
     """The options that begin with ``kafka.``, as librdkafka settings. Raises InvalidInput without ``kafka.bootstrap.servers``."""
     kafka = {name.removeprefix(_KAFKA): value for name, value in options.items() if name.startswith(_KAFKA)}
     if "bootstrap.servers" not in kafka:
-        raise InvalidInput("option kafka.bootstrap.servers is missing: which Kafka holds the journal?")
+        raise InvalidInput("option kafka.bootstrap.servers is missing; set the option to the servers of the journal's Kafka")
     return kafka
 
 
@@ -103,7 +103,7 @@ class JournalStreamReader(DataSourceStreamReader):
         self._max_records = int(options.get("maxoffsetspertrigger", MAX_OFFSETS_PER_TRIGGER))
         self._mode = options.get("mode", PERMISSIVE).upper()
         if self._mode not in MODES:
-            raise InvalidInput(f"option mode is {options['mode']!r}; it is one of {', '.join(MODES)}")
+            raise InvalidInput(f"option mode is {options['mode']!r}; must be one of {', '.join(MODES)}")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
@@ -122,7 +122,7 @@ class JournalStreamReader(DataSourceStreamReader):
             self._check_journal(start.get(_JOURNAL_ID), begin)
         leader_epoch = self._leader_epoch(lineage, begin, start.get(_LEADER_EPOCH, UNKNOWN_EPOCH))
         if end < begin:
-            raise Unavailable(f"a node that is cut off has named {end} as the end of the journal {self._topic!r}")
+            raise Unavailable(f"stale end offset {end} of journal {self._topic!r}: the answering Kafka node is cut off from the cluster")
         if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable):
             end = min(end, begin + limit.max_rows)
         # The id goes along: which journal it is is looked at where it is read, not at every look for its end.
@@ -148,11 +148,11 @@ class JournalStreamReader(DataSourceStreamReader):
         Raises PositionLost when records of the journal are gone; BadRecord, in mode FAILFAST, for what is no JMS message.
         """
         if not isinstance(partition, JournalRange):
-            raise InvalidInput(f"{partition!r} is no range of the journal: Spark gave the reader another source's partition")
+            raise InvalidInput(f"{partition!r} is not a range of the journal: Spark gave the reader a partition of another source")
         self._check_journal(partition.journal_id, partition.start)
         history = self._history()
         if partition.start < history.earliest():
-            raise PositionLost(f"{self._topic} begins at {history.earliest()}: records from offset {partition.start} on were trimmed")
+            raise PositionLost(f"{self._topic} begins at offset {history.earliest()}: records from offset {partition.start} were trimmed")
         journal_id = partition.journal_id or ""
         at = _reached.get(self._topic)
         if at is None or (at.topic_id, at.offset) != (journal_id, partition.start):
@@ -169,20 +169,20 @@ class JournalStreamReader(DataSourceStreamReader):
         except (BasculeError, ValueError) as error:
             if self._mode == PERMISSIVE:
                 return [malformed_row(*place, error)]
-            what = f"{self._topic}, offset {taken.offset}: message {taken.identity} to {taken.send.address!r} is no JMS message: {error}"
+            what = f"{self._topic}, offset {taken.offset}: could not decode message {taken.identity} to {taken.send.address!r}: {error}"
             if self._mode == DROPMALFORMED:
-                _log.warning("message left out", reason=what)
+                _log.warning("malformed message dropped", reason=what)
                 return []
-            raise BadRecord(f"{what}. Option mode {PERMISSIVE} gives it a row as it was sent, {DROPMALFORMED} leaves it out") from None
+            raise BadRecord(f"{what}. Set option mode to {PERMISSIVE} to read the message as sent, {DROPMALFORMED} to drop it") from None
 
     def _check_journal(self, journal_id: str | None, offset: int) -> None:
         if journal_id not in (None, self._journal_id()):
-            raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {offset}: {_ANOTHER}")
+            raise PositionLost(f"offset {offset} of this stream is not valid in journal {self._topic!r}: {_ANOTHER}")
 
     def _journal_id(self) -> str:
         found = Topics(self._kafka).ids([self._topic]).get(self._topic)
         if found is None:
-            raise Unavailable(f"there is no topic {self._topic!r}: the broker creates it; is it running on this Kafka, with this prefix?")
+            raise Unavailable(f"topic {self._topic!r} does not exist; start the broker on this Kafka with this prefix first")
         return found
 
     def _history(self) -> TopicHistory:

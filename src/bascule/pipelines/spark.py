@@ -105,7 +105,7 @@ def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
         options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": str(kafka["ssl.ca.location"])}
     if "ssl.certificate.location" in kafka:
         if "ssl.key.location" not in kafka:
-            raise InvalidInput("kafka.client: ssl.certificate.location needs ssl.key.location")
+            raise InvalidInput("kafka.client: ssl.certificate.location is set without ssl.key.location; set both")
         options |= {
             "kafka.ssl.keystore.type": "PEM",
             "kafka.ssl.keystore.certificate.chain": _text(str(kafka["ssl.certificate.location"])),

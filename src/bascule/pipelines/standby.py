@@ -63,7 +63,7 @@ class DriverTurn:
             if not told and time.monotonic() > standby_s:
                 told = True
                 self._stop.listen()  # the gateway to Spark may have set handlers of its own
-                log.info("standing by, another driver runs the pipelines", bridge=self._pipelines.bridge_id)
+                log.info("standing by, another driver is running", bridge=self._pipelines.bridge_id)
                 self._on_standby()
         return True
 
@@ -72,7 +72,7 @@ class DriverTurn:
         if self._error is not None:
             raise self._error
         if self._lost.is_set():
-            raise PipelineStopped("Kafka has elected another driver of this bridge; this one stops, and stands by when it is started again")
+            raise PipelineStopped("Kafka elected another driver of this bridge. Restart this driver to use it as a standby")
 
     def _stand(self) -> Election:
         pipelines = self._pipelines

@@ -93,7 +93,7 @@ class KnownDiverts:
             return False
         if epoch >= self.end and name not in self.removed:
             raise UnknownDivert(
-                f"the broker applies an exclusive divert {name!r} of which these pipelines have not been told: start them again, with it"
+                f"exclusive divert {name!r} of the broker is not configured in these pipelines. Add the divert and restart the pipelines"
             )
         return True
 
@@ -131,7 +131,7 @@ class DivertTask:
                     batch, added_bytes = _split(batch, made)
                     made_bytes += added_bytes
                     if self.made_bytes_max is not None and made_bytes > self.made_bytes_max:
-                        raise BatchTooLarge(f"transformations make more than {self.made_bytes_max} bytes of a batch")
+                        raise BatchTooLarge(f"transformations produced more than {self.made_bytes_max} bytes from a batch")
                 records += batch.num_rows
                 self._take(batch, reader, carrier, transformed)
             carrier.commit()

@@ -40,7 +40,7 @@ def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
         result = messages.selectExpr(*IDENTITY, *_without_identity(divert.select)) if divert.select else _function(divert)(messages)
         return _as_records(divert, result)
     except PySparkException as error:
-        raise InvalidInput(f"divert {divert.name!r}: its transformation does not fit the message row: {_first_line(error)}") from error
+        raise InvalidInput(f"divert {divert.name!r}: the transformation does not fit the message row: {_first_line(error)}") from error
 
 
 def check(divert: DivertSpec, session: SparkSession) -> None:
@@ -53,7 +53,7 @@ def check(divert: DivertSpec, session: SparkSession) -> None:
     try:
         check_plan(divert, records._jdf.queryExecution().executedPlan())
     except Py4JError as error:
-        raise InvalidInput(f"divert {divert.name!r}: its transformation cannot be planned: {error}") from error
+        raise InvalidInput(f"divert {divert.name!r}: could not plan the transformation: {error}") from error
 
 
 def check_plan(divert: DivertSpec, plan: Any) -> None:
@@ -61,7 +61,7 @@ def check_plan(divert: DivertSpec, plan: Any) -> None:
     for name in _operators(plan):
         if any(part in name for part in _NOT_ROW_LOCAL):
             raise NotRowLocal(
-                f"divert {divert.name!r}: its transformation is not row-local: the operator {name} needs several messages at once;"
+                f"divert {divert.name!r}: the transformation is not row-local: operator {name} needs several messages at once;"
                 " allowed are select, filter, explode, functions of one row, and joins with small static tables"
             )
 
@@ -89,7 +89,7 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as error:  # a user's module may raise anything
-        raise InvalidInput(f"divert {divert.name!r}: python = {divert.function!r} cannot be loaded: {_said(error)}") from error
+        raise InvalidInput(f"divert {divert.name!r}: could not load python = {divert.function!r}: {_said(error)}") from error
 
     def call(messages: DataFrame) -> DataFrame:
         try:
@@ -97,7 +97,7 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
         except PySparkException:
             raise
         except Exception as error:  # and so may the function
-            raise InvalidInput(f"divert {divert.name!r}: {divert.function} failed when it was planned: {_said(error)}") from error
+            raise InvalidInput(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
         return result
@@ -113,9 +113,9 @@ def given_columns(divert: DivertSpec, result: StructType) -> frozenset[str]:
     """Which of the columns key, topic and headers a transformation gives. Raises InvalidInput for what no record can be made of."""
     kinds = {field.name: field.dataType for field in result.fields}
     if not {"offset", "index"} <= kinds.keys():
-        raise InvalidInput(f"divert {divert.name!r}: its function must keep the columns offset and index, which name the message")
+        raise InvalidInput(f"divert {divert.name!r}: the function must keep the columns offset and index, which identify the message")
     if not isinstance(kinds.get("value"), BinaryType | StringType):
-        raise InvalidInput(f"divert {divert.name!r}: its transformation must give a column `value` of type string or binary")
+        raise InvalidInput(f"divert {divert.name!r}: the transformation must return a column `value` of type string or binary")
     given = {name for name in ("key", "topic") if name in kinds}
     return frozenset(given | ({"headers"} if isinstance(kinds.get("headers"), MapType) else set()))
 

@@ -37,12 +37,12 @@ class Claim:
     def check(self, found: Position | None, *, violations: Collection[enum.StrEnum] = frozenset()) -> Position:
         """Return the position if this run holds it. Raises PositionLost or PositionTaken."""
         if found is None:
-            raise PositionLost(f"the position {self.key!r} of a known pipeline is missing; nothing is assumed, restore or register it anew")
+            raise PositionLost(f"position {self.key!r} of a known pipeline is missing; restore the position or register the pipeline again")
         if found.topic_id != self.topic_id:
-            raise PositionLost(f"topic {self.topic!r} was deleted and created again since position {self.key!r} was written")
+            raise PositionLost(f"topic {self.topic!r} was recreated since position {self.key!r} was written; its old offsets are invalid")
         held = found.owner == self.owner and found.members == self.members
         if not held and ClaimViolation.OWNER_NOT_CHECKED not in violations:
-            raise PositionTaken(f"another driver has taken over {self.key!r}")
+            raise PositionTaken(f"another driver has taken over position {self.key!r}")
         return found
 
     def begin(self, position: Position, start: int, *, violations: Collection[enum.StrEnum] = frozenset()) -> Position:
@@ -102,7 +102,7 @@ class Claims:
             # The first generation knows of none before it: the position taken first may have been deleted by hand.
             later = writer.key in self._held or generation(found) >= self._generations[leader] > 1
             if later and found.owner.partition(".")[0] != self.owner:
-                raise PositionTaken(f"{writer.key!r} is held by {found.owner!r}, another driver of the bridge: this one stops")
+                raise PositionTaken(f"position {writer.key!r} is held by another driver of the bridge, {found.owner!r}; this driver stops")
             taken = replace(found, owner=self.name(leader))
             with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts
                 await writer.write([], found, taken)

@@ -47,7 +47,7 @@ class PositionMoved(BasculeError):
     scope = Scope.PIPELINE
 
     def __init__(self, found: Any) -> None:
-        super().__init__(f"the position is at {found}")
+        super().__init__(f"another writer moved the position to {found}")
         self.found = found
 
 

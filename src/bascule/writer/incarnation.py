@@ -104,7 +104,7 @@ class Incarnation(Generic[P]):
         """Change the state. Raises TransitionMissing."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
-            raise TransitionMissing(f"event {event.name} in state {self.state.name} of a transactional writer")
+            raise TransitionMissing(f"event {event.name} is not allowed in state {self.state.name} of a transactional writer")
         self.state = after
 
 

@@ -114,16 +114,16 @@ async def check_read(
     if UNKNOWN_EPOCH in (leader_epoch, end.leader_epoch) or end.leader_epoch == leader_epoch or await effects.has(last):
         return end.leader_epoch
     raise Unavailable(
-        f"{effects.place} has another record at offset {last.offset} than was read: a new leader (leader epoch {end.leader_epoch}) has lost"
-        " the one that was read. The records are read again"
+        f"the record at offset {last.offset} of {effects.place} has changed: the new leader (leader epoch {end.leader_epoch}) lost the"
+        " record that was read. The records will be read again"
     )
 
 
 async def _ask_again(effects: LineageEffects, offset: int, end: LogEnd, until_s: float) -> LogEnd:
     if effects.now_s() >= until_s:
         raise Unavailable(
-            f"a node names {end.offset} as the end of {effects.place} (leader epoch {end.leader_epoch}), and offset {offset} was reached"
-            " before: that node is cut off from the others, or has just become the leader"
+            f"stale end offset {end.offset} of {effects.place} (leader epoch {end.leader_epoch}): offset {offset} was already read. The"
+            " answering Kafka node is cut off from the cluster, or has just become the leader"
         )
     await effects.sleep(RETRY_S)
     return await effects.end(again=True)
@@ -131,6 +131,6 @@ async def _ask_again(effects: LineageEffects, offset: int, end: LogEnd, until_s:
 
 def _lost(effects: LineageEffects, offset: int, leader_epoch: int, end: LogEnd) -> PositionLost:
     return PositionLost(
-        f"{effects.place} has lost its tail: it was read up to offset {offset} (leader epoch {leader_epoch}), and its leader of epoch"
-        f" {end.leader_epoch} does not have all of that. It ends at offset {end.offset}"
+        f"{effects.place} has lost its tail: records up to offset {offset} (leader epoch {leader_epoch}) were read, and the leader of"
+        f" epoch {end.leader_epoch} does not have all of these records. The log ends at offset {end.offset}"
     )

@@ -74,7 +74,7 @@ async def store_barriers(
     since_s = table.now_s()
     while missing := [partition for partition in table.partitions if partition not in ends]:
         if table.now_s() - since_s > timeout_s:
-            raise Unavailable(f"Kafka does not say at which offsets it has stored barrier records in {missing}, for {timeout_s:.0f} s")
+            raise Unavailable(f"Kafka did not return the offsets of barrier records in {missing} within {timeout_s:.0f} s")
         for partition, offset in (await table.write_barriers(missing)).items():
             if offset is not None:
                 ends[partition] = offset + 1

@@ -207,7 +207,7 @@ class Writer(Generic[P, O, V]):
         self._attempt = Attempt()
         if fault.refused:
             raise Unwritable(fault.refused) from fault
-        raise WriteDenied(f"Kafka does not allow a topic to be written: {fault}") from fault
+        raise WriteDenied(f"write to a topic of the transaction denied by Kafka: {fault}") from fault
 
     async def _transact(self, incarnation: _Prepared[P, V], outputs: Sequence[O], positions: Mapping[str, V | None]) -> None:
         if incarnation.fault is not None:

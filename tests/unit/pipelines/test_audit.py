@@ -221,7 +221,7 @@ def test_a_message_that_no_record_can_hold_is_a_dead_letter(kafka: MockCluster, 
 
 
 def test_an_audit_needs_a_kafka(carried: Carried) -> None:
-    with pytest.raises(InvalidInput, match=r"no Kafka: give kafka\.bootstrap_servers"):
+    with pytest.raises(InvalidInput, match=r"no Kafka configured; set kafka\.bootstrap_servers"):
         audit(Settings())
     pipelines = carried.bridge.pipelines
     settings = Settings.model_validate(

@@ -121,7 +121,7 @@ def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writ
         raise Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)})
 
     monkeypatch.setattr(writer, "write", refuse)
-    with pytest.raises(Unwritable, match=r"topic 'dead' has no room for a dead letter.* too large.*: raise its max\.message\.bytes"):
+    with pytest.raises(Unwritable, match=r"topic 'dead' refused a dead letter.* too large.*\. Raise max\.message\.bytes"):
         carry_messages(DivertSpec("fixed", "#", "open"), "a")
 
 

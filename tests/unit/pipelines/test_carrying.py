@@ -303,7 +303,7 @@ def test_the_common_position_answers_for_removed_diverts_and_for_those_of_epochs
 
 @pytest.mark.parametrize("epoch", [5, 6])
 def test_an_exclusive_divert_that_nobody_has_been_told_of_stops_the_task(epoch: int) -> None:
-    with pytest.raises(UnknownDivert, match="an exclusive divert 'other' of which these pipelines have not been told"):
+    with pytest.raises(UnknownDivert, match="exclusive divert 'other' of the broker is not configured in these pipelines"):
         KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
 
 

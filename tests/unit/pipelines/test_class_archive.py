@@ -47,7 +47,7 @@ def test_a_setup_goes_on_without_the_archive_whatever_keeps_it_from_being_made(
 
     monkeypatch.setattr(class_archive, "write", late)
     assert class_archive.main() == 0
-    assert "Spark's classes are not archived" in capsys.readouterr().out
+    assert "could not archive Spark's classes" in capsys.readouterr().out
 
 
 def test_an_environment_may_lie_in_a_directory_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_topic_that_has_lost_its_tail_is_named_and_not_passed_over_once_it_has
     source.carry(source.take(), 8)
     source.kafka.partition(TOPIC).new_leader(5)
     source.put(grown)
-    with pytest.raises(PositionLost, match=rf"'{PIPELINE}' cannot go on: {TOPIC}-0 has lost its tail: it was read up to offset 8"):
+    with pytest.raises(PositionLost, match=rf"'{PIPELINE}' cannot continue: {TOPIC}-0 has lost its tail: records up to offset 8"):
         source.take()
 
 
@@ -98,7 +98,7 @@ def test_new_leaders_that_have_everything_are_kept_in_the_position(source: Sourc
 
 def test_records_that_are_lost_while_they_are_carried_are_read_again(source: Source) -> None:
     position = source.take()
-    with pytest.raises(Unavailable, match=f"{TOPIC}-0 has another record at offset 7 than was read"):
+    with pytest.raises(Unavailable, match=f"the record at offset 7 of {TOPIC}-0 has changed"):
         source.carry(position, 8, meanwhile=5)
     assert source.stored().offset == 0
     again = source.take()

@@ -21,5 +21,5 @@ def test_an_address_that_no_ingress_would_take_is_refused(size: int) -> None:
 
 
 def test_a_message_that_the_broker_has_no_room_for_is_refused() -> None:
-    with pytest.raises(BadRecord, match=f"it may have {MESSAGE_BYTES_MAX}"):
+    with pytest.raises(BadRecord, match=f"the limit is {MESSAGE_BYTES_MAX}"):
         WRITER._encoded({"value": "x" * MESSAGE_BYTES_MAX})

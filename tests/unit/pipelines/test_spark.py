@@ -83,7 +83,7 @@ def test_certificates_are_told_as_pem(tmp_path: Path) -> None:
         "kafka.ssl.keystore.key": "the key",
     }
     del tls["ssl.key.location"]
-    with pytest.raises(InvalidInput, match=r"ssl\.certificate\.location needs ssl\.key\.location"):
+    with pytest.raises(InvalidInput, match=r"ssl\.certificate\.location is set without ssl\.key\.location"):
         kafka_options(tls)
 
 

@@ -68,7 +68,7 @@ def test_driver_whose_place_kafka_has_given_to_another_one_stops(driver: Callabl
         assert turn.wait()
         turn.check()
         turn._changed(False)
-        with pytest.raises(PipelineStopped, match="has elected another driver of this bridge"):
+        with pytest.raises(PipelineStopped, match="elected another driver of this bridge"):
             turn.check()
 
 

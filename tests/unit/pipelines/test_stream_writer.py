@@ -46,14 +46,14 @@ def writer(options: dict[str, str] | None = None, columns: StructType = TEXTS, k
     [
         ({"address": "q"}, TEXTS, "option id is missing"),
         ({"id": "", "address": "q"}, TEXTS, "option id is missing"),
-        ({"id": "w", "address": "q", "Routing": "fanout"}, TEXTS, "option routing is 'fanout'; it is 'queue' or 'topic'"),
-        ({"id": "w"}, TEXTS, "give a column `address` or an option address"),
-        ({"id": "w", "address": "q"}, schema(text=StringType()), "needs a column `value`"),
+        ({"id": "w", "address": "q", "Routing": "fanout"}, TEXTS, "option routing is 'fanout'; must be 'queue' or 'topic'"),
+        ({"id": "w"}, TEXTS, "set column `address` or option address"),
+        ({"id": "w", "address": "q"}, schema(text=StringType()), "column `value` is missing"),
         ({"id": "w", "address": "q"}, schema(value=IntegerType()), "column `value` is int; it must be string or binary"),
         (
             {"id": "w", "address": "q"},
             schema(value=StringType(), who=StringType(), colour=StringType()),
-            "without a meaning for a JMS message: colour, who; known are address, correlation_id, group_id, message_id, priority,",
+            "unknown columns: colour, who; known columns are address, correlation_id, group_id, message_id, priority,",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_writer_that_does_not_know_its_query_writes_nothing(task: TaskContext,
         TaskContext._setTaskContext(None)  # type: ignore[arg-type]
     else:
         task._localProperties = properties
-    with pytest.raises(InvalidInput, match="Spark does not say which streaming query this is"):
+    with pytest.raises(InvalidInput, match="Spark does not name the streaming query"):
         writer().write(iter([Row(value="x")]))
 
 

@@ -28,12 +28,12 @@ def nothing(messages):
 @pytest.mark.parametrize(
     ("module", "function", "said"),
     [
-        ("users_own", "by_key", "users_own:by_key failed when it was planned: KeyError: 'colour'"),
-        ("users_own", "by_type", "users_own:by_type failed when it was planned: TypeError: "),
+        ("users_own", "by_key", "users_own:by_key failed during planning: KeyError: 'colour'"),
+        ("users_own", "by_type", "users_own:by_type failed during planning: TypeError: "),
         ("users_own", "nothing", "users_own:nothing returned NoneType, not a DataFrame"),
-        ("users_own", "missing", "python = 'users_own:missing' cannot be loaded: AttributeError: "),
-        ("users_broken", "by_key", "python = 'users_broken:by_key' cannot be loaded: ZeroDivisionError: "),
-        ("users_unwritten", "by_key", "python = 'users_unwritten:by_key' cannot be loaded: ModuleNotFoundError: "),
+        ("users_own", "missing", "could not load python = 'users_own:missing': AttributeError: "),
+        ("users_broken", "by_key", "could not load python = 'users_broken:by_key': ZeroDivisionError: "),
+        ("users_unwritten", "by_key", "could not load python = 'users_unwritten:by_key': ModuleNotFoundError: "),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_with_the_name_of_its_divert(
@@ -55,7 +55,7 @@ def test_what_spark_refuses_of_a_transformation_is_told_with_the_divert() -> Non
             raise PySparkException("\n[UNRESOLVED_COLUMN] no column `colour`\n at line 1\n")
 
     messages: Any = Messages()
-    with pytest.raises(InvalidInput, match=r"^divert 'd': its transformation does not fit the message row: \[UNRESOLVED_COLUMN\] .*`$"):
+    with pytest.raises(InvalidInput, match=r"^divert 'd': the transformation does not fit the message row: \[UNRESOLVED_COLUMN\] .*`$"):
         transformed(DivertSpec("d", "#", select=("offset", " index ", "colour AS value")), messages)
 
 
@@ -65,7 +65,7 @@ def test_what_spark_refuses_of_a_function_is_told_with_the_divert(tmp_path: Path
     )
     monkeypatch.syspath_prepend(tmp_path)
     messages: Any = object()
-    with pytest.raises(InvalidInput, match=r"^divert 'd': its transformation does not fit the message row: no$"):
+    with pytest.raises(InvalidInput, match=r"^divert 'd': the transformation does not fit the message row: no$"):
         transformed(DivertSpec("d", "#", function="users_other:f"), messages)
 
 
@@ -95,8 +95,8 @@ def test_what_a_transformation_gives_of_a_record_is_known_by_name_and_headers_by
     [
         ({"offset": LongType(), "value": StringType()}, "must keep the columns offset and index"),
         ({"index": IntegerType(), "value": StringType()}, "must keep the columns offset and index"),
-        (IDENTITY, "must give a column `value` of type string or binary"),
-        ({**IDENTITY, "value": IntegerType()}, "must give a column `value` of type string or binary"),
+        (IDENTITY, "must return a column `value` of type string or binary"),
+        ({**IDENTITY, "value": IntegerType()}, "must return a column `value` of type string or binary"),
     ],
 )
 def test_a_transformation_that_no_record_can_be_made_of_is_refused(columns: dict[str, Any], said: str) -> None:
@@ -147,5 +147,5 @@ def test_a_transformation_of_each_message_by_itself_is_allowed_and_a_join_with_a
     ],
 )
 def test_a_transformation_that_needs_several_messages_at_once_is_refused_with_the_operator(plan: Plan, operator: str) -> None:
-    with pytest.raises(NotRowLocal, match=f"^divert 'd': its transformation is not row-local: the operator {operator} needs several"):
+    with pytest.raises(NotRowLocal, match=f"^divert 'd': the transformation is not row-local: operator {operator} needs several"):
         check_plan(DivertSpec("d", "#"), plan)

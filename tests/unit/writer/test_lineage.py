@@ -62,7 +62,7 @@ def test_without_another_leader_nothing_more_is_asked() -> None:
 
 @pytest.mark.parametrize("end", [5, 10, 99])
 def test_later_leader_without_what_was_read_has_lost_the_tail_however_long_its_log_is(end: int) -> None:
-    with pytest.raises(PositionLost, match=rf"^orders-3 has lost its tail: it was read up to offset 10 .* ends at offset {end}"):
+    with pytest.raises(PositionLost, match=rf"^orders-3 has lost its tail: records up to offset 10 .* ends at offset {end}"):
         tail(Partition([LogEnd(end, 6)], kept=False))
 
 
@@ -83,14 +83,14 @@ def test_end_of_a_leader_that_is_cut_off_is_asked_again_and_loses_nothing(old: L
 @pytest.mark.parametrize("kept", [True, None])
 def test_leader_that_does_not_know_the_high_watermark_yet_is_asked_again(kept: bool | None) -> None:
     assert tail(Partition([LogEnd(5, 5), LogEnd(12, 5)], kept=True)) == 5
-    with pytest.raises(Unavailable, match="is cut off from the others, or has just become the leader"):
+    with pytest.raises(Unavailable, match="is cut off from the cluster, or has just become the leader"):
         tail(Partition([LogEnd(5, 5)], kept=kept))
 
 
 @pytest.mark.parametrize("end", [LogEnd(5, 4), LogEnd(5, 3), LogEnd(99, 3)])
 def test_if_only_a_leader_that_is_cut_off_answers_the_position_is_not_lost(end: LogEnd) -> None:
     partition = Partition([end])
-    with pytest.raises(Unavailable, match=f"a node names {end.offset} as the end of orders-3") as raised:
+    with pytest.raises(Unavailable, match=f"stale end offset {end.offset} of orders-3") as raised:
         tail(partition)
     assert raised.value.retriable
     with pytest.raises(Unavailable):
@@ -109,7 +109,7 @@ def test_what_was_read_while_a_leader_came_counts_if_the_new_one_has_the_last_re
     partition = Partition([LogEnd(12, 6)])
     assert read(partition) == 6
     assert partition.asked == ["record 9"]
-    with pytest.raises(Unavailable, match=r"orders-3 has another record at offset 9 than was read: a new leader \(leader epoch 6\)"):
+    with pytest.raises(Unavailable, match=r"the record at offset 9 of orders-3 has changed: the new leader \(leader epoch 6\)"):
         read(Partition([LogEnd(12, 6)], same=False))
 
 

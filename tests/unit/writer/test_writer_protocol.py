@@ -204,7 +204,7 @@ def test_barrier_at_an_unknown_offset_is_written_again(kafka: Kafka) -> None:
 
 def test_barriers_at_unknown_offsets_are_written_again_until_the_time_is_over(kafka: Kafka) -> None:
     kafka.unknown_offsets = 100
-    with pytest.raises(Unavailable, match=r"does not say at which offsets it has stored barrier records in \[3\], for 10 s"):
+    with pytest.raises(Unavailable, match=r"did not return the offsets of barrier records in \[3\] within 10 s"):
         run_blocking(store_barriers(kafka, 10.0))
     assert kafka.calls == ["barrier"] * 11
 

@@ -445,7 +445,7 @@ class Unplaced(Here):
 def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
     clients = Unplaced()
     with sent(clients, []) as (resource, transaction):
-        with pytest.raises(TransactionRolledBack, match=r"does not say at which offset 'bascule\.xa\.side' has stored"):
+        with pytest.raises(TransactionRolledBack, match=r"did not return the offset of a record in topic 'bascule\.xa\.side'"):
             transaction.commit()
         assert resource._branches.at_work == set()
 
