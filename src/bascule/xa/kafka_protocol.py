@@ -193,8 +193,7 @@ class KafkaBranches:
             self._check_active(xid)
         if len(sent.receipts) >= limits.records_max or sent.size_bytes + size_bytes > limits.bytes_max:
             raise InvalidInput(
-                f"too many records in one transaction for {self.name}: the limits are {limits.records_max:,} records and "
-                f"{limits.bytes_max >> 20} MiB"
+                f"transaction too large for {self.name}: the limits are {limits.records_max:,} records and {limits.bytes_max >> 20} MiB"
             )
         if not sent.receipts:
             self._write(sent, xid, STARTED, started(sent.slot, self._calls.now_ms()))

@@ -140,7 +140,7 @@ def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() 
     ((divert, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken)
     assert (divert.name, output.topic, output.value) == ("x", "dead", taken.send.body)
     reason = dict(output.headers)["__connect.errors.exception.message"]
-    assert reason == b"the exclusive divert 'x' took it, and is no longer configured"
+    assert reason == b"exclusive divert 'x' took the message and is no longer configured"
     with pytest.raises(BadRecord, match="no longer configured"):
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
 

@@ -128,9 +128,7 @@ def test_what_was_rolled_back_is_told_so_while_a_resource_has_still_to_be_told(s
 def test_transaction_of_another_decision_log_is_refused(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0, "bbbbbbbb")
     shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
-    with pytest.raises(
-        InvalidInput, match="with decision log bbbbbbbb; this manager uses another log"
-    ):
+    with pytest.raises(InvalidInput, match="with decision log bbbbbbbb; this manager uses another log"):
         shop.manager.outcome(gtrid.decode())
 
 
@@ -149,5 +147,5 @@ def test_transaction_that_nobody_knows_has_left_nothing(shop: Shop) -> None:
     "id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""], ids=["short", "of-another-name", "of-another-form", "empty"]
 )
 def test_id_of_another_manager_is_refused(shop: Shop, id: str) -> None:
-    with pytest.raises(InvalidInput, match="is no transaction of manager 'shop'"):
+    with pytest.raises(InvalidInput, match="is not a transaction of manager 'shop'"):
         shop.manager.outcome(id)

@@ -438,7 +438,7 @@ def test_a_manager_works_only_while_it_is_open(log: ModelLog, one: ModelResource
     with pytest.raises(OutOfOrder, match="not open"):
         manager.begin()
     with manager:
-        with pytest.raises(OutOfOrder, match="is open"):
+        with pytest.raises(OutOfOrder, match="is already open"):
             manager.open()
         with manager.begin():
             pass
