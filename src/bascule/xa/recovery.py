@@ -48,15 +48,15 @@ class Recoverer:
         self._asked: dict[str, Future[Any]] = {}
 
     def look(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
-        """What would be done now. ``live`` gives what this process is at work on itself. Raises Unavailable without the log."""
+        """Return the plan of a pass. ``live`` returns the active transactions of this process. Raises Unavailable without the log."""
         return run_blocking(self._protocol.look(live, patient=self._patient if patient is None else patient))
 
     def run(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
-        """One pass. Raises Unavailable without the log; a resource that does not answer is in the result."""
+        """Run one pass. Raises Unavailable without the log; the result names the resources that do not answer."""
         return run_blocking(self._protocol.run(live, patient=self._patient if patient is None else patient))
 
     def report(self, gtrid: bytes, live: Callable[[], Collection[bytes]] = tuple) -> TransactionReport:
-        """What is known of a transaction. Raises Unavailable without the log."""
+        """Return what is known of a transaction. Raises Unavailable without the log."""
         return run_blocking(self._protocol.report(gtrid, live))
 
     def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "") -> Outcome:

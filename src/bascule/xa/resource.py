@@ -57,35 +57,35 @@ class Resource(Protocol[Handle_co]):
         """The branch qualifier of its branches: unique in a manager, and the same after every restart."""
 
     def start(self, xid: Xid, *, timeout_s: float) -> Handle_co:
-        """Begins a branch, and gives what the application works with. After ``timeout_s`` the resource may roll it back.
+        """Begin a branch and return its handle. After ``timeout_s`` seconds the resource may roll the branch back.
 
-        Raises DuplicateXid. Whatever it raises, it has begun nothing: nobody rolls that back.
+        Raises DuplicateXid, XaError. If the call raises, no branch has begun, and the manager rolls nothing back.
         """
 
     def end(self, xid: Xid, *, success: bool) -> None:
-        """No more work comes for the branch. After ``success=False`` it can only be rolled back.
+        """End the work of the branch. After ``success=False`` the branch can only be rolled back.
 
-        Raises BranchRolledBack if nothing but a rollback is left: a call of the application is still within the branch (XA_RBPROTO), for
-        example.
+        Raises BranchRolledBack if the branch can only be rolled back, for example because a call of the application is still within the
+        branch (XA_RBPROTO).
         """
 
     def prepare(self, xid: Xid) -> Vote:
-        """Promises to commit. Raises BranchRolledBack to vote no: then the branch is gone."""
+        """Prepare the branch and return the vote. Raises BranchRolledBack to vote no; the branch no longer exists after that."""
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Commits a prepared branch; with ``one_phase`` one that was ended and not prepared.
+        """Commit a prepared branch, or with ``one_phase`` a branch that was ended and not prepared.
 
         Raises BranchRolledBack (one-phase only), BranchHeuristic, RetryLater, UnknownXid.
         """
 
     def rollback(self, xid: Xid) -> None:
-        """Undoes the branch, whatever its state. Raises BranchHeuristic, RetryLater, UnknownXid."""
+        """Roll the branch back in any state. Raises BranchHeuristic, RetryLater, UnknownXid."""
 
     def recover(self) -> Sequence[Xid]:
-        """The branches that are prepared (or finished heuristically and not forgotten), of whichever manager they are."""
+        """Return the branches of all managers that are prepared, or finished heuristically and not forgotten."""
 
     def forget(self, xid: Xid) -> None:
-        """Drops what is remembered of a heuristic outcome. Raises UnknownXid."""
+        """Forget the heuristic outcome of a branch. Raises UnknownXid."""
 
 
 @runtime_checkable
@@ -183,17 +183,17 @@ NEXT: Final = Transitions[BranchState, Call](
 
 
 def beside_a_call(xid: Xid) -> BranchRolledBack:
-    """The error of ``end`` for a branch that another thread or task is still within a call of.
+    """Return the error of ``end`` for a branch while another thread or task is still within a call.
 
-    Whether what that call does is part of the branch would be chance. The code says that the branch is marked to be rolled back (XA
-    specification, chapter 5, xa_end).
+    The work of that call might or might not be part of the branch. The code XA_RBPROTO marks the branch for rollback (XA specification,
+    chapter 5, xa_end).
     """
     text = f"a call of the application is still within branch {xid}. End or cancel the call before the transaction ends"
     return BranchRolledBack(text, Code.XA_RBPROTO)
 
 
 def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:
-    """The error for a call that is not legal in a state."""
+    """Return the error for a call that is not legal in a state."""
     if state is BranchState.NONE:
         return UnknownXid(f"{call.value}: branch {xid} does not exist")
     if call is Call.START:

@@ -129,7 +129,7 @@ class Transaction:
             raise NoTransaction(f"transaction {self.id} is {self.status.value}")
 
     def set_rollback_only(self) -> None:
-        """Whatever comes, it will not commit."""
+        """Mark the transaction so that it can only be rolled back. Raises OutOfOrder, TransactionTimedOut."""
         with self._locked():
             self._protocol.mark()
 
@@ -194,14 +194,14 @@ class Transaction:
             self._finished.set()
 
     def rollback(self) -> None:
-        """Undoes everything. Raises HeuristicOutcome where a branch was committed from outside; OutOfOrder when it is over."""
+        """Roll back all branches. Raises HeuristicOutcome if a branch was committed heuristically, OutOfOrder after the end."""
         self._check_process()
         with self._hooks_after(), self._lock:
             if not self._expired:
                 self._end(self._protocol.rollback)
 
     def expire(self) -> None:
-        """Roll back what is over its time, unless a call of the application is at work."""
+        """Roll back the transaction after its timeout, unless a call of the application is in progress."""
         with self._hooks_after():
             if not self._lock.acquire(blocking=False):
                 return
@@ -218,7 +218,7 @@ class Transaction:
         self._leave = self._environment.entered(self)
 
     def leave(self) -> None:
-        """It is not the current transaction any more."""
+        """Stop being the current transaction of this thread or task."""
         self._left = True
         if self._leave is not None:
             self._leave()
