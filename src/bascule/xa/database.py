@@ -55,7 +55,7 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
 
 
 def in_words_of_xa(error: Exception) -> XaError:
-    """A driver's exception as the answer of a resource."""
+    """Return the XaError for a driver's exception."""
     cause, state = _of_driver(error), _sqlstate(error)
     fits = [SQLSTATES[state[:size]] for size in range(len(state), 1, -1) if state[:size] in SQLSTATES]
     if not state:
@@ -66,7 +66,7 @@ def in_words_of_xa(error: Exception) -> XaError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Whatever a driver raises within is raised as an XaError."""
+    """Raise exceptions of the driver as XaError within the block."""
     try:
         yield
     except XaError:
@@ -114,7 +114,7 @@ class Work(Protocol[HandleT]):
     raw: Any
 
     def begin(self, xid: Any) -> None:
-        """Begins it under the driver's xid."""
+        """Begin the branch with the driver's xid."""
 
     def interrupt(self) -> bool:
         """End the call of the application, on the handle, that a thread is within. Return whether there is one.
@@ -123,22 +123,22 @@ class Work(Protocol[HandleT]):
         """
 
     def flush(self) -> None:
-        """Sends what is still to be sent."""
+        """Send buffered statements."""
 
     def cut_off(self) -> None:
-        """Ends the use of the handle, as far as the driver lets it: the application's work is over, the branch is not."""
+        """End the use of the handle, if the driver has a way to do so. The branch goes on without the application."""
 
     def prepare(self) -> Any:
-        """First phase. False, and nothing else, says that there was nothing to commit: the branch is gone."""
+        """Prepare the branch. Return False, and no other value, if there was nothing to commit; the branch no longer exists then."""
 
     def commit(self) -> None:
-        """Second phase, or the only one."""
+        """Commit the branch, in the second phase or in one phase."""
 
     def rollback(self) -> None:
-        """Undo."""
+        """Roll the branch back."""
 
     def close(self, *, reusable: bool) -> None:
-        """Gives the connection back; not ``reusable`` when nobody knows how it stands."""
+        """Return the connection to its pool, or close the connection if its state is unknown (``reusable`` is False)."""
 
 
 class DatabaseResource(Generic[HandleT]):
@@ -441,7 +441,7 @@ class DbapiResource(DatabaseResource[HandleT]):
             )
 
     def close(self) -> None:
-        """Closes the connections that are idle."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for each in idle:

@@ -34,9 +34,9 @@ class Clients:
         self._lock = threading.Lock()
 
     def check(self, record: Outgoing) -> int:
-        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes.
+        """Return the size of a record in bytes if its topic will accept the record: a prepared branch must be able to commit.
 
-        Raises InvalidInput for a topic that is not there, TooLarge.
+        Raises InvalidInput if the topic does not exist, TooLarge if the record is larger than max.message.bytes of the topic.
         """
         headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
         size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
@@ -76,7 +76,7 @@ class Clients:
         return Slot(self._kafka, transactional_id, self._branches.log, partition, ahead=ahead, held_up=self._held_up)
 
     def close(self) -> None:
-        """Frees them."""
+        """Close the clients."""
         for slot in self._slots.values():
             slot.close()
         self.appender.close()

@@ -39,7 +39,7 @@ class TopicCalls(Protocol):
     """The effects. They raise Unavailable."""
 
     def new_key(self) -> bytes:
-        """Return bytes that nobody has had before."""
+        """Return a new unique key."""
 
     async def append(self, key: bytes, value: bytes) -> int | None:
         """Store a record. Returns its offset when all in-sync replicas have it; None if it is stored at an unknown offset."""
