@@ -110,9 +110,7 @@ def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytes
     monkeypatch.setattr(TransactionManager, "_recover", fail)
     with TransactionManager("shop", ModelLog(), []) as manager:
         wait_for(lambda: manager._failure, "the thread to fail")
-        with pytest.raises(
-            Unavailable, match=r"the recovery thread failed: .*injected.*\. Close the manager and open it again"
-        ):
+        with pytest.raises(Unavailable, match=r"the recovery thread failed: .*injected.*\. Close the manager and open it again"):
             manager.begin()
 
 
