@@ -106,7 +106,7 @@ class JournalReader:
         try:
             header = journal_header(key, value)
         except ForeignRecord as error:
-            _log.error("foreign record passed over", topic=self._journal, offset=offset, error=error)
+            _log.error("foreign record skipped", topic=self._journal, offset=offset, error=error)
             return []
         except (DamagedRecord, NewerRecord) as error:
             raise type(error)(f"journal offset {offset}: {error}") from error

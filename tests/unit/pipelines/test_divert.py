@@ -86,7 +86,7 @@ def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytes
     reader = JournalReader(START, [DivertSpec("d", "#")])
     assert reader.take(7, None, b"what is this?") == []
     assert caplog.messages == [
-        f"foreign record passed over topic={START.topic} offset=7 error=\"not a journal record of Bascule (no magic 'BJ')\""
+        f"foreign record skipped topic={START.topic} offset=7 error=\"not a journal record of Bascule (no magic 'BJ')\""
     ]
 
 
