@@ -11,7 +11,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # Fetched when a test first wants them; here so that a test waits for no download.
-TEST_JAR_SETS := qpid-jms-javax spring artemis artemis-client maven narayana atomikos spring-boot
+TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-boot
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
 # Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
