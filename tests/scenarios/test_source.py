@@ -135,5 +135,5 @@ def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_i
 
 
 def test_a_mode_that_there_is_not_is_refused_by_name(bridge: Bridge) -> None:
-    with pytest.raises(InvalidInput, match="option mode is 'lenient'; it is one of PERMISSIVE, DROPMALFORMED, FAILFAST"):
+    with pytest.raises(InvalidInput, match="option mode is 'lenient'; must be one of PERMISSIVE, DROPMALFORMED, FAILFAST"):
         Job(bridge, mode="lenient")

@@ -180,13 +180,9 @@ class TransactionManager:
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction: use it with ``with`` (or ``async with``), which makes it the current one, or end it by yourself."""
         if self._thread is None:
-            raise OutOfOrder(
-                f"transaction manager {self.name} is not open. Open the manager with `with manager:`, which also runs recovery"
-            )
+            raise OutOfOrder(f"transaction manager {self.name} is not open; open it with `with manager:`, which also runs recovery")
         if self._failure:
-            raise Unavailable(
-                f"transaction manager {self.name} cannot begin a transaction: {self._failure}. Close the manager and open it again"
-            )
+            raise Unavailable(f"manager {self.name} cannot begin a transaction: {self._failure}. Close the manager and open it again")
         decides = any(each.decides is not False for each in self._deciding)
         environment = TransactionEnvironment(
             self.name,
@@ -392,9 +388,7 @@ class TransactionManager:
     def _enter(self, transaction: Transaction) -> Callable[[], None]:
         entered, here = self._current.get(), _here()
         if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
-            raise OutOfOrder(
-                "a transaction is active in this thread or task, and transactions do not nest; suspend the transaction with `suspended()`"
-            )
+            raise OutOfOrder("a transaction is active in this thread or task, and transactions do not nest; use `suspended()`")
         return self._set_current(_Entered(transaction, here))
 
     def _set_current(self, entered: _Entered | None) -> Callable[[], None]:

@@ -99,6 +99,6 @@ def test_program_ends_with_an_error_when_an_endpoint_does_not_run_any_more(monke
     activations = Activations(monkeypatch)
     made = adapter("shop")
     made._activations[0]._fail(ValueError("broken"))
-    with pytest.raises(Unavailable, match="shop stands still: broken"):
+    with pytest.raises(Unavailable, match="endpoint of group 'shop' stopped: broken"):
         made.run()
     assert activations.said == ["prepare shop", "consume shop", "stop shop"]

@@ -200,7 +200,7 @@ REFUSED: list[tuple[str, Callable[[Context], object]]] = [
     ("transaction", lambda context: context.transaction()),
     ("create_context", lambda context: context.create_context(Acknowledge.CLIENT)),
     ("stop", lambda context: context.stop()),
-    ("a listener", lambda context: setattr(context.consumer(ORDERS), "listener", print)),
+    ("listeners", lambda context: setattr(context.consumer(ORDERS), "listener", print)),
 ]
 
 
@@ -209,14 +209,14 @@ def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_o
     shop: JmsShop, name: str, call: Callable[[Context], object]
 ) -> None:
     with shop.factory.connect() as context:
-        with pytest.raises(IllegalState, match=rf"^{name}.* is refused"):
+        with pytest.raises(IllegalState, match=rf"{name}(\(\) is refused|; call receive)"):
             call(context)
         context.start()
         context.acknowledge()
         context.recover()
         context.send(ORDERS, "works")
     with shop.manager.begin(), shop.factory.connect() as context:
-        with pytest.raises(IllegalState, match=rf"^{name}.* is refused"):
+        with pytest.raises(IllegalState, match=rf"{name}(\(\) is refused|; call receive)"):
             call(context)
         context.start()
         context.acknowledge()

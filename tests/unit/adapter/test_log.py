@@ -161,7 +161,7 @@ def test_who_claims_what_is_done_is_told_that_it_is_not_to_be_tried_again(case: 
     case.ended(FIRST)
     case.log.commit(FIRST, one_phase=True)
     case.ended(SECOND)
-    with pytest.raises(Superseded, match="is done"):
+    with pytest.raises(Superseded, match="is already settled"):
         case.log.prepare(SECOND)
     assert case.log.all_flights() == {}
 

@@ -184,7 +184,7 @@ async def test_a_branch_that_is_not_there_cannot_be_ended(action: str) -> None:
         ("queues/purge", {"name": "none"}, "no queue 'none'"),
         ("queues/move", {"name": "q", "to": "\ud800"}, "to '\\\\ud800' contains half of a surrogate pair"),
         ("queues/move", {"name": "q", "to": "x" * 1001}, "1001 characters; at most 1000"),
-        ("queues/move", {"name": "q", "to": "a.#"}, "to: names one destination"),
+        ("queues/move", {"name": "q", "to": "a.#"}, "to: must name one destination"),
         ("queues/create", {"name": "x" * 70_000}, "70000 characters"),
     ],
 )

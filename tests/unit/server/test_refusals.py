@@ -88,8 +88,8 @@ REFUSED: list[tuple[str, Callable[[Client], None], str, str]] = [
     ("a subscription in use", beside(DURABLE_NEWS, unsubscribe), NOT_ALLOWED, "in use"),
     ("a second consumer of a durable subscription", beside(DURABLE_NEWS, DURABLE_NEWS), NOT_ALLOWED, "already has a consumer"),
     ("another topic for one in use", beside(DURABLE_NEWS, consume("sport", TOPIC, **DURABLE)), NOT_ALLOWED, "in use with another"),
-    ("an unshared one as shared", beside(DURABLE_NEWS, consume("news", SHARED, **DURABLE)), NOT_ALLOWED, "there as unshared"),
-    ("a shared one as unshared", beside(consume("news", SHARED, **DURABLE), DURABLE_NEWS), NOT_ALLOWED, "there as shared"),
+    ("an unshared one as shared", beside(DURABLE_NEWS, consume("news", SHARED, **DURABLE)), NOT_ALLOWED, "exists as unshared"),
+    ("a shared one as unshared", beside(consume("news", SHARED, **DURABLE), DURABLE_NEWS), NOT_ALLOWED, "exists as shared"),
 ]
 
 

@@ -69,10 +69,10 @@ asyncio.run(tail())
 }
 #: Threads of a user's process, which fail their owner: the test that makes each fail.
 OWNED = {
-    ("adapter/inbound/activation.py", "inbound"): "test_activation_stands_still_and_says_why_when_thread_fails",
-    ("adapter/inbound/activation.py", "take"): "test_activation_stands_still_and_says_why_when_thread_fails",
-    ("adapter/inbound/worker_pool.py", "watch"): "test_activation_stands_still_and_says_why_when_thread_fails",
-    ("adapter/inbound/worker_pool.py", "worker"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/activation.py", "inbound"): "test_activation_stops_and_says_why_when_thread_fails",
+    ("adapter/inbound/activation.py", "take"): "test_activation_stops_and_says_why_when_thread_fails",
+    ("adapter/inbound/worker_pool.py", "watch"): "test_activation_stops_and_says_why_when_thread_fails",
+    ("adapter/inbound/worker_pool.py", "worker"): "test_activation_stops_and_says_why_when_thread_fails",
     ("client/blocking.py", "listener"): "test_application_is_told_and_calls_fail_when_thread_of_listeners_fails",
     ("client/thread.py", "connection"): "test_what_ends_the_thread_of_a_connection_is_told",
     ("kafka/compacted.py", "appender"): "test_appender_whose_thread_failed_appends_with_new_client",
@@ -94,13 +94,13 @@ def test_process_ends_with_log_line_when_thread_fails(place: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("thread", ["_poll", "_housekeep", "_take", "_watch", "_work"])
-def test_activation_stands_still_and_says_why_when_thread_fails(monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
+def test_activation_stops_and_says_why_when_thread_fails(monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
     owner = Activation if hasattr(Activation, thread) else WorkerPool
     monkeypatch.setattr(owner, thread, fail)
     failing = Hanging(monkeypatch, "nothing")
     failing.activation.start()
     try:
-        wait_for(lambda: "stands still: injected" in failing.activation.status().trouble, "the activation to say it")
+        wait_for(lambda: "stopped: injected" in failing.activation.status().trouble, "the activation to say it")
         assert not failing.activation.status().running
     finally:
         failing.activation.stop(0.0)

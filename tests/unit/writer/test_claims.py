@@ -71,7 +71,7 @@ def test_position_is_not_taken_back_from_a_successor() -> None:
     claims, writer = Claims("first"), Writer("leader", replace(STORED, owner="old.1.1"))
     take(claims, writer)
     take(Claims("second"), writer)
-    with pytest.raises(PositionTaken, match="held by 'second"):
+    with pytest.raises(PositionTaken, match="held by another driver of the bridge, 'second"):
         take(claims, writer)
 
 

@@ -396,7 +396,7 @@ def test_closed_writer_gives_its_incarnation_up(kafka: Kafka) -> None:
 
 def test_event_that_the_table_does_not_have_is_a_defect() -> None:
     incarnation: Incarnation[None] = Incarnation(None)
-    with pytest.raises(TransitionMissing, match="COMMIT in state NEW"):
+    with pytest.raises(TransitionMissing, match="COMMIT is not allowed in state NEW"):
         incarnation.move(IncarnationEvent.COMMIT)
     assert incarnation.state is IncarnationState.NEW
 

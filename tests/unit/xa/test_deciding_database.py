@@ -417,7 +417,7 @@ def lost(*_: Any) -> None:
 def test_connection_that_is_lost_before_the_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     transaction = shop.begin()
     monkeypatch.setattr(shop.database._table, "insert", lost)
-    with pytest.raises(TransactionRolledBack, match=r"database lost it: .*connection lost"):
+    with pytest.raises(TransactionRolledBack, match=r"database lost branch .* before the commit: .*connection lost"):
         run_blocking(transaction.commit())
     assert (shop.where, shop.decisions()) == (NEITHER, [])
 

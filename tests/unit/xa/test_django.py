@@ -141,7 +141,7 @@ def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: Tr
             with pytest.raises(TransactionManagementError):
                 pay("two")
 
-    with pytest.raises(TransactionRolledBack, match="not undone by an atomic block: UNIQUE"):
+    with pytest.raises(TransactionRolledBack, match="no atomic block rolled it back: UNIQUE"):
         work()
     assert items("shop") == broker.durable.committed == []
     own()
@@ -257,13 +257,13 @@ def test_settings_that_have_no_autocommit_are_refused(tmp_path: Path) -> None:
 
 
 def test_database_that_cannot_prepare_is_named(alias: str) -> None:
-    with pytest.raises(InvalidInput, match=r"DATABASES\['shop'\] is of SQLite, which cannot prepare"):
+    with pytest.raises(InvalidInput, match=r"DATABASES\['shop'\] is a SQLite database, which cannot prepare"):
         django_resource("db", alias, prepared=True)
 
 
 def test_database_that_nobody_has_tried_is_refused(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(connections[alias]), "vendor", "oracle")
-    with pytest.raises(InvalidInput, match="which is not one of postgresql, sqlite, mysql"):
+    with pytest.raises(InvalidInput, match="which is not supported; use one of postgresql, sqlite, mysql"):
         django_resource("db", alias)
 
 

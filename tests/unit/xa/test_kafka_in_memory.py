@@ -200,7 +200,7 @@ def test_record_that_its_topic_would_refuse_is_refused_when_it_is_sent(make: Mak
     handle = resource.start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
     with pytest.raises(InvalidInput, match="topic 'missing' does not exist"):
         handle.send("missing", b"x")
-    with pytest.raises(TooLarge, match="'small', which takes 1000"):
+    with pytest.raises(TooLarge, match=r"'small': max\.message\.bytes of the topic is 1000"):
         handle.send("small", bytes(900))
     handle.send("small", bytes(700))
     kafka.topics["small"].config["max.message.bytes"] = "2000"
