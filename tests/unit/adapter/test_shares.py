@@ -53,7 +53,7 @@ def test_a_busy_endpoint_leaves_a_thread_for_each_other_one() -> None:
 
 def test_pool_has_no_more_endpoints_than_threads() -> None:
     shares = pool(2, a=1, b=1)
-    with pytest.raises(InvalidInput, match="a pool of 2 threads has 2 endpoints"):
+    with pytest.raises(InvalidInput, match="a pool of 2 threads cannot serve more than 2 endpoints"):
         shares.join("c", 1)
     shares.leave("a")
     shares.join("c", 1)

@@ -257,7 +257,7 @@ def test_stop_is_not_held_up_by_what_a_thread_does_for_another_endpoint() -> Non
 def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> None:
     pool = WorkerPool(1)
     one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
-    with at_work(one), pytest.raises(InvalidInput, match="a pool of 1 threads has 1 endpoints"):
+    with at_work(one), pytest.raises(InvalidInput, match="a pool of 1 threads cannot serve more than 1 endpoints"):
         two.workers.start()
     with at_work(two):
         two.add(1)

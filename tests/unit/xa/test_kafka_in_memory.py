@@ -306,7 +306,7 @@ def test_branch_of_which_messages_are_missing_is_not_committed_in_part(make: Mak
         for offset, record in list(partition.records.items()):
             if record.value == b"2":
                 del partition.records[offset]
-    with pytest.raises(ResourceError, match=r"of 2 messages of .* only 1 are in xa\.side"):
+    with pytest.raises(ResourceError, match=r"topic 'xa\.side' has only 1 of 2 messages of branch "):
         other.commit(xid)
     assert list(other.recover()) == [xid]
     assert kafka.values("orders") == []
@@ -374,11 +374,11 @@ def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: Kafk
     with decision_log() as log:
         log.read()
         offset = kafka.put("decisions", b"{", b"foreign")
-        with pytest.raises(LogDamaged, match=rf"decisions, offset {offset}, key b'foreign': unreadable entry"):
+        with pytest.raises(LogDamaged, match=rf"decision log 'decisions': offset {offset}, key b'foreign': unreadable entry"):
             log.read()
         assert log.decide(COMMIT) == COMMIT
         kafka.put("decisions", b"{", b"g2#foreign")
-        with pytest.raises(LogDamaged, match=r"decisions, offset .*, key b'g2#foreign'"):
+        with pytest.raises(LogDamaged, match=r"decision log 'decisions': offset .*, key b'g2#foreign'"):
             log.decide(Decision(b"g2", Outcome.COMMIT, (), 3, "one"))
 
 

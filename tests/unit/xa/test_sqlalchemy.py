@@ -35,13 +35,13 @@ class Connection:
 
 
 def test_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"resource shop: driver 'pysqlite' is not one of psycopg"):
+    with pytest.raises(InvalidInput, match=r"resource shop: driver 'pysqlite' is not supported; use one of psycopg"):
         SqlAlchemyResource("shop", create_engine("sqlite://"))
 
 
 def test_async_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None:
     other: Any = SimpleNamespace(dialect=SimpleNamespace(driver="asyncpg"))
-    with pytest.raises(InvalidInput, match=r"resource shop: driver 'asyncpg' is not one of psycopg"):
+    with pytest.raises(InvalidInput, match=r"resource shop: driver 'asyncpg' is not supported; use one of psycopg"):
         SqlAlchemyResource("shop", create_engine("postgresql+psycopg://"), async_engine=other)
 
 

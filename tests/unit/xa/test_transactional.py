@@ -72,7 +72,7 @@ def test_function_that_returns_a_coroutine_is_refused_and_what_it_has_done_is_ro
         else:
             wrapper()
 
-    with pytest.raises(InvalidInput, match=r"wrapper returns a coroutine.*async def"):
+    with pytest.raises(InvalidInput, match=r"wrapper returned a coroutine.*async def"):
         call()
     assert (ran, one.durable.committed, manager.active) == ([], [], 0)
 
