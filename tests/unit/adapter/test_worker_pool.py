@@ -262,7 +262,7 @@ def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> 
     with at_work(two):
         two.add(1)
         two.delivered(1)
-    with pytest.raises(InvalidInput, match="threads = 0"):
+    with pytest.raises(InvalidInput, match="threads=0 is out of range"):
         WorkerPool(0)
 
 

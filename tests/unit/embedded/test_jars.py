@@ -129,7 +129,7 @@ def test_a_missing_file_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones(store: JarStore) -> None:
-    with pytest.raises(InvalidInput, match="'spark'; known are artemis, atomikos, kafka"):
+    with pytest.raises(InvalidInput, match="'spark'; known are artemis, artemis-client, atomikos, kafka"):
         store.classpath("spark")
 
 

@@ -31,7 +31,7 @@ def test_a_full_jdk_is_recognised_by_its_release_file(home: Path) -> None:
 
 def test_java_8_is_refused_by_number(home: Path) -> None:
     release(home, "1.8.0_402", "java.base")
-    with pytest.raises(NoJdk, match=r"is Java 8, 17 or newer is needed: .*JAVA_HOME"):
+    with pytest.raises(NoJdk, match=r"is Java 8, but 17 or newer is needed: .*JAVA_HOME"):
         find_java()
 
 

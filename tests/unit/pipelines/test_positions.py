@@ -266,7 +266,7 @@ def test_transactions_of_all_pipelines_are_ended_and_none_of_a_users_job(topic: 
 def test_a_run_that_finds_its_position_gone_stops(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.positions.prepare_topics()
-    with pytest.raises(PositionLost, match=r"the position 'diverts/.*' is missing; restore topic '.*\.positions'"):
+    with pytest.raises(PositionLost, match=r"position 'diverts/.*' is missing; restore topic '.*\.positions'"):
         bridge.positions.read(bridge.positions.common_key)
 
 

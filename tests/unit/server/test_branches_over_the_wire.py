@@ -180,9 +180,9 @@ async def test_branches_one_after_another_share_session_and_consumers(kafka: Kaf
 
 
 WRONG = [
-    ({}, "type 'bascule.xa' is known here"),
+    ({}, "type 'bascule.xa' has the operations"),
     ({"type": "bascule.xa", "operation": "explode"}, "with operations prepare"),
-    ({"type": "other", "operation": "commit", **XID}, "type 'bascule.xa' is known here"),
+    ({"type": "other", "operation": "commit", **XID}, "type 'bascule.xa' has the operations"),
     ({"type": "bascule.xa", "operation": "commit"}, "formatId None must be an integer"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "formatId": "7"}, "formatId '7' must be an integer"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "6"}, "gtrid '6' must be bytes as hexadecimal digits"),
