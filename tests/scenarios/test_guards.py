@@ -225,7 +225,7 @@ def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kaf
         with pytest.raises(LogDamaged, match=rf"^decision log '{topic_prefix}\.decisions': offset {offset}, key b\"somebody's\": unreadable entry b'what"):
             log.read()
         offset = hand.put(b"what is this?", b"\xff", "log")
-        with pytest.raises(ResourceError, match=rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': no branch"):
+        with pytest.raises(ResourceError, match=rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': the key is not a branch id"):
             resource.recover()
 
 

@@ -105,12 +105,12 @@ def test_parts_that_are_killed_come_back_with_all_messages_and_so_does_everythin
         with bascule.client() as client:
             send(client, "q", "1", "2")
         bascule.kill("broker")
-        until(lambda: "broker serves again" in (data_dir / "up.err").read_text())
+        until(lambda: "broker is ready again" in (data_dir / "up.err").read_text())
         with bascule.client() as client:
             assert texts(client, "q", 1) == ["1"]
             send(client, "behind", "nobody answers an acknowledgement, but a send that is stored behind it")
         bascule.kill("kafka")
-        until(lambda: "kafka serves again" in (data_dir / "up.err").read_text())
+        until(lambda: "kafka is ready again" in (data_dir / "up.err").read_text())
         until(lambda: ready_code(bascule.ports["admin"]) == 200)
         # It may be ready because it has not found out yet: where Kafka was away for almost as long as a session lasts.
         with connect(PYTHON_FAILOVER.format(bascule.url)) as client:

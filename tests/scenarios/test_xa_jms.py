@@ -236,9 +236,9 @@ def test_the_handle_is_one_context_for_a_transaction_and_its_end_is_the_managers
                     forbidden()
             with pytest.raises(IllegalState, match="listener"):
                 consumer.listener = print
-        with pytest.raises(IllegalState, match="over"):
+        with pytest.raises(IllegalState, match="has ended"):
             handle.send(work.bills, "late")
-        with pytest.raises(IllegalState, match="over"):
+        with pytest.raises(IllegalState, match="has ended"):
             consumer.receive_no_wait()
         with manager.begin() as transaction:
             again = transaction.enlist(resource).consumer(work.orders)

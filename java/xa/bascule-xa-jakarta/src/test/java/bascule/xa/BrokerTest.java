@@ -213,7 +213,7 @@ class BrokerTest {
             other.deliver();
             other.resource.end(xid, XAResource.TMSUCCESS);
             XAException refusal = assertThrows(XAException.class, () -> other.resource.prepare(xid));
-            assertTrue(refusal.getMessage().contains("prepared already"), refusal.getMessage());
+            assertTrue(refusal.getMessage().contains("already prepared"), refusal.getMessage());
             assertEquals(BEFORE, other.waiting());
             other.resource.rollback(xid);
         }
