@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,30 +76,30 @@ def traffic(session: Session, queue: str, messages: int = MESSAGES) -> None:
     producer.close()
 
 
+def wait_in_traffic(session: Session, queue: str, condition: Callable[[], Any], what: str) -> Any:
+    """Look while messages come and go, as a round of housekeeping needs new records: fewer between two looks than a round takes."""
+
+    def found() -> Any:
+        traffic(session, queue, FEW)
+        return condition()
+
+    return wait_for(found, what)
+
+
 def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_that(
     bounded: System, connect_to: Connect, name: str, queue: str
 ) -> None:
     session = connect_to(bounded.failover_url).session()
     session.producer(f"{queue}.old").send("old", properties={"n": 1})
     begun = first_offset(bounded)
-
-    def trimmed() -> bool:
-        traffic(session, queue)  # what has come to stay is known by the snapshots that come after it
-        return first_offset(bounded) - begun > MESSAGES
-
-    wait_for(trimmed, "the journal to be trimmed")
-    wait_for(lambda: stored(bounded) > 0, "the old message to be in the store")
+    wait_in_traffic(session, queue, lambda: first_offset(bounded) - begun > MESSAGES, "the journal to be trimmed")
+    wait_in_traffic(session, queue, lambda: stored(bounded) > 0, "the old message to be in the store")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 1
     (old,) = connect_to(bounded.url).session().consumer(f"{queue}.old").receive_many(1)
     assert (old.body, old.properties["n"], old.redelivered) == ("old", 1, False)
     session = connect_to(bounded.url).session()
-
-    def forgotten() -> bool:
-        traffic(session, queue)  # a round of housekeeping that was under way has not seen the last
-        return stored(bounded) == 0
-
-    wait_for(forgotten, "the store to forget what is gone")
+    wait_in_traffic(session, queue, lambda: stored(bounded) == 0, "the store to forget what is gone")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 0
 
@@ -112,12 +112,8 @@ def test_what_ingresses_brought_is_trimmed_once_the_journal_has_it(bounded: Syst
         producer.produce(f"{PREFIX}.ingress", from_kafka(name, str(number)))
     assert producer.flush(30) == 0
     bounded.wait_depth(name, MESSAGES)
-
-    def trimmed() -> bool:
-        traffic(session, f"{queue}.other")
-        return first_offset(bounded, "ingress") >= MESSAGES
-
-    wait_for(trimmed, "what ingresses brought to be trimmed")
+    other = f"{queue}.other"
+    wait_in_traffic(session, other, lambda: first_offset(bounded, "ingress") >= MESSAGES, "what ingresses brought to be trimmed")
     bounded.broker.restart()
     messages = connect_to(bounded.url).session().consumer(queue).receive_many(MESSAGES)
     assert [message.body for message in messages] == [str(number) for number in range(MESSAGES)]
@@ -135,9 +131,7 @@ def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_kil
         wait_for(lambda: bounded.depth(name) == 0, "the acknowledgements")
         end = TopicHistory(kafka, f"{PREFIX}.journal", 0).latest()
         session = connect_to(bounded.failover_url).session()
-        for _ in range(3):
-            traffic(session, queue + ".traffic")
-        wait_for(lambda: first_offset(bounded) >= end, "the records of the sends to be trimmed")
+        wait_in_traffic(session, f"{queue}.traffic", lambda: first_offset(bounded) >= end, "the records of the sends to be trimmed")
         bounded.broker.restart()
         producer.repeat(first)
         producer.send(Message("by the sender's, in another message", properties=own_id))
@@ -158,11 +152,9 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     writer.close()
 
     session = connect_to(bounded.failover_url).session()
-    for _ in range(3):
-        traffic(session, queue)
-    pin = wait_for(lambda: pin_of(bounded, "pipeline"), "the pipeline to be shown")
+    wait_in_traffic(session, queue, lambda: pin_of(bounded, "pipeline").get("records", 0) > 0, "the pipeline to be shown with records")
+    pin = pin_of(bounded, "pipeline")
     assert (pin["name"], pin["offset"], pin["reason"], pin["released"]) == ("divert:idle", at, DISABLED, False)
-    assert pin["records"] > 0
     assert pin["bytes"] > pin["records"]
     assert re.search(rf"^ *pipeline +divert:idle +{at} .* {DISABLED}", printed(bounded), re.MULTILINE)
     assert first_offset(bounded) <= at
@@ -175,13 +167,11 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted all the same", re.MULTILINE)
 
     def released() -> bool:
-        # A round of housekeeping that is under way does not count the large message. The first round that counts it shows the row, and
-        # the next round does not: by then the journal is trimmed. So this looks after fewer messages than a round takes.
-        traffic(session, queue, FEW)
+        # The first round of housekeeping that counts the large message shows the row, and the round after the trim does not.
         return bool(pin_of(bounded, "pipeline").get("released")) and row.search(printed(bounded)) is not None
 
-    wait_for(released, "the quota to be used up")
-    wait_for(lambda: first_offset(bounded) > at, "the journal to be trimmed all the same")
+    wait_in_traffic(session, queue, released, "the quota to be used up")
+    wait_in_traffic(session, queue, lambda: first_offset(bounded) > at, "the journal to be trimmed all the same")
 
 
 def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_keep(
@@ -193,14 +183,11 @@ def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_
     row = re.compile(rf"^ *queue +{re.escape(name)} .* its oldest message has not been taken", re.MULTILINE)
 
     def shown() -> bool:
-        traffic(session, f"{queue}.other", FEW)  # a look between any two snapshots, however quick they are beside the traffic
         return pin_of(bounded, "queue").get("name") == name and row.search(printed(bounded)) is not None
 
-    wait_for(shown, "the queue to be shown")
-
-    def moved() -> bool:
-        traffic(session, f"{queue}.other")  # of which some may wait at the moment of a snapshot: then they are the oldest
-        return pin_of(bounded, "queue").get("name") != name
-
-    wait_for(moved, "the messages to be moved to the store")
+    wait_in_traffic(session, f"{queue}.other", shown, "the queue to be shown")
+    # Of the other messages some may wait at the moment of a snapshot: then they are the oldest.
+    wait_in_traffic(
+        session, f"{queue}.other", lambda: pin_of(bounded, "queue").get("name") != name, "the messages to be moved to the store"
+    )
     assert re.search(r"^ *snapshot +\d+ .* what came since is in no snapshot yet", printed(bounded), re.MULTILINE)
