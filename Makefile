@@ -2,12 +2,14 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # Fetched when a test first wants them; here so that a test waits for no download.
@@ -49,6 +51,12 @@ $(VENV)/.proton: requirements-proton.lock $(VENV)/.python
 # atheris comes as wheels for some machines only; nothing but `make fuzz` needs it.
 $(VENV)/.atheris: requirements-fuzz.lock $(VENV)/.python
 	@$(PIP) --no-deps --require-hashes --only-binary :all: -r requirements-fuzz.lock
+	@touch $@
+
+# What builds the documentation site, in an environment of its own: small, and without PySpark. Some of it is for fetching jars.
+$(DOCS_VENV)/.installed: requirements-docs.lock
+	@test -x $(DOCS_BIN)/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-docs.lock
 	@touch $@
 
 # Maven and its plugins, for the tests of the Java artifacts.
@@ -102,6 +110,10 @@ mutants: setup ## change the code in a sample of 1,000 places; tells what the fa
 	@mkdir -p artifacts
 	$(BIN)/python -m tests.mutants --list artifacts/mutants.txt $(ARGS)
 
+docs: $(DOCS_VENV)/.installed ## build the documentation site: artifacts/site/index.html; a broken link is an error
+	@PYTHONPATH=src $(DOCS_BIN)/python -m bascule.embedded.jars fetch mermaid
+	@PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict $(ARGS)
+
 slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)
 
@@ -115,6 +127,7 @@ lock: ## resolve all locks anew (needs uv and mvn)
 		--group proton --no-emit-package cffi --no-emit-package pycparser -c requirements-build.lock -o requirements-proton.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group fuzz --no-build -o requirements-fuzz.lock
+	$(UV_COMPILE) --extra cli --group docs --upgrade -c requirements-dev.lock -o requirements-docs.lock
 	.ci/lock-jars
 
 clean: ## remove what tools and builds left (not .venv, not the cache of jars)

@@ -56,6 +56,13 @@ def test_a_link_to_a_heading_finds_it(page: Path) -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_message_of_a_sequence_diagram_has_no_semicolon(page: Path) -> None:
+    """Mermaid ends a statement of a sequence diagram at a semicolon, also in a text, and then draws nothing."""
+    diagrams = re.findall(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached: set[Path] = set()
     waiting = [ROOT / "README.md"]
