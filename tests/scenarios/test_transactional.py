@@ -105,7 +105,7 @@ def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(pl
     assert place.values("3") == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("bad", [0, 2500, 4999])
+@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2500, marks=pytest.mark.slow), 4999])
 def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_limit(
     place: Place, writer: TransactionalWriter, bad: int
 ) -> None:
