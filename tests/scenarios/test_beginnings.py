@@ -236,6 +236,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
     assert source.take(Positions(source.pipelines, "fourth")) == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: Source) -> None:
     first, second = source.drivers
     assert source.take(first) == [RECORDS, RECORDS]

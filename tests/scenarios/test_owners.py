@@ -165,6 +165,7 @@ def test_a_task_that_starts_when_its_driver_was_replaced_reads_nothing(first: Ru
     assert carried(journal, "late") == []
 
 
+@pytest.mark.slow
 def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first: Run, journal: Journal) -> None:
     shared = first.positions.read(first.common)
     journal.send("more")

@@ -115,6 +115,7 @@ def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_li
     assert {at: fault.code() for at, fault in refused.value.faults.items()} == {bad: KafkaError.MSG_SIZE_TOO_LARGE}
 
 
+@pytest.mark.slow
 def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
     kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
