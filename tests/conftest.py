@@ -89,6 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
+            if item.get_closest_marker("on_mock_cluster"):
+                item.add_marker(pytest.mark.slow)
         if item.config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
 

@@ -85,6 +85,7 @@ def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, kafka
     assert committed(kafka, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
 def test_another_process_finishes_a_prepared_branch_once(make: Make, kafka: EmbeddedKafka, topic: str, finish: str) -> None:
     first, second, third = make("one"), make("two"), make("three")
@@ -153,6 +154,7 @@ def test_a_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: 
     assert committed(kafka, topic) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
 def test_a_commit_in_one_phase_tells_what_another_process_has_made_of_it(
     make: Make, kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch, finish: str
