@@ -225,10 +225,12 @@ def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kaf
         assert log.read().decisions == {}
         assert resource.recover() == []
         offset = hand.put(b"what is this?", b"somebody's", "decisions")
-        with pytest.raises(LogDamaged, match=rf"^decision log '{topic_prefix}\.decisions': offset {offset}, key b\"somebody's\": unreadable entry b'what"):
+        named = rf"^decision log '{topic_prefix}\.decisions': offset {offset}, key b\"somebody's\": unreadable entry b'what"
+        with pytest.raises(LogDamaged, match=named):
             log.read()
         offset = hand.put(b"what is this?", b"\xff", "log")
-        with pytest.raises(ResourceError, match=rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': the key is not a branch id"):
+        named = rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': the key is not a branch id"
+        with pytest.raises(ResourceError, match=named):
             resource.recover()
 
 
