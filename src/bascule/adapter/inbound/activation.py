@@ -62,9 +62,9 @@ _log = get_log("bascule.adapter")
 
 @dataclass(frozen=True, slots=True)
 class ActivationStatus:
-    """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for.
+    """The status of an activation. ``partitions`` has ``ready`` for each partition, or the reason why it waits.
 
-    ``blocked`` are those that wait for a transaction which this endpoint cannot finish.
+    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish.
     """
 
     group: str
@@ -383,8 +383,7 @@ class Activation:
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
-        """Return the group's offset if the partition belongs to this member, according to an answer that the group gave after this call
-        began.
+        """Return the group's offset if the partition belongs to this member, otherwise None. The group answers after this call began.
 
         A process that was suspended acts on an outdated assignment until the group answers.
         """

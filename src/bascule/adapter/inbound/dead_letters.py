@@ -18,7 +18,7 @@ _log = get_log("bascule.adapter")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the record's own time."""
+    """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the timestamp of the record in milliseconds."""
 
     partition: int
     offset: int

@@ -110,7 +110,7 @@ class InTransaction:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """The effects of waiting for a transaction in doubt, blocking."""
+    """The blocking effects of waiting for a transaction in doubt."""
 
     log: InboundLog
     ref: Ref
@@ -149,7 +149,7 @@ class Deliverer:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """The effects of a try, blocking."""
+    """The blocking effects of a try."""
 
     at: Deliverer
     workers: Workers

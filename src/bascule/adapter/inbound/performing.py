@@ -82,7 +82,7 @@ def _manager(xid: Xid, own: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockingReading:
-    """The effects of records that were read, blocking."""
+    """The blocking effects of handling records that were read."""
 
     log: InboundLog
     consumer: GroupConsumer

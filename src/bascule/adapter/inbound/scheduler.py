@@ -17,7 +17,7 @@ class Item(Protocol):
 
     @property
     def ref(self) -> Ref:
-        """The record, and the owner's token under which it is in flight."""
+        """Return the record, and the owner's token under which it is in flight."""
 
     @property
     def key(self) -> bytes | None:

@@ -17,7 +17,7 @@ MemberT = TypeVar("MemberT", bound=Hashable)
 
 @dataclass(slots=True)
 class PoolShare:
-    """What an endpoint has of a pool. ``most``: endpoints at work at once; ``hanging``: threads in an endpoint that was given up."""
+    """The share of an endpoint in a pool. ``most``: maximum at work at once; ``hanging``: threads in an endpoint that was given up."""
 
     most: int
     at_work: int = 0

@@ -39,7 +39,7 @@ class Start(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next try: ``first_s``, then ``factor`` times as long each time, up to ``longest_s``."""
+    """How long to wait before the next try: ``first_s`` seconds, then ``factor`` times as long each time, up to ``longest_s``."""
 
     first_s: float = 1.0
     factor: float = 2.0

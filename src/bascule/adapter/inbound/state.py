@@ -111,7 +111,7 @@ def entry_of(key: bytes) -> Entry:
 
 @dataclass(slots=True)
 class Flight:
-    """A record that is in flight: the keys of its entries, those among them that say so, and how often it has failed."""
+    """A record in flight: the keys of its entries, those among them that are ``flight`` entries, and how often it has failed."""
 
     keys: set[bytes] = field(default_factory=set)
     scheduled: set[bytes] = field(default_factory=set)
@@ -134,8 +134,7 @@ class Claimed(NamedTuple):
 
 
 class Flights(NamedTuple):
-    """The state of a source partition: by offset, the keys of records in flight and the failures so far; by transaction, the claimed
-    offset.
+    """The state of a source partition: keys and failures of records in flight by offset, and claimed offsets by transaction.
 
     Records before ``read_to`` are done unless they are in flight. It is None if the log does not say so, for example a log of an earlier
     release.

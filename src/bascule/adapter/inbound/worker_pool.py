@@ -1,10 +1,10 @@
-"""Worker pools: threads that take what the schedulers of one endpoint, or of several, give. One whose endpoint hangs is replaced.
+"""Worker pools: threads that take deliveries from the schedulers of one or several endpoints. A hanging thread is replaced.
 
 pool = WorkerPool(8)
 orders = ActivationSpec(topics=("orders",), group="shop.orders", workers=6, pool=pool)
 refunds = ActivationSpec(topics=("refunds",), group="shop.refunds", workers=6, pool=pool)
 
-A pool has threads while it has endpoints. Its lock guards the schedulers of all of them, and the phases of their deliveries.
+A pool has threads while it has endpoints. Its lock guards the schedulers of all endpoints, and the phases of their deliveries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = get_log("bascule.adapter")
 
 @dataclass(slots=True, eq=False)
 class PoolThread:
-    """A thread of a pool, and whose record it has. ``made`` are the endpoints' instances that belong to it."""
+    """A thread of a pool, and the record that it works on. ``made`` are its instances of endpoints."""
 
     name: str
     thread: threading.Thread | None = None

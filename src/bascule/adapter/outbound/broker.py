@@ -1,4 +1,4 @@
-"""Connections out to a JMS broker: contexts with the API of ``bascule.client``, in the current transaction or outside of one.
+"""Outgoing connections to a JMS broker: contexts with the API of ``bascule.client``, in the current transaction or outside of one.
 
 bind("jms/orders", JmsConnectionFactory(broker, manager))
 with lookup("jms/orders").connect() as context:
@@ -96,9 +96,7 @@ class JmsConnectionFactory:
         return AsyncTransactionContext(branch, temporary, partial(self._expect, transaction))
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
-        """Return the contexts outside of transactions that were taken longer than ``longer_than_s`` seconds ago, and where: the leak
-        report.
-        """
+        """Return the leak report: contexts outside of transactions that are in use for at least ``longer_than_s`` seconds."""
         return self._pool.leases(longer_than_s)
 
     def close(self) -> None:

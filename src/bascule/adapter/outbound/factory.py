@@ -1,4 +1,4 @@
-"""Connection factories: pooled connections that send, plainly, in Kafka transactions, or as a part of the current transaction.
+"""Connection factories: pooled connections that send directly, in Kafka transactions, or as part of the current transaction.
 
 bind("kafka/orders", KafkaConnectionFactory({"bootstrap.servers": "127.0.0.1:9092"}))
 with lookup("kafka/orders").connection() as connection:
@@ -56,10 +56,11 @@ class CommitInDoubt(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactions:
-    """Sends of a ``with connection.transaction()`` become visible at once, or not at all.
+    """Records sent in a ``with connection.transaction()`` block become visible together, or not at all.
 
-    ``id`` begins the transactional ids; each process has its own by its host and ``instance``, and should keep it over restarts. Two
-    factories with the same ones double nothing, but get into each other's way: Kafka ends what the other has begun, and it begins anew.
+    ``id`` is the prefix of the transactional ids. The host and ``instance`` distinguish processes; a process should keep them over
+    restarts. Two factories with the same ids duplicate nothing but disturb each other: Kafka aborts the transaction of the other, which
+    starts again.
     """
 
     id: str
@@ -68,7 +69,7 @@ class KafkaTransactions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class XaSends:
-    """Sends take part in the manager's current transaction. Raises InvalidInput for a resource that is not the manager's."""
+    """Sends take part in the manager's current transaction. Raises InvalidInput if the resource does not belong to the manager."""
 
     manager: TransactionManager
     kafka: KafkaResource
@@ -363,7 +364,7 @@ class KafkaConnectionFactory:
         return KafkaConnection(self._pool)
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
-        """Return the connections that were taken longer than ``longer_than_s`` seconds ago, and where: the leak report."""
+        """Return the leak report: connections that are in use for at least ``longer_than_s`` seconds."""
         return self._pool.leases(longer_than_s)
 
     def close(self) -> None:

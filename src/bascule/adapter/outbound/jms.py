@@ -28,7 +28,7 @@ class JmsSession:
     _refusal = "a connection to Kafka cannot receive. Receive records with an endpoint, messages with a context of a JmsConnectionFactory"
 
     def __init__(self, connection: KafkaConnection, key: str, topic: str) -> None:
-        """``key`` selects the record key as in a divert: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
+        """``key`` is the record key, as in a divert: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
         self._connection = connection
         self._key = key
         self._topic = topic

@@ -46,7 +46,7 @@ class PoolClosed(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """How many at most; how long to wait for one; from what idle time on one is looked at before it is given out; when to report a leak."""
+    """Limits of a pool: maximum number of objects; seconds to wait for one, of idleness before a check, and before a leak is reported."""
 
     most: int = 8
     wait_s: float = 10.0
@@ -60,7 +60,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """Something that is out: who took it, for how long it has been out, and where in the program that was (innermost call last)."""
+    """An object in use: who took it, for how many seconds, and where in the program (innermost call last)."""
 
     by: str
     for_s: float
