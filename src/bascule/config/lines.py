@@ -31,7 +31,7 @@ def key_lines(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     tables: Counter[Path] = Counter()
     table: Path = ()
-    closing = ""  # what ends the multi-line string we are in
+    closing = ""  # end of the current multi-line string
     for number, line in enumerate(text.splitlines(), start=1):
         if closing:
             closing = "" if closing in line else closing
