@@ -65,8 +65,8 @@ def up(
 ) -> None:
     """Run everything on this machine: an embedded Kafka (unless one is configured), the broker, the pipelines.
 
-    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C.
-    A part that dies is started again. The process ids are in DIR/pids.json, the ports in DIR/ports.json, what the parts say in DIR/logs.
+    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C. A
+    part that dies is restarted. DIR/pids.json has the process ids, DIR/ports.json the ports, and DIR/logs the logs of the parts.
     """
     require("broker")
     from bascule.config import load
@@ -110,8 +110,8 @@ def broker(
 ) -> None:
     """Run the broker alone, with an existing Kafka (`kafka.bootstrap_servers`).
 
-    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. Of several brokers on one Kafka one serves; another prints
-    `standby ...`, follows what the first one does, and prints `ready ...` when it takes over.
+    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. If several brokers use one Kafka, one of them serves. Another one
+    prints `standby ...`, follows the journal, and prints `ready ...` when it takes over.
     """
     require("broker")
     from bascule.config import load

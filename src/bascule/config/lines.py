@@ -12,7 +12,7 @@ _HEADER = re.compile(r"\s*(\[\[?)(.+?)\]\]?\s*(?:#.*)?$")
 
 
 def _dotted(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the parts of the dotted key at the start of ``text``, and the index behind the key."""
+    """Return the parts of the dotted key at the start of ``text``, and the index after the key."""
     parts: list[str] = []
     position = 0
     while match := _PART.match(text, position):

@@ -239,10 +239,10 @@ class TableReader:
         committed: bool = True,
         barrier_key: bytes = BARRIER_KEY,
     ) -> None:
-        """``follow`` receives each record in the order of offsets of its partition; ``begin`` is called when a read starts anew.
+        """``follow`` receives each record in the order of offsets of its partition. ``begin`` is called when a read restarts.
 
-        ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers
-        refuse unknown keys.
+        ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers refuse
+        unknown keys.
         """
         self._follow = follow
         self._begun = begin

@@ -26,7 +26,7 @@ from bascule.writer.incarnation import Attempt, Identity, Pending
 
 T = TypeVar("T")
 
-#: Timeout, in seconds, of a request to the coordinator, or of a wait for Kafka to accept records, before the incarnation is given up.
+#: Timeout, in seconds, of a request to the coordinator, or of a wait for Kafka to accept records. After it the incarnation is abandoned.
 COORDINATOR_TIMEOUT_S: Final = 20.0
 #: The coordinator still writes the markers of the last commit; if asked too early, it makes the client wait for 500 ms.
 SETTLE_S: Final = 0.02

@@ -1,4 +1,4 @@
-"""Move records from a topic to others, each once: one Kafka transaction writes them and the position behind them."""
+"""Move records from a topic to others, each once: one Kafka transaction writes the records and the position after them."""
 
 from __future__ import annotations
 

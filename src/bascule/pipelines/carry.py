@@ -23,7 +23,7 @@ from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 
-#: Allocations between two runs of the garbage collector: more than several transactions make.
+#: Containers allocated and not freed between two runs of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
 #: While a transaction fills, its records are passed to Kafka's client in groups of this size, so that few are left for the end.
 _AHEAD_RECORDS = 500

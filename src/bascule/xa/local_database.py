@@ -217,7 +217,7 @@ class LocalWork:
         self.let_go(reusable=reusable)
 
     def let_go(self, *, reusable: bool) -> None:
-        """Return the connection, or close it."""
+        """Return the connection to its owner, or close it."""
         raise NotImplementedError
 
 

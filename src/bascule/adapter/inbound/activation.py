@@ -46,12 +46,12 @@ HAND_OVER_S = 30.0
 #: Reading pauses while this many batches are ready. Reading of a partition pauses while this many of its batches wait behind a record that
 #: fails or hangs.
 BATCHES_WAITING = 2
-#: If this many partitions are full, all reading pauses, to bound the memory.
+#: If as many records wait as for this many full partitions, all reading pauses, to bound the memory.
 PARTITIONS_FULL_MAX = 16
 #: If this many records wait for their next try, reading pauses for sources that could add to them: the retry topic or, with an order, all.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
-#: Dead letters are counted, and missing sources looked for, in each third turn of housekeeping.
+#: Dead letters are counted, and missing sources looked for, every this many turns of housekeeping.
 LOOK_TURNS = 3
 TAKE_AGAIN_S = 0.5
 #: Enough that partitions that wait for the outcome of a transaction do not delay others.
