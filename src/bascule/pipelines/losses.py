@@ -5,7 +5,7 @@ from __future__ import annotations
 from bascule.kafka.lineage import PartitionLineage
 from bascule.writer.position import Position, PositionLost
 
-#: What an operator can do who accepts the loss.
+#: Advice for an operator who accepts the loss.
 LEAVE_OUT = "To restart from the start offset, start the pipelines once without the ingress or with an ingress without the topic"
 
 

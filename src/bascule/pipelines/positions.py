@@ -254,7 +254,7 @@ class Positions:
         Partitions of a new ingress begin at ``start``. Partitions that a known ingress finds later are new, and it reads them from the
         first record. One transaction under the ingress's own transactional id adds the new positions and registers the ingress. Positions
         in topics that the ingress no longer names (``names``) become vacant: if the ingress names the topic again, it continues there, or
-        begins anew where that is impossible. Raises PositionLost, PositionTaken.
+        starts like a new one if records are lost. Raises PositionLost, PositionTaken.
         """
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, pipeline)

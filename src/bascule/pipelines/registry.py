@@ -16,7 +16,7 @@ from bascule.writer.position import Position, PositionLost
 
 @dataclass(frozen=True, slots=True)
 class DivertPlan:
-    """What the driver does with the diverts: the ``common`` position with its members, and the other positions by divert.
+    """Plan of the driver for the diverts: the ``common`` position with its members, and the other positions by divert.
 
     ``separate`` are enabled diverts that have not reached the common position yet, and removed ones that answer until then for the messages
     that they took. ``parked`` are disabled diverts, which keep their position. ``lost`` says why some enabled diverts cannot continue.

@@ -1,10 +1,11 @@
-"""The decision log in a local file: one line an entry, appended and synced before anybody acts on it.
+"""The decision log in a local file: one line per entry, appended and synced before any process acts on the entry.
 
     5f2a91c0 + {"gtrid":"shop/0199...","outcome":"commit","resources":["orders-db","kafka"],"by":"host/4711","at_ms":1790000000000}
     77d0e3b2 - {"gtrid":"shop/0199..."}
 
-A line begins with its CRC-32; the first line has the id of the log. Processes share the file by a lock beside it (PATH.lock), held while
-one reads what others have appended and appends its own. Threads that decide at the same time share one write and one sync.
+A line begins with its CRC-32; the first line has the id of the log. Processes share the file with a lock file beside it (PATH.lock).
+A process holds the lock while it reads the entries of others and appends its own. Threads that decide at the same time share one write
+and one sync.
 """
 
 from __future__ import annotations

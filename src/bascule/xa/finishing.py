@@ -21,7 +21,7 @@ class FinishingViolation(enum.StrEnum):
 
     #: A branch that ended against the decision is neither recorded nor reported.
     HEURISTIC_DROPPED = "finishing-heuristic-dropped"
-    #: A branch that the resource does not know any more counts as ended as decided, although the resource can tell its outcome.
+    #: A branch that the resource no longer knows counts as ended as decided, although the resource can tell its outcome.
     UNKNOWN_IS_DONE = "finishing-unknown-is-done"
 
 

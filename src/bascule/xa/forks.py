@@ -1,4 +1,4 @@
-"""What a child process inherits from its parent in a fork and must neither use nor free.
+"""Objects that a child process inherits from its parent in a fork and must neither use nor free.
 
 Connections are shared with the parent, whose sessions would end. The parent's threads do not exist in the child, and may hold locks.
 """

@@ -1,13 +1,14 @@
 """Kafka as a resource, without IO: how a branch is prepared, found, ended and cleaned up.
 
-    side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
-    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know;
-                 or, of a branch that another process has ended, how it was
+    side topic   the messages of all branches, in the order of sending; headers name the branch and the target of each message
+    log          a compacted topic. The record XID means prepared, and has the place of the messages. The record XID/started means that
+                 the branch sends; if another process has ended the branch, the record has the outcome
 
-Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
-topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
-theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. Branches that end at
-the same time share a transaction. A record XID never expires; XID/started does, and messages that no record needs are deleted.
+Prepare writes one record to the log, after all messages are stored. Commit is one Kafka transaction that copies the messages to their
+topics and deletes the log's record. Rollback is one that only deletes the record. Both look for the record only after they have fenced
+other processes off the transactional id, which the record names: if several processes try, only one finds the record, and ends the branch
+once. Branches that end at the same time share a transaction. A record XID never expires. A record XID/started expires, and messages that
+no record needs are deleted.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class KafkaBranchViolation(enum.StrEnum):
     DOUBT_IS_DONE = "kafka-branch-doubt-is-done"
     #: The record of a branch is deleted before the Kafka transaction that copies the messages has ended.
     RECORD_DELETED_FIRST = "kafka-branch-record-deleted-first"
-    #: The messages are copied without a look whether the log still has the record.
+    #: The messages are copied without a check that the log still has the record.
     RECORD_UNCHECKED = "kafka-branch-record-unchecked"
     #: A process ends the branch of another process under a transactional id of its own.
     OWN_SLOT_TAKEN = "kafka-branch-own-slot-taken"
-    #: A process that ends the branch of another process leaves no word of that.
+    #: A process that ends the branch of another process does not record the outcome.
     ROLLBACK_UNTOLD = "kafka-branch-rollback-untold"
     #: Messages are deleted although a prepared branch needs them.
     NEEDED_DELETED = "kafka-branch-needed-deleted"
@@ -87,7 +88,7 @@ LIMITS: Final = BranchLimits()
 
 @dataclass(slots=True)
 class _Sent:
-    """What a branch of this process has sent."""
+    """State of a branch of this process: its messages and their receipts."""
 
     slot: str
     started_ms: int

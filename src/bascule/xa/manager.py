@@ -429,8 +429,7 @@ class TransactionManager:
     def _told(self, transactions: Collection[Transaction], done: Pass) -> None:
         """Tell transactions what a pass that began after their end has found, and whether it has left nothing to do for them."""
         heuristics = {each.xid: each for each in done.heuristics}
-        # the others wait only for an operator
-        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()
+        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()  # the rest needs an operator
         left = {xid.gtrid for xid in waiting} | {step.xid.gtrid for step in done.failed}
         for each in transactions:
             finished = each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys()

@@ -377,15 +377,15 @@ class Activation:
                 if str(error) != told:
                     _log.error("partition blocked by another transaction manager", group=self.spec.group, place=run.place, error=error)
                 told = run.trouble = str(error)
-            except Exception as error:  # nobody checks the end of a taker, and the partition would be stuck
+            except Exception as error:  # nothing checks whether this thread ends, and the partition would be stuck
                 run.trouble = str(error)
                 _log.warning("could not take over partition, will retry", group=self.spec.group, place=run.place, error=error)
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
-        """Return the group's offset if the partition belongs to this member, otherwise None. The group answers after this call began.
+        """Return the group's offset if the partition belongs to this member, otherwise None.
 
-        A process that was suspended acts on an outdated assignment until the group answers.
+        The answer must come from the group after this call began: a process that was suspended has an outdated assignment until then.
         """
         answer: Future[GroupOffset] = Future()
         self._asked.put((run, answer))
