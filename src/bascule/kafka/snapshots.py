@@ -27,7 +27,7 @@ from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 log = get_log(__name__)
 
 CHUNK_BYTES = 900_000
-#: The key, beside the snapshots, of the id of the journal's topic.
+#: The key of the record with the id of the journal's topic, in the topic of the snapshots.
 JOURNAL_KEY = b"journal"
 #: Epoch and sequence of a snapshot with the number of a chunk, or an epoch with the name of a segment.
 _KEY = re.compile(rb"\d+-\d+/(\d+|head)|\d+/[0-9a-f]{%d}" % (2 * DIGEST_SIZE))

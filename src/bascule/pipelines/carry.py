@@ -176,7 +176,7 @@ class Carrier:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Give up what is not committed."""
+        """Discard uncommitted work."""
         self._writer.abandon()
         give_back(self._writer)
 

@@ -169,7 +169,7 @@ class Positions:
         """
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         history, lineage = self._looks(topic, partition)
-        # Read the end first: whatever a broker that starts during this takeover takes lies after it.
+        # Read the end first: if a broker starts during this takeover, all messages that it accepts are after this offset.
         end = run_blocking(lineage.end())
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)

@@ -96,7 +96,7 @@ class AsyncKafkaBranch:
 class KafkaResource:
     """A Kafka cluster. Thread-safe.
 
-    The first branch creates the topics ``PREFIX.side`` and ``PREFIX.log``. Raises UnsafeTopic if a setting of theirs could lose prepared
+    The first branch creates the topics ``PREFIX.side`` and ``PREFIX.log``. Raises UnsafeTopic if one of their settings could lose prepared
     branches.
     """
 

@@ -174,7 +174,7 @@ class Activation:
             self._threads[-1].start()
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
-        """Stop the endpoint. Wait for records at work; waiting records stay in flight for the next start.
+        """Stop the endpoint. Wait for records in progress; waiting records stay in flight for the next start.
 
         Returns the names of workers whose endpoint has not returned after ``drain_s`` seconds. Their records stay in flight. A worker that
         returns later may still commit, while the transaction manager is open and no other member has taken over its partition; nothing is

@@ -79,14 +79,14 @@ class ResourceAdapter:
         self._started = True
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
-        """Stop all endpoints at once, and wait for records at work. Return the names of workers that did not end."""
+        """Stop all endpoints at once, and wait for records in progress. Return the names of workers that did not end."""
         stops = [in_background(partial(each.stop, drain_s), f"bascule-stop-{each.spec.group}") for each in self._activations]
         wait(stops)
         self._started = False
         return [name for stop in stops for name in stop.result()]
 
     def run(self, drain_s: float = HAND_OVER_S) -> None:
-        """Start, and return when SIGTERM or SIGINT has arrived and the records at work are done. Call this from the main thread.
+        """Start, and return when SIGTERM or SIGINT has arrived and the records in progress are done. Call this from the main thread.
 
         Raises Unavailable if an endpoint stops for good: it is better to restart the program than to let it seem to run.
         """

@@ -28,13 +28,13 @@ ItemT = TypeVar("ItemT", bound=Item)
 
 
 class Scheduler(Generic[ItemT]):
-    """Schedules items in lanes: of each lane, one item at a time is at work, and the others wait behind it in their order of arrival."""
+    """Schedules items in lanes: one item of each lane is in progress at a time, and the others wait behind it in their order of arrival."""
 
     def __init__(self, order: Order) -> None:
         self._lane_of = _LANES[order]
         self._ready: deque[ItemT] = deque()
         self._later: list[tuple[float, int, ItemT]] = []
-        #: Lanes with an item that is ready, delayed or at work, and the items that wait behind it.
+        #: Lanes with an item that is ready, delayed or in progress, and the items that wait behind it.
         self._behind: dict[Hashable, deque[tuple[ItemT, float]]] = {}
         self._numbers = itertools.count()
         self._waiting: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Scheduler(Generic[ItemT]):
 
     @property
     def waiting(self) -> int:
-        """Return the number of items that are not at work, including delayed ones."""
+        """Return the number of items that are not in progress, including delayed ones."""
         return sum(self._waiting.values())
 
     @property
@@ -61,7 +61,7 @@ class Scheduler(Generic[ItemT]):
         return self._behind_of[token]
 
     def running(self, token: str | None = None) -> list[ItemT]:
-        """Return the items at work, of one owner's token if it is given."""
+        """Return the items in progress, of one owner's token if it is given."""
         return [item for item in self._running.values() if token in (None, item.ref.token)]
 
     def add(self, item: ItemT, due_s: float = 0.0) -> None:
@@ -76,7 +76,7 @@ class Scheduler(Generic[ItemT]):
         self._offer(item, due_s)
 
     def take(self, now_s: float) -> ItemT | None:
-        """Return the next item, which is then at work, or None if there is none yet."""
+        """Return the next item, which is then in progress, or None if there is none yet."""
         while self._later and self._later[0][0] <= now_s:
             self._ready.append(heapq.heappop(self._later)[2])
         if not self._ready:
@@ -96,19 +96,19 @@ class Scheduler(Generic[ItemT]):
         self._advance(self._lane_of(item))
 
     def again(self, item: ItemT, due_s: float) -> None:
-        """Schedule an item at work again, before all others of its lane."""
+        """Schedule an item in progress again, before all others of its lane."""
         del self._running[id(item)]
         self._waiting[item.ref.token] += 1
         self._offer(item, due_s)
 
     def replace(self, item: ItemT, other: ItemT) -> None:
-        """Replace ``item``, which is at work and is given up, by ``other``, which is ready."""
+        """Replace ``item``, which is in progress and is given up, by ``other``, which is ready."""
         del self._running[id(item)]
         self._waiting[other.ref.token] += 1
         self._offer(other, 0.0)
 
     def drop(self, token: str) -> None:
-        """Forget all items of an owner's token that are not at work."""
+        """Forget all items of an owner's token that are not in progress."""
         heads = [item for item in itertools.chain(self._ready, (each[2] for each in self._later)) if item.ref.token == token]
         self._ready = deque(item for item in self._ready if item.ref.token != token)
         self._later = [each for each in self._later if each[2].ref.token != token]

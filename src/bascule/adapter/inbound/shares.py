@@ -17,7 +17,7 @@ MemberT = TypeVar("MemberT", bound=Hashable)
 
 @dataclass(slots=True)
 class PoolShare:
-    """The share of an endpoint in a pool. ``most``: maximum at work at once; ``hanging``: threads in an endpoint that was given up."""
+    """The share of an endpoint in a pool. ``most``: maximum of busy threads; ``hanging``: threads in an endpoint that was given up."""
 
     most: int
     at_work: int = 0
@@ -51,7 +51,7 @@ class PoolShares(Generic[MemberT]):
 
     @property
     def at_work(self) -> int:
-        """Return the number of threads at work, without hanging ones."""
+        """Return the number of busy threads, without hanging ones."""
         return sum(share.at_work for share in self._shares.values())
 
     @property
@@ -65,13 +65,13 @@ class PoolShares(Generic[MemberT]):
         return self.threads - sum(share.not_replaced for share in self._shares.values())
 
     def join(self, member: MemberT, most: int) -> None:
-        """Add an endpoint with at most ``most`` threads at work. Raises InvalidInput if the pool has fewer threads than endpoints."""
+        """Add an endpoint with at most ``most`` busy threads. Raises InvalidInput if the pool has fewer threads than endpoints."""
         if len(self.members) >= self.threads:
             raise InvalidInput(f"a pool of {self.threads} threads cannot serve more than {self.threads} endpoints; raise threads")
         self._shares[member] = PoolShare(min(most, self.threads))
 
     def leave(self, member: MemberT) -> None:
-        """Let an endpoint take no more records. Its threads at work stay until they end or hang."""
+        """Let an endpoint take no more records. Its busy threads stay until they end or hang."""
         self._shares[member].left = True
         self._forget(member)
 
@@ -87,19 +87,19 @@ class PoolShares(Generic[MemberT]):
         return [member for _, _, member in sorted(may, key=lambda each: each[:2])]
 
     def take(self, member: MemberT) -> None:
-        """Note that a thread is at work for an endpoint."""
+        """Note that a thread works for an endpoint."""
         share = self._shares[member]
         share.at_work += 1
         self._turns += 1
         share.turn = self._turns
 
     def give_back(self, member: MemberT) -> None:
-        """Note that a thread is no longer at work for an endpoint."""
+        """Note that a thread no longer works for an endpoint."""
         self._shares[member].at_work -= 1
         self._forget(member)
 
     def hang(self, member: MemberT) -> None:
-        """Note that a thread at work for an endpoint was given up."""
+        """Note that a thread that works for an endpoint was given up."""
         share = self._shares[member]
         share.at_work -= 1
         share.hanging += 1

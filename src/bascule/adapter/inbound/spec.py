@@ -85,7 +85,7 @@ class ActivationSpec:
     - batch: number of records that are scheduled together.
     - retries: number of tries after the first one.
     - transacted: None for at-least-once delivery.
-    - delivery_timeout_s: an endpoint at work for longer than this time, in seconds, hangs, and its record counts as failed.
+    - delivery_timeout_s: an endpoint that runs for longer than this time, in seconds, hangs, and its record counts as failed.
     """
 
     topics: tuple[str, ...]

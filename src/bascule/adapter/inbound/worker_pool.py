@@ -61,7 +61,7 @@ class PoolThread:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The status of a pool: its threads at work, its hanging threads, and the groups of its endpoints."""
+    """The status of a pool: its busy threads, its hanging threads, and the groups of its endpoints."""
 
     name: str
     threads: int

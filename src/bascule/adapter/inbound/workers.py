@@ -24,7 +24,7 @@ _log = get_log("bascule.adapter")
 
 
 class Hung(BasculeError):
-    """Raised for a record whose endpoint was at work for too long. The record counts as failed."""
+    """Raised for a record whose endpoint ran for too long. The record counts as failed."""
 
     retriable = True
     scope = Scope.OPERATION
@@ -88,7 +88,7 @@ class Workers:
             self.changed.notify(len(deliveries))
 
     def drop(self, token: str, drain_s: float = 0.0) -> bool:
-        """Drop the deliveries of an owner's token. Return False if some of them are still at work after ``drain_s`` seconds."""
+        """Drop the deliveries of an owner's token. Return False if some of them are still in progress after ``drain_s`` seconds."""
         with self.changed:
             self.gone.add(token)
             self.scheduler.drop(token)
@@ -104,9 +104,9 @@ class Workers:
             delivery.step(DeliveryStep.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:
-        """Stop beginning deliveries. Return when those at work are done and the endpoints closed, with the names of threads left behind.
+        """Begin no more deliveries, wait for those in progress, and close the endpoints. Return the names of threads left behind.
 
-        These threads are at work after ``drain_s`` seconds, or in the close of their endpoint after that (``END_S`` at least), or hang. A
+        These threads are busy after ``drain_s`` seconds, or in the close of their endpoint after that (``END_S`` at least), or hang. A
         thread of a shared pool that works for another endpoint closes its instance of this endpoint afterwards, and is not waited for.
         """
         until_s = time.monotonic() + drain_s
