@@ -90,7 +90,7 @@ class SentDeliveries:
         return len(self._undecided.by_id) + len(self._decided.by_id)
 
     def by_id(self) -> dict[int, Delivery]:
-        """All deliveries by id."""
+        """Return all deliveries by id."""
         return self._undecided.by_id | self._decided.by_id
 
     def add(self, delivery: Delivery) -> None:

@@ -20,14 +20,14 @@ AdminOption = Annotated[
     typer.Option("--admin", metavar="URL", help="Address of the admin server [default: admin.host and .port]", show_default=False),
 ]
 
-#: The broker answers a question from memory; one that takes longer is in trouble.
+#: Timeout, in seconds, of a query, which the broker answers from memory.
 LOOK_TIMEOUT_S = 10.0
-#: An action goes through a whole queue, and waits for Kafka.
+#: Timeout, in seconds, of an action, which may process a whole queue and waits for Kafka.
 ACT_TIMEOUT_S = 600.0
 
 
 class AdminApiClient:
-    """A broker's admin server."""
+    """A client of a broker's admin server."""
 
     def __init__(self, url: str | None, config: Path | None) -> None:
         """Connect to ``url``, or to the address in the settings, with the token in the settings. Raises ConfigError."""

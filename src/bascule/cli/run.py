@@ -65,8 +65,8 @@ def up(
 ) -> None:
     """Run everything on this machine: an embedded Kafka (unless one is configured), the broker, the pipelines.
 
-    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C.
-    A part that dies is started again. The process ids are in DIR/pids.json, the ports in DIR/ports.json, what the parts say in DIR/logs.
+    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C. A
+    part that dies is restarted. DIR/pids.json has the process ids, DIR/ports.json the ports, and DIR/logs the logs of the parts.
     """
     require("broker")
     from bascule.config import load
@@ -110,8 +110,8 @@ def broker(
 ) -> None:
     """Run the broker alone, with an existing Kafka (`kafka.bootstrap_servers`).
 
-    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. Of several brokers on one Kafka one serves; another prints
-    `standby ...`, follows what the first one does, and prints `ready ...` when it takes over.
+    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. If several brokers use one Kafka, one of them serves. Another one
+    prints `standby ...`, follows the journal, and prints `ready ...` when it takes over.
     """
     require("broker")
     from bascule.config import load
@@ -167,7 +167,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
 
 def _urls(settings: Settings, amqp_port: int, admin_port: int) -> tuple[str, str]:
-    """Where clients connect, and where the admin server is."""
+    """Return the URL for clients and the URL of the admin server."""
     broker, admin = settings.broker, settings.admin
     return f"{broker.url_scheme}://{broker.host}:{amqp_port}", f"{admin.url_scheme}://{admin.host}:{admin_port}"
 
@@ -182,7 +182,7 @@ def _flags(
     log_format: str | None = None,
     log_level: str | None = None,
 ) -> dict[str, Any]:
-    """Flags as a tree of settings; those not given are not in it."""
+    """Return the given flags as a tree of settings."""
     tree: dict[str, dict[str, Any]] = {}
     for section, key, value in (
         ("embedded", "data_dir", data_dir),
@@ -220,7 +220,7 @@ def _parts(configuration: Configuration, directory: Path, ports: dict[str, int],
 
 
 def _environment(configuration: Configuration, ports: dict[str, int], bootstrap: str) -> dict[str, str]:
-    """What was decided here, for the parts; by the environment, which other users of the machine cannot read as they can a command line."""
+    """Return environment variables that pass the decisions made here to the parts. Other users cannot read them, unlike a command line."""
     settings = configuration.settings
     env = {
         "BASCULE_BROKER__PORT": str(ports["amqp"]),
@@ -247,7 +247,7 @@ def _need_kafka(settings: Settings) -> None:
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """One process at a time uses the directory; the kernel lets go of it when that process ends, however it ends."""
+    """Lock the directory for this process. The kernel releases the lock when the process ends, however it ends."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / "lock").open("w")

@@ -21,12 +21,12 @@ from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 
 ENVIRONMENT_PREFIX = "BASCULE_"
-#: Names the file when no flag does.
+#: Environment variable with the path of the file, used without the flag.
 FILE_VARIABLE = "BASCULE_CONFIG"
-#: Read when it is there and nothing else is named.
+#: Read if it exists and no other file is named.
 DEFAULT_FILE = FilePath("bascule.toml")
 MASK = "********"
-#: A value in an error is cut after so many characters.
+#: Maximum characters of a value in an error.
 SHOWN_MAX = 200
 _ABSENT = object()
 

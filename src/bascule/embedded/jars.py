@@ -38,13 +38,13 @@ from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
 LOCK_FILE = Path(__file__).with_name("jars.lock")
-#: More connections than this gain nothing at a public repository and look like abuse to it.
+#: More connections gain nothing at a public repository and look like abuse.
 PARALLEL_DOWNLOADS = 8
 ATTEMPTS = 4
-#: No byte for so long: the connection is dead, try again from where it stopped.
+#: No byte for this time, in seconds: the connection is dead, resume the download.
 STALL_TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 17
-#: Answers that another attempt may change.
+#: HTTP status codes that another attempt may change.
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 Advance = Callable[[int], None]
@@ -99,7 +99,7 @@ class JarStore:
     """The cache of pinned files in one directory, filled from one repository."""
 
     def __init__(self, cache_dir: Path | None = None, repository: str | None = None) -> None:
-        """Both arguments default to the setting in the environment."""
+        """Use the given cache directory and repository, by default those of the environment."""
         self.directory = (cache_dir or default_cache_dir()) / "maven"
         self.repository = (repository or os.environ.get("BASCULE_MAVEN_REPOSITORY") or MAVEN_CENTRAL).rstrip("/")
 
@@ -196,7 +196,7 @@ class JarStore:
                         f"{jar.coordinates} could not be fetched from {url}: {error}. Check the network and its proxy settings, "
                         "or set BASCULE_MAVEN_REPOSITORY to a mirror. Files that were already fetched are kept"
                     ) from error
-                advance(-part.stat().st_size)  # the next attempt counts what it finds
+                advance(-part.stat().st_size)  # the next attempt counts the bytes that it finds
                 time.sleep(0.5 * 2**attempt)
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -223,7 +223,7 @@ def _receive(url: str, file: BinaryIO, size_bytes: int, advance: Advance) -> Non
             file.truncate(0)
             advance(-have)
             have = 0
-        # One byte more than wanted is enough to see that this is another file.
+        # One byte more than expected is enough to see that this is another file.
         while have <= size_bytes and (chunk := answer.read(min(CHUNK_BYTES, size_bytes + 1 - have))):
             file.write(chunk)
             have += len(chunk)
@@ -238,7 +238,7 @@ def classpath(set_name: str) -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``fetch SET...`` or ``path SET`` (the class path on standard output)."""
+    """Run ``fetch SET...``, or ``path SET``, which prints the class path on standard output."""
     parser = argparse.ArgumentParser(prog="python -m bascule.embedded.jars", description="Fetch pinned jars into the cache.")
     parser.add_argument("action", choices=("fetch", "path"))
     parser.add_argument("sets", nargs="+", metavar="SET", help=", ".join(sorted(jar_sets())))

@@ -1,4 +1,4 @@
-"""Databases whose commit can be the decision of a transaction: the decision is a row of the database, committed with the work."""
+"""Databases whose commit can be the decision of a transaction: the decision is a row, committed together with the work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bascule.xa.log import Decision, Outcome
 from bascule.xa.resource import Call
 from bascule.xa.xid import Xid
 
-#: So many decisions that nobody needs are deleted at once, if no recovery has deleted them before.
+#: When this many decisions can be forgotten and no recovery has deleted them, they are deleted at once.
 FORGOTTEN_MAX: Final = 1000
 
 _log = get_log("bascule.xa")
 
 
 class DecidingDatabase(DatabaseResource[HandleT]):
-    """What ``Decides`` asks for, with a table of decisions."""
+    """The implementation of ``Decides`` with a table of decisions."""
 
     def __init__(self, name: str, *, table: DecisionTable, **rest: Any) -> None:
         super().__init__(name, **rest)
@@ -29,7 +29,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         self._forgotten: set[bytes] = set()
 
     def has_decisions(self, raw: Any) -> bool:
-        """Whether the database has a table of decisions."""
+        """Return True if the database has a table of decisions."""
         raise NotImplementedError
 
     def commit_deciding(self, xid: Xid, decision: Decision) -> None:
@@ -38,7 +38,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         asked = False
         try:
             with self._working(xid) as work:
-                self.vote(work.raw, xid)  # a failed one would be rolled back without a word
+                self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
                 self._write(work.raw, decision)
                 asked = True
                 with unprepared_commit():
@@ -48,7 +48,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                 raise BranchRolledBack(
                     f"{self.name} lost branch {xid} before the commit: {error}", Code.XA_RBCOMMFAIL, cause=error
                 ) from error
-            # The first decision stands: a commit that is still on its way is waited for, and one that has not come never counts.
+            # The first decision counts: the insert waits for a commit in progress, and a later commit fails.
             with asked_about(error):
                 stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
             if stands.outcome is Outcome.ROLLBACK:
@@ -70,12 +70,12 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                     raise
                 found = self._table.find(raw, decision.gtrid)
                 raw.rollback()
-                # Gone again already: it was a COMMIT that was carried out, for a ROLLBACK is kept for a day.
+                # The row was deleted: it was a COMMIT that was carried out, because a ROLLBACK is kept for a day.
                 return found or replace(decision, outcome=Outcome.COMMIT)
             return decision
 
     def decisions(self, manager: str) -> Sequence[Decision]:
-        """See Decides. Deletes what was forgotten."""
+        """See Decides. Also deletes forgotten decisions."""
         with translated(), self.connected() as raw:
             if not self.has_decisions(raw):
                 raw.rollback()
@@ -86,7 +86,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
             return found
 
     def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
-        """See Decides. The rows are deleted when the next recovery reads, or when they are many."""
+        """See Decides. The rows are deleted at the next recovery, or when there are many."""
         with self._lock:
             self._forgotten.update(gtrids)
             many = len(self._forgotten) >= FORGOTTEN_MAX

@@ -21,7 +21,7 @@ class FinishingViolation(enum.StrEnum):
 
     #: A branch that ended against the decision is neither recorded nor reported.
     HEURISTIC_DROPPED = "finishing-heuristic-dropped"
-    #: A branch that the resource does not know any more counts as ended as decided, although the resource can tell its outcome.
+    #: A branch that the resource no longer knows counts as ended as decided, although the resource can tell its outcome.
     UNKNOWN_IS_DONE = "finishing-unknown-is-done"
 
 
@@ -36,13 +36,13 @@ async def finish(
     presumed: bool = False,
     violations: Collection[enum.StrEnum] = frozenset(),
 ) -> Heuristic | None:
-    """Tell a branch its outcome. Returns, and records, the heuristic outcome of a branch that has ended without its manager.
+    """Tell a branch its outcome. Return and record the heuristic outcome of a branch that has ended without its manager.
 
-    ``presumed``: ROLLBACK stands only because recovery has found no decision. Then a branch that has been committed and is not listed any
-    more ended with a COMMIT that was stored, carried out and forgotten since the branch was listed.
+    ``presumed``: ROLLBACK counts only because recovery has found no decision. A branch that has been committed and is no longer listed then
+    ended with a COMMIT that was stored, carried out and forgotten after the branch was listed.
 
-    A branch that the resource does not know has been told before, unless the resource says otherwise: ``token`` is what it needs for that.
-    Raises XaError, and Unavailable of the log: then the branch has to be told again.
+    A branch that the resource does not know has been told before, unless the resource says otherwise, for which it needs ``token``. Raises
+    XaError, and Unavailable if the log does not answer; the branch then has to be told again.
     """
     try:
         if outcome is Outcome.COMMIT:
@@ -72,5 +72,5 @@ async def finish(
 
 
 def split(heuristic: Heuristic) -> bool:
-    """Return whether a heuristic outcome differs, or may differ, from the decision."""
+    """Return True if a heuristic outcome differs, or may differ, from the decision."""
     return heuristic.code is not _CONTRARY[heuristic.wanted]
