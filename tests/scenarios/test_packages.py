@@ -167,7 +167,6 @@ def test_kafka_extra_commits_and_logs_decisions_in_kafka(install: Install, kafka
     assert environment.python(SEND_IN_KAFKA, kafka.bootstrap, topic_prefix) == "committed\n"
 
 
-@pytest.mark.slow
 def test_postgres_extra_works_in_a_database(install: Install, postgres: EmbeddedPostgres) -> None:
     environment = install("postgres")
     assert environment.packages() == {"bascule", "psycopg", "psycopg-binary", "typing_extensions"}
@@ -190,7 +189,6 @@ def serve_and_send(environment: Environment, *options: str) -> None:
         up.stop(STOP_TIMEOUT_S)
 
 
-@pytest.mark.slow
 def test_broker_extra_starts_kafka_and_broker(install: Install) -> None:
     environment = install("broker")
     assert not {"pyspark", "pyarrow", "pandas", "psycopg"} & environment.packages()
