@@ -92,7 +92,7 @@ class _Journal:
         losses = {name: loss for name, loss in found.items() if loss is not None}
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
-            log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
+            log.error("unread records of a removed divert deleted", divert=name, reason=str(losses[name]))
         left = {name: replace(self.position(self.first), exclusive=(name,), members=(name,)) for name in removed}
         return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
@@ -429,4 +429,4 @@ class Positions:
 
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
-        log.warning("topic has weak settings", finding=str(finding))
+        log.warning("weak topic setting", finding=str(finding))

@@ -83,7 +83,7 @@ class DestinationWriter(DataSourceStreamWriter):
             # A job of its own may run where no pipeline ever has. How many replicas there are to be only the cluster knows here.
             wanted = {self._topics.positions: own_topics.POSITIONS, self._topics.ingress: own_topics.INGRESS}
             for finding in own_topics.ensure(self._kafka, wanted):
-                log.warning("topic has weak settings", finding=str(finding))
+                log.warning("weak topic setting", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
         transactional_id = self._topics.transactional_id(self._bridge, key)
         writer = TransactionalWriter(self._kafka, transactional_id, self._topics.positions, key)
