@@ -117,14 +117,15 @@ def texts_by_class() -> Mapping[str, Texts]:
 @cache
 def all_texts() -> tuple[str, ...]:
     """Return patterns of all texts of the product, without its docstrings."""
-    return tuple(pattern for tree in trees() for node in _without_docstrings(tree) for pattern in patterns_of(node))
+    return tuple(pattern for tree in trees() for node in docstrings_left_out(tree) for pattern in patterns_of(node))
 
 
-def _without_docstrings(node: ast.AST) -> Iterator[ast.AST]:
+def docstrings_left_out(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all nodes below it, without docstrings."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
-            yield from _without_docstrings(child)
+            yield from docstrings_left_out(child)
 
 
 @cache

@@ -219,7 +219,8 @@ class Positions:
 
         def start_of(divert: DivertSpec) -> Position:
             if has_begun(divert.name):
-                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore the positions")
+                topic = self.pipelines.topics.positions
+                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore topic {topic!r}")
             return at(min(offset_of(divert.start, journal.history), journal.end))
 
         plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
