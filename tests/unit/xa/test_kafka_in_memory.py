@@ -374,7 +374,7 @@ def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: Kafk
     with decision_log() as log:
         log.read()
         offset = kafka.put("decisions", b"{", b"foreign")
-        with pytest.raises(LogDamaged, match=rf"decisions, offset {offset}, key b'foreign': unreadable entry"):
+        with pytest.raises(LogDamaged, match=rf"'decisions': offset {offset}, key b'foreign': unreadable entry"):
             log.read()
         assert log.decide(COMMIT) == COMMIT
         kafka.put("decisions", b"{", b"g2#foreign")
