@@ -77,7 +77,7 @@ def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System,
     offset = hand.put(bytes(record), b"S")
     said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal, offset {offset}: " in said
-    reason = {"damaged": "checksum mismatch", "newer": f"journal format {VERSION + 1}; this Bascule reads up to {VERSION}"}
+    reason = {"damaged": "checksum mismatch", "newer": f"journal format {VERSION + 1}; this version of Bascule reads up to {VERSION}"}
     assert reason[what] in said
 
 

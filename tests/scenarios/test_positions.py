@@ -104,7 +104,7 @@ def forget(servers: str, prefix: str, key: str) -> None:
 @pytest.mark.on_mock_cluster
 def test_diverts_whose_position_is_gone_do_not_start(journal: Journal) -> None:
     forget(journal.client["bootstrap.servers"], journal.pipelines.topics.prefix, journal.positions.common_key)
-    with pytest.raises(PositionLost, match=r"the position of divert 'orders' is lost: the divert has run before. Restore the positions"):
+    with pytest.raises(PositionLost, match=r"the position of divert 'orders' is lost: the divert has run before. Restore topic"):
         journal.take("second")
 
 

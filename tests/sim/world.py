@@ -64,7 +64,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "snapshot skipped": "it was not announced",
     "load restarted": "what a broker was to read was trimmed meanwhile, or topics contradict one another",
     "load behind barriers": "a broker reads its state so that no former leader can answer",
-    "stall": "appends are out for too long",
+    "journal stalled": "appends are out for too long",
     "cut clients": "connections break",
     "doubt": "a client does not know what became of its operation",
     # of processes and their clocks

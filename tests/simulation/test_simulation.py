@@ -26,7 +26,7 @@ SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
 TIMEOUT_S = 120 + SEEDS // 4
 #: Too rare in runs that are not arranged for it.
-STALL: Final = "stall"
+STALL: Final = "journal stalled"
 #: Fewer may not see every trouble.
 SEEING_SEEDS = 2000
 

@@ -295,7 +295,7 @@ class EpochProtocol:
                 header = decode_header(value)
             except ForeignRecord as error:
                 self.foreign += 1
-                self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
+                self._effects.note(Severity.ERROR, "foreign record skipped", f"{place}: foreign record skipped: {error}")
                 continue
             except RecordError as error:
                 raise type(error)(f"{place}: {error}") from error
@@ -389,7 +389,7 @@ class EpochProtocol:
         try:
             yield
         except Exception as error:
-            self._effects.note(Severity.ERROR, "fault", f"{what}: {error!r}", error)
+            self._effects.note(Severity.ERROR, "broker fault", f"{what}: {error!r}", error)
             self.end(BrokerFault(f"{what}: {error!r}"))
 
     def lose_election(self) -> None:

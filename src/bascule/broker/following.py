@@ -266,6 +266,6 @@ class FollowingProtocol:
             loader.apply(offset, value)
         except ForeignRecord as error:
             self.foreign += 1
-            self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
+            self._effects.note(Severity.ERROR, "foreign record skipped", f"{place}: foreign record skipped: {error}")
         except RecordError as error:
             raise type(error)(f"{place}: {error}") from error

@@ -237,7 +237,7 @@ class IngressReading:
             check_sends(sends)
         except (ForeignRecord, InvalidInput) as error:
             text = f"ingress {self._topic}, offset {offset}: foreign record skipped: {error}"
-            self._effects.note(Severity.ERROR, "foreign record", text)
+            self._effects.note(Severity.ERROR, "foreign record skipped", text)
             self.foreign += 1
             return []
         limit = self._effects.largest()

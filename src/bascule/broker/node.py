@@ -289,5 +289,5 @@ class NodeProtocol:
     def stalled(self, error: BasculeError) -> None:
         """Kafka does not answer: nobody must hang on us. A failover client comes back, and its repeated sends are recognised."""
         self.reason = str(error)
-        self._effects.note(Severity.ERROR, "stall", str(error))
+        self._effects.note(Severity.ERROR, "journal stalled", str(error))
         self._effects.close_clients(error)

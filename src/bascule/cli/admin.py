@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.masking import mask_url
 
 AdminOption = Annotated[
     str | None,
@@ -64,9 +65,11 @@ class AdminApiClient:
             with error:
                 raise _error(url, error.code, error.read()) from None
         except ValueError as error:
-            raise InvalidInput(f"{url}: {error}") from error
+            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from error
+        except http.client.InvalidURL as error:
+            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}") from error
+            raise Unavailable(mask_url(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}")) from error
 
 
 def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
@@ -74,5 +77,5 @@ def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
     try:
         text = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        text = f"{url}: answered {code}"
+        text = f"{mask_url(url)}: answered {code}"
     return (Unavailable if code >= 500 else InvalidInput)(text)

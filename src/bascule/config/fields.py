@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-_SECRET_KEY = re.compile(r"password|secret|jaas|\.pem$|token")
+_SECRET_KEY = re.compile(r"password|passphrase|secret|jaas|\.pem$|token|credential|(access|account)\.?key")
 
 
 def is_secret(key: str) -> bool:

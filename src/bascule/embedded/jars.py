@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
+from bascule.core.masking import mask_url
 
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
 LOCK_FILE = Path(__file__).with_name("jars.lock")
@@ -174,13 +175,16 @@ class JarStore:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
         elapsed = time.monotonic() - started
-        console.print(f"{name}: {len(jars)} files, {total / 1e6:.1f} MB from {self.repository} in {elapsed:.1f} s", highlight=False)
+        console.print(
+            f"{name}: {len(jars)} files, {total / 1e6:.1f} MB from {mask_url(self.repository)} in {elapsed:.1f} s", highlight=False
+        )
 
     def _download_one(self, jar: Jar, advance: Advance) -> None:
         target = self.directory / jar.path
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         url = f"{self.repository}/{jar.path}"
+        shown = mask_url(url)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with part.open("ab") as file:
@@ -193,7 +197,7 @@ class JarStore:
                     hopeless |= error.code not in PASSING_STATUS
                 if hopeless:
                     raise JarUnavailable(
-                        f"{jar.coordinates} could not be fetched from {url}: {error}. Check the network and its proxy settings, "
+                        f"{jar.coordinates} could not be fetched from {shown}: {mask_url(str(error))}. Check the network and its proxy, "
                         "or set BASCULE_MAVEN_REPOSITORY to a mirror. Files that were already fetched are kept"
                     ) from error
                 advance(-part.stat().st_size)  # the next attempt counts the bytes that it finds
@@ -203,7 +207,7 @@ class JarStore:
         if found != jar.sha256:
             part.unlink()
             raise JarDamaged(
-                f"{jar.coordinates} from {url} has SHA-256 {found}, but {jar.sha256} is pinned; the wrong or damaged file is not used"
+                f"{jar.coordinates} from {shown} has SHA-256 {found}, but {jar.sha256} is pinned; the wrong or damaged file is not used"
             )
         part.replace(target)
 

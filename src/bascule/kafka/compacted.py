@@ -142,7 +142,7 @@ class Appender:
 
     def _failed(self, producer: Producer, error: BaseException) -> None:
         """Replace a failed client at the next append, and answer its records in flight."""
-        _log.warning("appender starts a new client", error=repr(error))
+        _log.warning("Kafka client failed, starting a new one", error=repr(error))
         self._drop(producer)
 
     def _poll(self, producer: Producer, topic: str) -> None:

@@ -36,4 +36,4 @@ class InstanceFence:
         now_s = elapsed_s()
         last_s, self._last_s = self._last_s, now_s
         if now_s - last_s < FENCED_BY_ITSELF_S:
-            raise SameInstance("another process is a member of the group under the same name (group.instance.id)")
+            raise SameInstance("another process is a member of the group under the same name (group.instance.id); give each its own name")

@@ -54,7 +54,7 @@ def journal_header(key: bytes | None, value: bytes | None) -> Header:
         raise ForeignRecord("no Bascule journal record (no magic 'BJ')")
     _, version, kind, epoch, sequence, _, _ = HEADER.unpack_from(value)
     if version > VERSION:
-        raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
+        raise NewerRecord(f"journal format {version}; this version of Bascule reads up to {VERSION}. Upgrade Bascule")
     if kind != Kind.STATE:
         raise DamagedRecord(f"kind {kind} under the key of a state record")
     return Header(Kind.STATE, epoch, sequence)

@@ -93,7 +93,7 @@ class _Journal:
         losses = {name: loss for name, loss in found.items() if loss is not None}
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
-            log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
+            log.error("unread records of a removed divert deleted", divert=name, reason=str(losses[name]))
         left = {name: replace(self.position(self.first), exclusive=(name,), members=(name,)) for name in removed}
         return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
@@ -227,7 +227,8 @@ class Positions:
 
         def start_of(divert: DivertSpec) -> Position:
             if has_begun(divert.name):
-                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore the positions")
+                topic = self.pipelines.topics.positions
+                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore topic {topic!r}")
             return at(min(offset_of(divert.start, journal.history), journal.end))
 
         plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
@@ -440,4 +441,4 @@ class Positions:
 
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
-        log.warning("topic has weak settings", finding=str(finding))
+        log.warning("weak topic setting", finding=str(finding))

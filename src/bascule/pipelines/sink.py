@@ -86,7 +86,7 @@ class DestinationWriter(DataSourceStreamWriter):
             # A user's job may run where no pipeline ever ran. Only the cluster's default knows the number of replicas.
             wanted = {self._topics.positions: own_topics.POSITIONS, self._topics.ingress: own_topics.INGRESS}
             for finding in own_topics.ensure(self._kafka, wanted):
-                log.warning("topic has weak settings", finding=str(finding))
+                log.warning("weak topic setting", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
         transactional_id = self._topics.transactional_id(self._bridge, key)
         writer = TransactionalWriter(self._kafka, transactional_id, self._topics.positions, key)

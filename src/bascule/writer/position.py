@@ -83,7 +83,7 @@ class Position:
             version = said.pop("version", 1)
             if version not in VERSIONS_READ or isinstance(version, bool):
                 raise PositionLost(
-                    f"position format {version!r}; this Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade, or restore the positions"
+                    f"position format {version!r}; this version of Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade Bascule"
                 )
             said.update({name: tuple(said[name]) for name in _LISTS if name in said})
             position = cls(**said)

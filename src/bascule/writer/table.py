@@ -90,7 +90,8 @@ class TableTransactions(Generic[P, R, T]):
                 self._drop()
                 self._long = True
                 if fault.refused:
-                    raise RecordRefused(f"a record was refused: {next(iter(fault.refused.values())).str()}") from fault
+                    reason = next(iter(fault.refused.values())).str()
+                    raise RecordRefused(f"Kafka refused a record: {reason}; nothing was written") from fault
                 if effects.now_s() + pause_s > deadline_s:
                     raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {fault}") from fault
                 await effects.sleep(pause_s * (effects.random() if fault.fenced else 1.0))

@@ -61,13 +61,11 @@ class KafkaLog:
             state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if not state.log_id:
                 if self._log_id:
-                    raise LogDamaged(
-                        f"the topic was replaced by an empty one while a manager uses it; the former log id was {self._log_id}"
-                    )
+                    raise LogDamaged(f"the topic was replaced by an empty one while a manager uses it. Restore log {self._log_id}")
                 run_blocking(log_topic.identify(_Calls(clients, self._topic), new_log_id(), now_ms()))
                 state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if state.log_id != (self._log_id or state.log_id):
-                raise LogDamaged(f"the topic was replaced by another log: its id is {state.log_id}, expected {self._log_id}")
+                raise LogDamaged(f"the topic was replaced by another log: its id is {state.log_id}. Restore log {self._log_id}")
             self._log_id = state.log_id
             return state
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
@@ -175,8 +176,13 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
     ) -> None:
         """Connect with ``conninfo``, a connection string of libpq. Up to ``idle_max`` connections are kept between branches.
 
-        See CommitPriority for ``priority`` and PostgresRules for ``prepared``.
+        See CommitPriority for ``priority`` and PostgresRules for ``prepared``. Raises InvalidInput if libpq cannot parse ``conninfo``.
         """
+        try:
+            conninfo_to_dict(conninfo)
+        except psycopg.Error:  # its text may quote a password
+            form = "use postgresql://USER@HOST/DATABASE or host=HOST dbname=DATABASE"
+            raise InvalidInput(f"connection string of resource {name!r} is invalid; {form}") from None
         super().__init__(name, prepared=prepared, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
 
     def lent(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:

@@ -311,7 +311,7 @@ def test_a_record_of_a_newer_version_stops_the_load(bench: Bench) -> None:
     bench.fill(1)
     key, value = bench.broker.log.records[-1]
     bench.broker.log.records[-1] = (key, value[:2] + b"\x02" + value[3:])
-    with pytest.raises(NewerRecord, match="journal format 2; this Bascule reads up to 1"):
+    with pytest.raises(NewerRecord, match="journal format 2; this version of Bascule reads up to 1"):
         bench.crash()
 
 
