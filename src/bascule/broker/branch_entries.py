@@ -1,4 +1,6 @@
-"""Entries of prepared branches in the journal. Both encoding and reading go message by message, since a branch may have very many messages.
+"""Entries of prepared branches in the journal.
+
+Both encoding and reading go message by message, since a branch may have very many messages.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class PreparePlan(PlanInTurns):
             self._received.setdefault(queue_id, bytearray()).extend(packed_counts(found))
 
     def entry(self, xid: Xid, since_ms: int, container: str) -> bytes:
-        """Return the journal entry. Encode the parts that the turns have not encoded yet. Raises the error that an earlier turn has raised.
+        """Return the journal entry. Encode the parts that the turns have not encoded yet.
+
+        Raises the error that an earlier turn has raised.
         """
         self.finish()
         received = (packed_count_entry(queue, packed) for queue, packed in self._received.items())

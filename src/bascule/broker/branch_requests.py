@@ -58,8 +58,9 @@ Say = Callable[[Answer], None]
 
 @dataclass(slots=True)
 class BranchRequest:
-    """A request about a branch. ``transactions`` are the local transactions of its connection; ``name`` is the transaction that it names,
-    or None.
+    """A request about a branch.
+
+    ``transactions`` are the local transactions of its connection; ``name`` is the transaction that it names, or None.
 
     ``since`` is the sequence of a journal record that the sender knows to be older than the commit of the branch, or None.
     """
@@ -82,8 +83,9 @@ class BranchRequest:
 
 
 def plan(engine: Engine, request: BranchRequest) -> bool:
-    """Plan the decisions of a request in short turns, if it is a prepare or a commit. Return True once ``carry_out`` may be called in this
-    turn.
+    """Plan the decisions of a request in short turns, if it is a prepare or a commit.
+
+    Return True once ``carry_out`` may be called in this turn.
 
     If the result is False, the caller calls this function again in the next turn and handles nothing that arrived behind the request before
     that. The caller must call ``drop`` if it does not carry out the request.

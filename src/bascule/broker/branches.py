@@ -165,8 +165,10 @@ class Branches:
         self._forget_old()
 
     def may_have_forgotten(self, since: int | None) -> bool:
-        """Return whether the broker may have forgotten a commit. ``since`` is the sequence of a record before the commit, or None if it is
-        unknown."""
+        """Return whether the broker may have forgotten a commit.
+
+        ``since`` is the sequence of a record before the commit, or None if it is unknown.
+        """
         return self.forgotten_to > (since or 0)
 
     def loaded(self, sequence: int) -> None:
@@ -223,8 +225,9 @@ def listed(engine: Engine) -> Iterator[Listed]:
 
 
 def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
-    """Prepare a transaction as a branch. Call ``done(True)`` once the branch is stored, or ``done(False)`` at once if the transaction is
-    empty.
+    """Prepare a transaction as a branch.
+
+    Call ``done(True)`` once the branch is stored, or ``done(False)`` at once if the transaction is empty.
 
     ``transaction`` is None if the connection no longer has it. The request then may be the repetition of a prepare whose answer was lost.
     Raises TransactionRolledBack if the transaction cannot be prepared.
@@ -374,8 +377,10 @@ def end(
 
 
 def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
-    """Forget the heuristic outcome of a branch. Call ``done()`` once this is stored. Raises UnknownBranch if no administrator has ended the
-    branch."""
+    """Forget the heuristic outcome of a branch. Call ``done()`` once this is stored.
+
+    Raises UnknownBranch if no administrator has ended the branch.
+    """
     if xid not in engine.branches.forced:
         raise UnknownBranch(f"branch {xid} has not been ended by an administrator")
     ended = Ended(xid, Ending.FORGOTTEN, engine.clock())

@@ -70,8 +70,10 @@ class CollectedQueue:
             yield COPY_STEPS + len(messages) // MESSAGES_PER_STEP
 
     def finish(self, queue: BrokerQueue) -> None:
-        """Copy all remaining messages. Raises BrokerFault if the copy lacks a message, since a broker that loads the snapshot would lose
-        the message."""
+        """Copy all remaining messages.
+
+        Raises BrokerFault if the copy lacks a message, since a broker that loads the snapshot would lose the message.
+        """
         held, copy = queue.held, self.copy
         for _ in self.take(queue, held.newest):
             pass
@@ -176,8 +178,10 @@ class Collector:
         return remembered
 
     def finish(self) -> CollectedState:
-        """Copy the rest, in one turn between two records (see ``Journaling.between_records``). Raises BrokerFault if a copy lacks a
-        message."""
+        """Copy the rest, in one turn between two records (see ``Journaling.between_records``).
+
+        Raises BrokerFault if a copy lacks a message.
+        """
         try:
             return self._finish()
         finally:

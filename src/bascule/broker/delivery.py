@@ -180,7 +180,9 @@ class Deliveries:
             self.forget(consumer.queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
-        """End the hold of a consumer on a message, so that the consumer may get another one. Return False if it did not hold the message.
+        """End the hold of a consumer on a message, so that the consumer may get another one.
+
+        Return False if it did not hold the message.
         """
         if consumer.unacked.pop(message.position, None) is None:
             return False
@@ -201,8 +203,10 @@ class Deliveries:
             self.journaling.add_ack(queue, message.mid)
 
     def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
-        """Remove an unheld message whose acknowledgement is in the open record from memory. Raises nothing. For ``counted`` see
-        BrokerQueue.drop."""
+        """Remove an unheld message whose acknowledgement is in the open record from memory. Raises nothing.
+
+        For ``counted`` see BrokerQueue.drop.
+        """
         queue.drop(message, counted=counted)
         self.release(message)
         if queue.blocked and not queue.full():
@@ -245,8 +249,10 @@ class Deliveries:
                 self._dead_letter(consumer.queue, message, REJECTED)
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
-        """Return messages to their places in a queue. ``failed`` raises their delivery counts; at the limit they go to the dead-letter
-        address."""
+        """Return messages to their places in a queue.
+
+        ``failed`` raises their delivery counts; at the limit they go to the dead-letter address.
+        """
         self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
 
     def put_back_all(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]]) -> None:
@@ -480,8 +486,10 @@ class Deliveries:
             self._not_delivered(consumer, message, error)
 
     def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
-        """Handle a failed delivery. An unreadable body delays the message. Any other error detaches the consumer and counts as a failed
-        delivery."""
+        """Handle a failed delivery. An unreadable body delays the message.
+
+        Any other error detaches the consumer and counts as a failed delivery.
+        """
         queue = consumer.queue
         if isinstance(error, BodyUnavailable):
             if self.settled(consumer, message):

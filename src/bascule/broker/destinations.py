@@ -44,8 +44,10 @@ class Destinations:
         return settings.duplicate_count, settings.duplicate_ms
 
     def queue(self, name: str, user: str = "") -> BrokerQueue:
-        """Return the anycast queue of a name; create it for ``user`` if it does not exist. Raises UnknownAddress, InvalidInput,
-        ResourceLimit."""
+        """Return the anycast queue of a name; create it for ``user`` if it does not exist.
+
+        Raises UnknownAddress, InvalidInput, ResourceLimit.
+        """
         queue = self.addresses.anycast.get(name)
         if queue is None:
             configured = name in self.policy.queues

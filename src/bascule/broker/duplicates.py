@@ -226,7 +226,9 @@ class DuplicateWindows:
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """Create windows as ``limits_of(address)`` says: a count and a period in ms. With a schedule, ids also expire if nothing is sent.
+        """Create windows as ``limits_of(address)`` says: a count and a period in ms.
+
+        With a schedule, ids also expire if nothing is sent.
         """
         self._limits_of = limits_of
         self._schedule = schedule

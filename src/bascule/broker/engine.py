@@ -110,7 +110,9 @@ class Engine:
         self.dispatch()
 
     def go_on(self) -> None:
-        """Continue, in another turn of the event loop, the work that the last turn had no steps left for. Each kind of work has its share.
+        """Continue, in another turn of the event loop, the work that the last turn had no steps left for.
+
+        Each kind of work has its share.
         """
         turns = self.turns
         turns.begin_turn()

@@ -171,7 +171,9 @@ class EpochProtocol:
     # -- appends -----------------------------------------------------------------------------------------------------
 
     def _append(self, key: bytes, value: bytes) -> None:
-        """Append a closed record as soon as there is room in flight. If an append fails, the epoch ends and no later record may be stored.
+        """Append a closed record as soon as there is room in flight.
+
+        If an append fails, the epoch ends and no later record may be stored.
         """
         if not self.ended:
             self._closed_records.append((key, value))

@@ -27,7 +27,9 @@ _PER_STEP: Final = 4
 
 
 class Expiry:
-    """Sweeps of queues for expired messages. ``expire(queue, message)`` is called for each, after the message was taken out of its queue.
+    """Sweeps of queues for expired messages.
+
+    ``expire(queue, message)`` is called for each, after the message was taken out of its queue.
     """
 
     def __init__(

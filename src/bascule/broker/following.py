@@ -93,8 +93,10 @@ class FollowingEffects(Protocol):
         ...
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
-        """Return some of the journal's records from ``offset`` on, with their offsets; none if no record arrives for a moment. Raises
-        Trimmed."""
+        """Return some of the journal's records from ``offset`` on, with their offsets; none if no record arrives for a moment.
+
+        Raises Trimmed.
+        """
         ...
 
     def bulk(self) -> AbstractContextManager[None]:
@@ -171,8 +173,10 @@ class FollowingProtocol:
         return loader
 
     async def _base(self, candidates: list[Snapshot], certain: bool) -> tuple[Loader, int]:
-        """Load the newest usable snapshot, or the whole journal, up to the high watermark. Return the loader and the offset of the next
-        record."""
+        """Load the newest usable snapshot, or the whole journal, up to the high watermark.
+
+        Return the loader and the offset of the next record.
+        """
         # The store may also have records for a snapshot that was never completed; the next snapshot removes them.
         stored = await self._effects.stored(behind_barrier=certain)
         first, high = await self._range(certain)

@@ -84,7 +84,9 @@ class Groups:
             self.holders.setdefault(hash(message.group) % BUCKETS, consumer)
 
     def leave(self, consumer: QueueConsumer) -> Work:
-        """Release the groups of a consumer that leaves. The returned work puts the messages that were set aside for it back into the queue.
+        """Release the groups of a consumer that leaves.
+
+        The returned work puts the messages that were set aside for it back into the queue.
         """
         self.holders = {bucket: holder for bucket, holder in self.holders.items() if holder is not consumer}
         return self._return(consumer)

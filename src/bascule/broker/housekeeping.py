@@ -205,7 +205,9 @@ class HousekeepingProtocol:
         return self._effects.going_on()
 
     async def take(self) -> Snapshot:
-        """Collect the state in turns and return its snapshot. Raises Unavailable if this takes too long, and the errors of the collector.
+        """Collect the state in turns and return its snapshot.
+
+        Raises Unavailable if this takes too long, and the errors of the collector.
         """
         collector = Collector(self._engine, self._offsets)
         try:
@@ -216,8 +218,10 @@ class HousekeepingProtocol:
         return await self._effects.computed(state.snapshot)
 
     async def _finished(self, collector: Collector) -> CollectedState:
-        """Finish the collector between two records. Raises TimeoutError if no stored record is carried out in time, and the collector's
-        errors."""
+        """Finish the collector between two records.
+
+        Raises TimeoutError if no stored record is carried out in time, and the collector's errors.
+        """
         finished: Waiter[CollectedState] = self._effects.waiter()
 
         def finish() -> None:
@@ -233,7 +237,9 @@ class HousekeepingProtocol:
         return await finished.wait(self._limits.announce_timeout_s)
 
     async def in_turns(self, work: Work) -> None:
-        """Do work in the turns of the engine. Raises the error of the work; Unavailable if it takes too long, or if the epoch ends before.
+        """Do work in the turns of the engine.
+
+        Raises the error of the work; Unavailable if it takes too long, or if the epoch ends before.
         """
         done = self._effects.waiter()
         self._engine.turns.begin(_reported(work, done))

@@ -231,8 +231,10 @@ class IngressReading:
             raise fault
 
     def _sends(self, offset: int, value: bytes | None) -> list[Send]:
-        """Return the messages of a record. Records that no client could send are skipped, since any authorised program may write to the
-        topic."""
+        """Return the messages of a record.
+
+        Records that no client could send are skipped, since any authorised program may write to the topic.
+        """
         try:
             decode_header(value)
             data = value or b""

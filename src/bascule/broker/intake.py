@@ -42,7 +42,9 @@ class Intake:
         self._sending = sending
 
     def lacks_room(self, sends: list[tuple[Send, bool]]) -> BrokerQueue | None:
-        """Return a full queue that one of the messages needs, or None. Such messages wait in Kafka; they are neither refused nor dropped.
+        """Return a full queue that one of the messages needs, or None.
+
+        Such messages wait in Kafka; they are neither refused nor dropped.
         """
         for send, _ in sends:
             route = self.addresses.route(send.address, Routing(send.routing))

@@ -334,7 +334,9 @@ class Journaling:
         return bool(self._stored)
 
     def carry_out(self) -> None:
-        """Run the actions of stored records, in order, as far as the steps of this turn allow. A record is confirmed after its last action.
+        """Run the actions of stored records, in order, as far as the steps of this turn allow.
+
+        A record is confirmed after its last action.
         """
         turns = self.turns
         while self._stored:
@@ -359,7 +361,9 @@ class Journaling:
                 self._look_between()
 
     def between_records(self, action: Callable[[], None]) -> None:
-        """Call an action when no stored record is partly carried out: the state is then that of the confirmed sequence. It must not raise.
+        """Call an action when no stored record is partly carried out: the state is then that of the confirmed sequence.
+
+        It must not raise.
         """
         self._between.append(action)
         if not (self._stored and self._stored[0].done):

@@ -68,7 +68,9 @@ class LeavingMessages:
                 self._journaling.add_acks(queue, mids)
 
     def forget(self, acks: Sequence[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
-        """Remove messages whose acknowledgements are in the open record from their queues. ``held`` is the result of ``count``, if known.
+        """Remove messages whose acknowledgements are in the open record from their queues.
+
+        ``held`` is the result of ``count``, if known.
         """
         if len(acks) <= PIECE_MESSAGES:
             for queue, message in acks:

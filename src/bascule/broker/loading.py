@@ -55,14 +55,16 @@ class Loader:
     """
 
     def __init__(self, engine: Engine, snapshot: Snapshot | None = None, stored: Mapping[int, bytes] | None = None) -> None:
-        """Begin with a snapshot, if any. ``stored`` has records of the store by mid, for messages that the snapshot keeps there. Raises
-        DamagedRecord."""
+        """Begin with a snapshot, if any. ``stored`` has records of the store by mid, for messages that the snapshot keeps there.
+
+        Raises DamagedRecord.
+        """
         self.engine = engine
         self.snapshot = snapshot
         self._violations = violations = engine.violations
         self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
-        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # the journal has announced the snapshot; only then does it count
+        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # true once the journal has announced the snapshot: only then does it count
         self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot

@@ -244,8 +244,10 @@ class LocalTransactions:
         return True
 
     def cause_of(self, failure: Exception, transaction: LocalTransaction) -> BasculeError:
-        """Return why a transaction that could not be journaled is rolled back. An error that is not a limit is a fault of the broker, and
-        is counted."""
+        """Return why a transaction that could not be journaled is rolled back.
+
+        An error that is not a limit is a fault of the broker, and is counted.
+        """
         if isinstance(failure, ResourceLimit):
             return failure
         self.journaling.errors.contain(ErrorKind.COMMIT, failure, transaction=transaction.id.hex())
@@ -285,7 +287,9 @@ class LocalTransactions:
 
     @staticmethod
     def _finished_plan(transaction: LocalTransaction) -> CommitPlan | None:
-        """Finish the plan of a commit. Return None if the plan does not cover the whole transaction. Raises the error of an earlier turn.
+        """Finish the plan of a commit. Return None if the plan does not cover the whole transaction.
+
+        Raises the error of an earlier turn.
         """
         plan = transaction.plan
         if not isinstance(plan, CommitPlan):

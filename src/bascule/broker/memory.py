@@ -114,7 +114,7 @@ class MemoryAccount:
         self.shortage = ""
         self.blocked = ""
         self.on_change: Callable[[], None] = lambda: None
-        self.run: Callable[[Callable[[], object]], object] = lambda go_on: go_on()  # contains the error of one producer, so that it does not affect others
+        self.run: Callable[[Callable[[], object]], object] = lambda go_on: go_on()  # contains the error of one producer
         self._measured: dict[MemoryPart, int] = {}
         self._measured_bytes = 0
         self._waiting: dict[object, Callable[[], object]] = {}

@@ -269,12 +269,14 @@ class NodeProtocol:
 
     def election_lost(self) -> None:
         """Note that another broker has been elected."""
-        if self.state in (NodeState.LOADING, NodeState.SERVING, NodeState.LEAVING):  # a hand-over would only delay the broker that serves already
+        if self.state in (NodeState.LOADING, NodeState.SERVING, NodeState.LEAVING):  # another broker serves already
             self._effects.lose_election()
 
     def election_in_doubt(self, why: str, stalled: bool) -> None:
-        """Note why another broker may be serving, so that nothing may be delivered; "" ends the doubt. ``stalled`` says whether appends
-        stall."""
+        """Note why another broker may be serving, so that nothing may be delivered; "" ends the doubt.
+
+        ``stalled`` says whether appends stall.
+        """
         if self.state is not NodeState.SERVING:
             return
         if why:
