@@ -16,7 +16,7 @@ from bascule.core.address_index import AddressIndex
 from bascule.core.destination import Routing, has_wildcards
 from bascule.journal.records import EncodedRoute
 
-# Prefix of names that only the broker gives: a client cannot create a temporary destination by its name.
+#: Prefix of names that only the broker gives: a client cannot create a temporary destination by its name.
 TEMPORARY_PREFIX = "temp."
 
 
@@ -35,7 +35,7 @@ class Diverts:
 
     exclusive: tuple[ExclusiveDivert, ...] = ()
     patterns: tuple[str, ...] = ()  # of all diverts: non-persistent messages on such an address are journaled for them
-    # Addresses whose persistent messages are journaled even if no durable queue and no divert wants them (docs/adr/0002).
+    #: Addresses whose persistent messages are journaled even if no durable queue and no divert wants them (docs/adr/0002).
     replayable: tuple[str, ...] = ("#",)
     names: tuple[str, ...] = ()  # of all enabled diverts; written into the start record of the epoch, for the pipelines
 
@@ -59,15 +59,15 @@ class Route(NamedTuple):
     steps: int  # to find the queues that want a message, and to put it into them
 
 
-# Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
+#: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
 SELECTOR_STEPS_MAX = 50_000
-# Steps to decide for one queue whether it gets a message.
+#: Steps to decide for one queue whether it gets a message.
 PUT_STEPS = 2
-# Most routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
+#: Most routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
 ROUTES_MAX = 10_000
 
 
-# The key of all addresses with wildcards, since a message may match any number of them.
+#: The key of all addresses with wildcards, since a message may match any number of them.
 _WILDCARDS = "#"
 
 

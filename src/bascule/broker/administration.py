@@ -37,16 +37,16 @@ from bascule.jms.ids import message_id_text
 from bascule.jms.sections import TIME_MAX_MS, message_annotation, property_fields_of
 from bascule.jms.selector import Selector
 
-# The journal address of a message that goes to one queue by name. No pattern of a divert matches this address.
+#: The journal address of a message that goes to one queue by name. No pattern of a divert matches this address.
 NOWHERE = "."
-# Limits of one step: about 10 ms, and this many bytes in flight to the journal.
+#: Limits of one step: about 10 ms, and this many bytes in flight to the journal.
 STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
-# Least steps to process one message.
+#: Least steps to process one message.
 ACT_STEPS = 40
-# Most characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
+#: Most characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
 TEXT_MAX = 1_000
-# The reason reported for a message that was left because of an unexpected error.
+#: The reason reported for a message that was left because of an unexpected error.
 FAILED = "the broker failed; see the broker's log"
 
 
@@ -65,7 +65,7 @@ class Progress:
     left: dict[str, int] = field(default_factory=dict)
 
 
-# Processes one waiting message and takes it out of its queue. Raises BasculeError, without any change, to leave the message.
+#: Processes one waiting message and takes it out of its queue. Raises BasculeError, without any change, to leave the message.
 _Act = Callable[[BrokerMessage], None]
 
 

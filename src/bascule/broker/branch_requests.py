@@ -34,7 +34,7 @@ FORGOTTEN: Final = "forgotten"
 class RequestViolation(enum.StrEnum):
     """Rules of the requests that a test can break."""
 
-    # A prepared transaction stays with its connection, and is rolled back when the connection ends.
+    #: A prepared transaction stays with its connection, and is rolled back when the connection ends.
     TRANSACTION_STAYS = "request-transaction-stays"
     #: The list of branches is answered from memory.
     LIST_UNSTORED = "request-list-unstored"
@@ -191,6 +191,6 @@ OPERATIONS: Final[dict[str, Callable[[Engine, BranchRequest, Say, Collection[enu
     "recover": _recover,
     "forget": _forget,
 }
-# Operations that need no xid.
+#: Operations that need no xid.
 WITHOUT_XID: Final = frozenset({"recover"})
 NO_XID: Final = Xid(0, b"", b"")

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
-# Limits on the number and the size of prepared branches, so that transaction managers that never return cannot fill the memory.
+#: Limits on the number and the size of prepared branches, so that transaction managers that never return cannot fill the memory.
 PREPARED_MAX = 10_000
 PREPARED_BYTES_MAX = 256 << 20
-# Number of outcomes that are remembered for clients that did not receive the answer.
+#: Number of outcomes that are remembered for clients that did not receive the answer.
 ENDED_MAX = 10_000
 
 COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
@@ -53,27 +53,27 @@ class BranchViolation(enum.StrEnum):
 
     #: A prepare is answered before the branch is stored.
     VOTE_UNSTORED = "branch-vote-unstored"
-    # The sends of a branch are routed by its prepare.
+    #: The sends of a branch are routed by its prepare.
     SENDS_AT_PREPARE = "branch-sends-at-prepare"
-    # A branch stays prepared after its first outcome, and is ended twice.
+    #: A branch stays prepared after its first outcome, and is ended twice.
     ENDED_TWICE = "branch-ended-twice"
-    # A commit drops the last acknowledgement.
+    #: A commit drops the last acknowledgement.
     ACKNOWLEDGEMENT_DROPPED = "branch-acknowledgement-dropped"
-    # Messages of a branch that is rolled back are not marked as redelivered.
+    #: Messages of a branch that is rolled back are not marked as redelivered.
     ROLLBACK_UNMARKED = "branch-rollback-unmarked"
-    # The broker forgets the outcomes of branches.
+    #: The broker forgets the outcomes of branches.
     ENDS_FORGOTTEN = "branch-ends-forgotten"
-    # The broker forgets which branches an administrator has ended.
+    #: The broker forgets which branches an administrator has ended.
     FORCED_ENDS_FORGOTTEN = "branch-forced-ends-forgotten"
-    # The broker does not know which one-phase commits are being stored.
+    #: The broker does not know which one-phase commits are being stored.
     COMMITTING_UNKNOWN = "branch-committing-unknown"
-    # A ``forget`` of a heuristic outcome is not journaled.
+    #: A ``forget`` of a heuristic outcome is not journaled.
     FORGET_UNJOURNALED = "branch-forget-unjournaled"
-    # Snapshots lack the prepared branches.
+    #: Snapshots lack the prepared branches.
     SNAPSHOT_WITHOUT_PREPARED = "branch-snapshot-without-prepared"
-    # Snapshots lack the outcomes of branches.
+    #: Snapshots lack the outcomes of branches.
     SNAPSHOT_WITHOUT_ENDED = "branch-snapshot-without-ended"
-    # Snapshots lack the branches that an administrator has ended.
+    #: Snapshots lack the branches that an administrator has ended.
     SNAPSHOT_WITHOUT_FORCED = "branch-snapshot-without-forced"
 
 
@@ -111,11 +111,11 @@ class Branches:
     prepared: dict[Xid, Branch] = field(default_factory=dict)
     forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten yet
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last outcomes, oldest first
-    # Branches whose rollback was requested, and that may have been committed and forgotten before.
+    #: Branches whose rollback was requested, and that may have been committed and forgotten before.
     refused: dict[Xid, None] = field(default_factory=dict)
-    # For each committed branch in ``ended``: a sequence that is not before the journal record of the commit.
+    #: For each committed branch in ``ended``: a sequence that is not before the journal record of the commit.
     committed_at: dict[Xid, int] = field(default_factory=dict)
-    # The broker may have forgotten commits in journal records up to this sequence.
+    #: The broker may have forgotten commits in journal records up to this sequence.
     forgotten_to: int = 0
     committing: set[Xid] = field(default_factory=set)  # one-phase commits that are decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks

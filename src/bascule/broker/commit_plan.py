@@ -18,7 +18,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending, SendPlan
 from bascule.broker.transactions import Draft
 
-# Steps to plan a message, besides those of its route.
+#: Steps to plan a message, besides those of its route.
 SEND_STEPS: Final = 4
 #: Acknowledgements that are planned in one step.
 ACKS_PER_STEP: Final = 2

@@ -30,7 +30,7 @@ class ErrorKind(enum.StrEnum):
     CONNECTION = "connection"  # connection of one client
 
 
-# Gets the kind, the error, and fields that say where it occurred.
+#: Gets the kind, the error, and fields that say where it occurred.
 Report = Callable[[ErrorKind, Exception, dict[str, object]], None]
 
 

@@ -22,24 +22,24 @@ from bascule.broker.turns import Allowance, Turns, Work
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
 
-# Steps of a delivery, and of a check of a consumer.
+#: Steps of a delivery, and of a check of a consumer.
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
-# Steps of resuming a sender that waited for room.
+#: Steps of resuming a sender that waited for room.
 GO_ON_STEPS = 20
-# Steps of putting a message into one queue, and of ending the delay of a message in one queue.
+#: Steps of putting a message into one queue, and of ending the delay of a message in one queue.
 ARRIVAL_STEPS = 2
 DUE_STEPS = 4
-# Scheduled actions of one turn, so that the turn stays short.
+#: Scheduled actions of one turn, so that the turn stays short.
 DUE_MAX = 1_000
-# Delivery counts in one journal entry: a consumer may return any number of messages, and the size of a record is limited.
+#: Delivery counts in one journal entry: a consumer may return any number of messages, and the size of a record is limited.
 COUNTS_MAX = 10_000
 
-# Pause before the next try for a message that could not be moved, or whose body could not be read.
+#: Pause before the next try for a message that could not be moved, or whose body could not be read.
 FAILED_RETRY_MS = 60_000
 
-# Why a message was moved to another address.
+#: Why a message was moved to another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
 
 

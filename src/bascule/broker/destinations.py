@@ -20,7 +20,7 @@ from bascule.core.errors import InvalidInput
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
-# Steps of releasing a message of a deleted queue.
+#: Steps of releasing a message of a deleted queue.
 RELEASE_STEPS = 1
 #: Steps of ending a consumer of a deleted queue.
 END_STEPS = 50
@@ -223,8 +223,7 @@ class Destinations:
         self.delete_queue(queue)
 
     def look_for_use(self, queue: BrokerQueue) -> None:
-        """Begin to watch a queue for deletion: an empty, unused auto-created queue, or a durable subscription without consumer, by their
-        settings."""
+        """Watch a queue for deletion: an empty, unused auto-created queue, or a durable subscription without a consumer."""
         if queue.durable and queue.routing is Routing.MULTICAST and not queue.consumers and not queue.deleted:
             self.subscription_use.end(queue)
         if self._unused(queue):

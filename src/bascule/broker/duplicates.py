@@ -14,23 +14,23 @@ from bascule.core.caches import peer_cache
 from bascule.core.defaults import DUPLICATE_WINDOW_COUNT, DUPLICATE_WINDOW_S
 from bascule.journal.records import DIGEST_SIZE
 
-# As in Artemis. A client resends the messages without an answer, which are at most as many as a link's credit for each producer.
+#: As in Artemis. A client resends the messages without an answer, which are at most as many as a link's credit for each producer.
 WINDOW_COUNT = DUPLICATE_WINDOW_COUNT
-# A client that could not reconnect within this time is considered to have given up.
+#: A client that could not reconnect within this time is considered to have given up.
 WINDOW_MS = DUPLICATE_WINDOW_S * 1000
-# Most addresses with a window. Each temporary queue that receives replies gets a window.
+#: Most addresses with a window. Each temporary queue that receives replies gets a window.
 WINDOWS_MAX = 10_000
 
-# A digest, and the time of acceptance in ms since the epoch.
+#: A digest, and the time of acceptance in ms since the epoch.
 _ID: Final = struct.Struct(f">{DIGEST_SIZE}sq")
 ID_SIZE_BYTES: Final = _ID.size
 _TIME_SIZE_BYTES: Final = ID_SIZE_BYTES - DIGEST_SIZE
-# Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
+#: Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
 SEGMENT_IDS: Final = 1024
 SEGMENT_BYTES: Final = SEGMENT_IDS * ID_SIZE_BYTES
-# How often windows are searched for expired ids.
+#: How often windows are searched for expired ids.
 SWEEP_INTERVAL_MS: Final = 60_000
-# Windows and ids of one turn of such a search: about 5 ms.
+#: Windows and ids of one turn of such a search: about 5 ms.
 SWEEP_STEPS: Final = 5_000
 
 
@@ -73,8 +73,7 @@ def segment_name(packed: bytes) -> bytes:
 
 
 class RememberedIds(NamedTuple):
-    """The ids of one window in a snapshot: full segments, the packed ids behind them, and the number of forgotten bytes at the beginning.
-    """
+    """The ids of one window in a snapshot: full segments, the packed ids behind them, and the number of forgotten bytes at the start."""
 
     segments: list[Segment]
     last: bytes

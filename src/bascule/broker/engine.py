@@ -126,7 +126,7 @@ class Engine:
 
     @property
     def pending(self) -> bool:
-        """Whether there is work for another turn."""
+        """Return True if there is work for another turn."""
         return self.journaling.pending or self.turns.pending or self.deliveries.pending
 
     # -- state of the parts ------------------------------------------------------------------------------------------

@@ -36,12 +36,12 @@ from bascule.journal.records import (
     json_entry,
 )
 
-# The outcome of an append: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for a record stored at an offset that the client does
-# not know, (-1, reason) for a failure.
+#: The outcome of an append: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for a record stored at an offset that the client
+#: does not know, (-1, reason) for a failure.
 Outcome = tuple[int, str | None]
 
 
-# Longest timer of the event loop. Messages may be delayed by any number of years.
+#: Longest timer of the event loop. Messages may be delayed by any number of years.
 TIMER_S_MAX = 86_400.0
 
 
@@ -390,8 +390,7 @@ class EpochProtocol:
 
     @contextmanager
     def _or_end(self, what: str) -> Iterator[None]:
-        """End the epoch after a fault: only a load from the journal repairs the state, and later confirmations would be assigned wrongly.
-        """
+        """End the epoch after a fault: only a load from the journal repairs the state, and later outcomes would be assigned wrongly."""
         try:
             yield
         except Exception as error:

@@ -20,15 +20,15 @@ class EpochLimits:
     """The limits of an epoch; times in seconds."""
 
     append_timeout_s: float
-    # If a process was suspended for longer than this, it may have been replaced.
+    #: If a process was suspended for longer than this, it may have been replaced.
     still_max_s: float
-    # Appends in flight at once. Further entries gather in the next record meanwhile; a higher limit would only make records smaller.
+    #: Appends in flight at once. Further entries gather in the next record meanwhile; a higher limit would only make records smaller.
     in_flight_max: int = IN_FLIGHT_MAX
-    # Delay of entries that nobody waits for (an acknowledgement alone): the next send takes them along and saves an append.
+    #: Delay of entries that nobody waits for (an acknowledgement alone): the next send takes them along and saves an append.
     linger_s: float = 0.005
-    # How often the age of the oldest append is checked.
+    #: How often the age of the oldest append is checked.
     watch_s: float = 0.5
-    # While appends are stalled, a new client asks at this interval whether Kafka accepts appends.
+    #: While appends are stalled, a new client asks at this interval whether Kafka accepts appends.
     probe_s: float = 5.0
 
 

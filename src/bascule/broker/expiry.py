@@ -11,17 +11,17 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.schedule import Schedule
 from bascule.broker.turns import AFTER_STORED, Turns, Work
 
-# Least time between two sweeps of a queue. A sweep of a deep queue takes about 0.2 us for each message; the pause grows with the depth, so
-# that sweeps take less than a hundredth of the time.
+#: Least time between two sweeps of a queue. A sweep of a deep queue takes about 0.2 us for each message; the pause grows with the depth, so
+#: that sweeps take less than a hundredth of the time.
 SWEEP_MS: Final = 1_000
 SWEEP_MESSAGES_PER_MS: Final = 50
-# Bytes of a queue's messages that expire before the decisions about them must be stored, so that the journal sets the pace. A message
-# counts as its bytes and an overhead.
+#: Bytes of a queue's messages that expire before the decisions about them must be stored, so that the journal sets the pace. A message
+#: counts as its bytes and an overhead.
 EXPIRED_BYTES = 8 << 20
 EXPIRED_OVERHEAD_BYTES = 1600
-# Steps of an expired message, which usually goes to another queue.
+#: Steps of an expired message, which usually goes to another queue.
 EXPIRE_STEPS: Final = 50
-# Messages that a sweep examines in one piece, and messages for each step.
+#: Messages that a sweep examines in one piece, and messages for each step.
 SWEPT_MESSAGES: Final = 400
 _PER_STEP: Final = 4
 

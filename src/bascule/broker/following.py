@@ -19,9 +19,9 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.journal.reading import Trimmed
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 
-# How long Kafka may take to return records that exist. If a former leader answers, the new leader gets the same time.
+#: How long Kafka may take to return records that exist. If a former leader answers, the new leader gets the same time.
 ANSWER_TIMEOUT_S: Final = 30.0
-# Pause before topics that contradict one another are read again.
+#: Pause before topics that contradict one another are read again.
 RETRY_S: Final = 0.5
 HELP: Final = "Restore the topic, or delete all topics of Bascule to start from scratch"
 RECREATED: Final = f"was recreated; its records are lost. {HELP}"
@@ -43,8 +43,7 @@ class FollowingViolation(enum.StrEnum):
 
 
 class _Contradiction(BasculeError):
-    """Raised when topics contradict one another: one is damaged, or a former leader, which knows less than is stored, has answered for it.
-    """
+    """Raised when topics contradict one another: one is damaged, or a former leader, which lacks records, has answered."""
 
     retriable = True
     scope = Scope.OPERATION

@@ -16,9 +16,9 @@ from bascule.broker.turns import Allowance, Work
 if TYPE_CHECKING:
     from bascule.broker.queue import QueueConsumer
 
-# Many more buckets than a queue has consumers, so that the consumers get equal shares.
+#: Many more buckets than a queue has consumers, so that the consumers get equal shares.
 BUCKETS: Final = 1024
-# Steps to set a message aside, or to put it back.
+#: Steps to set a message aside, or to put it back.
 MOVE_STEPS: Final = 5
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from bascule.broker.message import BrokerMessage
 
-# Messages of one block. A block that gets older messages may grow to twice this number.
+#: Messages of one block. A block that gets older messages may grow to twice this number.
 BLOCK_MESSAGES: Final = 512
 
 

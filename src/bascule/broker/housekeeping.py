@@ -27,8 +27,8 @@ from bascule.journal.records import Op, json_entry
 
 T = TypeVar("T")
 
-# Bytes of journal after which a snapshot is due. A start reads about a second for this size, besides the messages that still wait in
-# queues.
+#: Bytes of journal after which a snapshot is due. A start reads about a second for this size, besides the messages that still wait in
+#: queues.
 SNAPSHOT_BYTES: Final = 128 << 20
 
 

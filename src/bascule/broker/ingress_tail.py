@@ -22,25 +22,25 @@ from bascule.jms.sections import scan
 from bascule.journal.reading import CutOff
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, ForeignRecord, Op, Send, decode_header, decode_send, entries
 
-# Bytes of one chunk.
+#: Bytes of one chunk.
 CHUNK_BYTES: Final = 256 * 1024
-# Messages of one chunk, whatever their size.
+#: Messages of one chunk, whatever their size.
 CHUNK_MESSAGES: Final = 4_000
-# Chunks that wait for room, or are in flight to the journal, before reading pauses.
+#: Chunks that wait for room, or are in flight to the journal, before reading pauses.
 CHUNKS_MAX: Final = 8
-# How often an idle reader checks whether the topic was recreated: the records of the new topic would otherwise not be read.
+#: How often an idle reader checks whether the topic was recreated: the records of the new topic would otherwise not be read.
 LOOK_S: Final = 5.0
 RETRY_S: Final = 1.0
-# How long an end before the position is not believed. A former leader that is cut off from the cluster reports an old end; clients find
-# another node within seconds.
+#: How long an end before the position is not believed. A former leader that is cut off from the cluster reports an old end; clients find
+#: another node within seconds.
 STALE_END_S: Final = 30.0
-# A chunk that could not be journaled is tried again after this time.
+#: A chunk that could not be journaled is tried again after this time.
 FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
 
-# The offset behind a record, and its messages, each with whether it is kept if no queue is bound to its address.
+#: The offset behind a record, and its messages, each with whether it is kept if no queue is bound to its address.
 RecordSends = tuple[int, list[tuple[Send, bool]]]
-# Records that are handed over together. Each record is taken as a whole, together with the position behind it.
+#: Records that are handed over together. Each record is taken as a whole, together with the position behind it.
 Chunk = deque[RecordSends]
 
 

@@ -15,13 +15,13 @@ from bascule.core.destination import Routing
 from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
 
-# Flags that writers of ``bascule.ingress`` may set; the broker sets the others.
+#: Flags that writers of ``bascule.ingress`` may set; the broker sets the others.
 _FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.SOURCE
 
 
-# Steps of a message, besides those of its route.
+#: Steps of a message, besides those of its route.
 TAKE_STEPS = 20
-# Bytes of each queue id in the journal entry of a message.
+#: Bytes of each queue id in the journal entry of a message.
 _QUEUE_ID_BYTES = 4
 
 

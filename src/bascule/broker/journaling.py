@@ -27,15 +27,15 @@ from bascule.journal.records import (
     mid_of,
 )
 
-# A record is closed at this size: large enough to amortise an append, small enough not to delay the first of its actions, and with room for
-# one more entry as large as the largest message.
+#: A record is closed at this size: large enough to amortise an append, small enough not to delay the first of its actions, and with room
+#: for one more entry as large as the largest message.
 RECORD_BYTES_SOFT = 256 * 1024
 
-# Steps of an action that waits for a record, for example an answer to a client.
+#: Steps of an action that waits for a record, for example an answer to a client.
 ACTION_STEPS = 3
-# An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver.
+#: An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver.
 Action = tuple[Callable[..., None], tuple[Any, ...], bool]
-# Bytes of a record that are reserved for what Kafka counts besides the value.
+#: Bytes of a record that are reserved for what Kafka counts besides the value.
 FRAME_BYTES = 1024
 
 

@@ -15,7 +15,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
-# Messages of one piece, and the steps for each of them.
+#: Messages of one piece, and the steps for each of them.
 PIECE_MESSAGES: Final = 200
 LEAVE_STEPS: Final = 4
 

@@ -64,7 +64,7 @@ class Loader:
         self._violations = violations = engine.violations
         self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
-        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # true once the journal has announced the snapshot: only then does it count
+        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # only an announced snapshot counts
         self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot

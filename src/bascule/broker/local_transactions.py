@@ -24,9 +24,9 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
-# Places in queues that one piece of a commit's messages takes: a message on a topic takes one place in each subscription.
+#: Places in queues that one piece of a commit's messages takes: a message on a topic takes one place in each subscription.
 PIECE_PLACES: Final = 200
-# A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
+#: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
 PLANNED_STEPS: Final = 2_000
 
 

@@ -14,7 +14,7 @@ from bascule.jms.selector import Selector
 if TYPE_CHECKING:
     from bascule.broker.queue import BrokerQueue
 
-# Steps to read the values that a selector needs from a message, besides the steps of the selector itself.
+#: Steps to read the values that a selector needs from a message, besides the steps of the selector itself.
 EVALUATION_STEPS: Final = 10
 
 

@@ -17,18 +17,18 @@ from bascule.core.defaults import MEMORY_BYTES
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
 
-# One message in memory without its body: the object, its numbers, the header of the body. Measured: 240 to 275 bytes.
+#: One message in memory without its body: the object, its numbers, the header of the body. Measured: 240 to 275 bytes.
 MESSAGE_BYTES: Final = 320
-# The place of a message in one queue, among all messages of its priority.
+#: The place of a message in one queue, among all messages of its priority.
 QUEUE_ENTRY_BYTES: Final = 16
-# The place of a message in an index that does not contain all messages: the view of one selector, the messages set aside for the holder of
-# a group, counts of failed deliveries. Measured: 100 bytes.
+#: The place of a message in an index that does not contain all messages: the view of one selector, the messages set aside for the holder of
+#: a group, counts of failed deliveries. Measured: 100 bytes.
 VIEW_ENTRY_BYTES: Final = 112
-# The place of a delayed message in its queue, and its entry in the schedule.
+#: The place of a delayed message in its queue, and its entry in the schedule.
 DELAYED_BYTES: Final = 640
 #: One unsettled delivery: an entry of the session and one of the consumer.
 UNSETTLED_BYTES: Final = 400
-# One id in a duplicate window: the digest, an entry of a set, and copies of both for a snapshot.
+#: One id in a duplicate window: the digest, an entry of a set, and copies of both for a snapshot.
 DUPLICATE_BYTES: Final = 160
 #: A compiled selector, for each character of its text.
 SELECTOR_CHAR_BYTES: Final = 150
@@ -38,14 +38,14 @@ QUEUE_BYTES: Final = 4096
 WINDOW_BYTES: Final = 1536
 #: An open transaction without messages.
 TRANSACTION_BYTES: Final = 1024
-# A route that the broker keeps, besides its address and queues.
+#: A route that the broker keeps, besides its address and queues.
 ROUTE_BYTES: Final = 1024
 #: The outcome of a branch that the broker remembers.
 ENDED_BRANCH_BYTES: Final = 512
-# A record in flight is in memory twice: the bodies of its messages wait for delivery, and Kafka's client has the record.
+#: A record in flight is in memory twice: the bodies of its messages wait for delivery, and Kafka's client has the record.
 IN_FLIGHT_COPIES: Final = 2
 
-# Producers wait from the first share of the limit on, until at most the second share is used. The gap avoids quick alternation.
+#: Producers wait from the first share of the limit on, until at most the second share is used. The gap avoids quick alternation.
 BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
 #: Share of the limit that one part may use, so that no single part keeps producers blocked.
@@ -55,7 +55,7 @@ BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
-# Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
+#: Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
 FREED_AT_ONCE: Final = 500
 
 
@@ -99,7 +99,7 @@ class MemoryAccount:
         self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
         self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
         self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
-        # Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
+        #: Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
         self.credit_max = (limit_bytes - self.block_at_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES)
         self.bodies_bytes = 0
         self.messages = 0

@@ -15,7 +15,7 @@ from bascule.journal.records import SendFlag
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
-# Bytes of a stored body that are read in one step.
+#: Bytes of a stored body that are read in one step.
 STORED_BYTES_PER_STEP: Final = 1_000
 
 

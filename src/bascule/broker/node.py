@@ -15,11 +15,11 @@ from bascule.core import crash
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, Scope, Unavailable
 
-# Pause between two tries to start an epoch while Kafka is unavailable.
+#: Pause between two tries to start an epoch while Kafka is unavailable.
 RETRY_S: Final = 1.0
-# A broker that is not elected within this time reports that it stands by. A broker without competitors is elected sooner.
+#: A broker that is not elected within this time reports that it stands by. A broker without competitors is elected sooner.
 STANDBY_AFTER_S: Final = 4.0
-# Longest wait for the snapshot of a hand-over. Storing a snapshot of a million messages takes a few seconds.
+#: Longest wait for the snapshot of a hand-over. Storing a snapshot of a million messages takes a few seconds.
 HANDOVER_SNAPSHOT_S: Final = 6.0
 
 
@@ -265,7 +265,7 @@ class NodeProtocol:
                 effects.note(Severity.WARNING, "housekeeping round failed", unstored)
             crash.point("handover.snapshot")
 
-    # -- what happens to it ----------------------------------------------------------------------------------------------
+    # -- events from outside ----------------------------------------------------------------------------------------------
 
     def election_lost(self) -> None:
         """Note that another broker has been elected."""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 
-# Messages of one block of a line. An insertion in the middle moves at most twice as many.
+#: Messages of one block of a line. An insertion in the middle moves at most twice as many.
 BLOCK_MESSAGES: Final = 512
 
 
@@ -25,7 +25,7 @@ class QueuePlace(NamedTuple):
     position: int
 
 
-# The place before all messages.
+#: The place before all messages.
 FRONT: Final = QueuePlace(PRIORITY_MAX, -1)
 
 

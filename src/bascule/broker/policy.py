@@ -27,12 +27,12 @@ DROP: Final = "drop-oldest-nonpersistent"
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
-    """The settings of an address and of each queue and subscription on it. 0 stands for no limit; an address "" for none."""
+    """The settings of an address and of each queue and subscription on it. 0 means no limit; an address "" means none."""
 
     max_messages: int = 0  # in one queue, waiting or unsettled
     max_bytes: int = 0
-    # What happens if a message arrives at a full queue: its sender gets no credit, the message is refused, or the oldest non-persistent
-    # ones are dropped.
+    #: What happens if a message arrives at a full queue: its sender gets no credit, the message is refused, or the oldest non-persistent
+    #: ones are dropped.
     when_full: str = BLOCK
     deliveries_max: int = MAX_DELIVERY_ATTEMPTS  # failed deliveries after which a message goes to the dead-letter address
     redelivery_delay_ms: int = 0
@@ -71,10 +71,10 @@ class AddressPolicy:
         return expiry_ms
 
 
-# A hundred years: a longer delay would exceed the integers that hold times.
+#: A hundred years: a longer delay would exceed the integers that hold times.
 _PAUSE_MAX_MS = 100 * 365 * 86_400_000
 
-# Overrides of the defaults: a pattern, and settings by field name.
+#: Overrides of the defaults: a pattern, and settings by field name.
 Rule = tuple[str, Mapping[str, Any]]
 
 
@@ -86,20 +86,20 @@ def _specificity(pattern: str) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Policy:
-    """The owner's decisions. Of several rules that match an address, the more specific wins, setting by setting."""
+    """The owner's settings. If several rules match an address, the more specific one wins, for each setting separately."""
 
     defaults: AddressPolicy = AddressPolicy()
     rules: tuple[Rule, ...] = ()
-    # A transaction must fit into one journal record, whose size Kafka limits.
+    #: A transaction must fit into one journal record, whose size Kafka limits.
     transaction_bytes_max: int = MESSAGE_BYTES_MAX
-    # A local transaction that holds messages for longer is rolled back, because others cannot get these messages.
+    #: A local transaction that holds messages for longer is rolled back, because others cannot get these messages.
     transaction_ms_max: int = TRANSACTION_TIMEOUT_S * 1000
-    # Most queues of a broker. Each queue costs memory permanently, and a client can ask for any name.
+    #: Most queues of a broker. Each queue costs memory permanently, and a client can ask for any name.
     queues_max: int = QUEUES_MAX
-    # Most queues, and most durable subscriptions, that one user may create. 0: no limit.
+    #: Most queues, and most durable subscriptions, that one user may create. 0: no limit.
     queues_per_user_max: int = 0
     durable_subscriptions_per_user_max: int = 0
-    # Names of queues and topics that exist even if nobody uses them.
+    #: Names of queues and topics that exist even if nobody uses them.
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
 

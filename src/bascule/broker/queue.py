@@ -21,10 +21,10 @@ from bascule.jms.lookup import MessageLookup
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
-# Messages that a reservation covers beyond the one that needs it. One journal entry is written per this many deliveries, and after a crash
-# at most this many messages are marked redelivered without having been delivered.
+#: Messages that a reservation covers beyond the one that needs it. One journal entry is written per this many deliveries, and after a crash
+#: at most this many messages are marked redelivered without having been delivered.
 RESERVE_AHEAD = 1024
-# Sequences that a short queue reserves ahead, so that new messages are delivered without waiting for a reservation.
+#: Sequences that a short queue reserves ahead, so that new messages are delivered without waiting for a reservation.
 RESERVE_SEQUENCES = 256
 
 

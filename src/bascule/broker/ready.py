@@ -9,11 +9,11 @@ from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.order import Line, Lines
 from bascule.broker.turns import Allowance
 
-# Messages that a view examines before it searches its place again: a search for a place costs as much as a few messages.
+#: Messages that a view examines before it searches its place again: a search for a place costs as much as a few messages.
 _LOOK_AHEAD: Final = 64
-# Views that can be updated in one step when a message is added or removed.
+#: Views that can be updated in one step when a message is added or removed.
 _VIEWS_PER_STEP: Final = 5
-# Returns True if a selector matches a message, and subtracts the cost from an allowance.
+#: Returns True if a selector matches a message, and subtracts the cost from an allowance.
 Matches = Callable[[BrokerMessage, Allowance], bool]
 
 

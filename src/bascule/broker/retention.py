@@ -33,9 +33,9 @@ class Keeper(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetentionHold:
-    """One for whom the journal is kept from ``offset`` on. The farthest back decides.
+    """A pin: something needs the journal from ``offset`` on. The pin with the lowest offset decides.
 
-    ``records`` and ``bytes`` lie from there up to the last snapshot; of the snapshot itself, behind it.
+    ``records`` and ``bytes`` count from ``offset`` to the last snapshot; for the pin of the snapshot itself, from the snapshot to the end.
     """
 
     keeper: Keeper
@@ -56,10 +56,10 @@ class RetentionHold:
 
 @dataclass(frozen=True, slots=True)
 class OwnersRetention:
-    """How much of the journal its owner keeps for diverts to come: what is younger than a time, and no more than so many bytes."""
+    """How much of the journal the owner keeps for future diverts: the records younger than a time, and at most a number of bytes."""
 
     period_s: float
-    size_bytes: int = 0  # 0 for no bound
+    size_bytes: int = 0  # 0 for no limit
 
     def start(self, begins: int, taken: Snapshot) -> tuple[int, str]:
         """Return the offset from which the journal is kept, and the setting that decides.

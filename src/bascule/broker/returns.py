@@ -10,12 +10,12 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
-# Messages of one piece, and the steps for each of them.
+#: Messages of one piece, and the steps for each of them.
 PIECE_MESSAGES: Final = 200
 PUT_BACK_STEPS: Final = 6
 
 
-# Puts messages back into their queue.
+#: Puts messages back into their queue.
 PutBack = Callable[[BrokerQueue, list[BrokerMessage]], None]
 
 

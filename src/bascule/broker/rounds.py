@@ -23,7 +23,7 @@ from bascule.core import crash
 
 T = TypeVar("T")
 
-# Messages that are deleted from the store in one step.
+#: Messages that are deleted from the store in one step.
 FORGOTTEN_AT_ONCE: Final = 10_000
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.turns import Allowance
 
-# Cancelled actions are removed when there are more of them than this, and more than half of all entries.
+#: Cancelled actions are removed when there are more of them than this, and more than half of all entries.
 CANCELLED_MAX: Final = 1000
 
 
@@ -41,7 +41,7 @@ class ScheduledAction:
         return None if action is None else (action, arguments)
 
 
-# Due time, number (keeps the order of actions that are due at the same time), action.
+#: Due time, number (keeps the order of actions that are due at the same time), action.
 _Entry = tuple[int, int, ScheduledAction]
 
 

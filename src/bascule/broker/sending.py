@@ -35,22 +35,22 @@ from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import MalformedMessage, Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
-# Most bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
+#: Most bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
-# Messages that one send drops at once, and the steps for each of them.
+#: Messages that one send drops at once, and the steps for each of them.
 DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
-# Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
+#: Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
-# Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal stores nothing),
-# and whether the message survives a crash. A plain tuple for speed: each sent message has one.
+#: Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal stores nothing),
+#: and whether the message survives a crash. A plain tuple for speed: each sent message has one.
 SendPlan = tuple[Route, tuple[BrokerQueue, ...], bytes, bool]
-# A message of a commit, its queues, and its delivery time.
+#: A message of a commit, its queues, and its delivery time.
 Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 

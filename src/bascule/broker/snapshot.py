@@ -21,7 +21,7 @@ from bascule.journal.sizes import JournalSizes
 
 SNAPSHOT_VERSION = 2
 _LENGTH = struct.Struct(">I")
-# Numbers that one call packs, which takes about 0.1 ms.
+#: Numbers that one call packs, which takes about 0.1 ms.
 PACKED_NUMBERS = 4096
 
 

@@ -21,25 +21,25 @@ from bascule.broker.snapshot import Snapshot
 from bascule.broker.turns import Work
 from bascule.journal.records import INDEX_BITS, Kind, Send, SendFlag, encode_record, mid_of, send_entry
 
-# Messages move if the journal becomes shorter by more than this many times the size in the store, since each message is written a second
-# time.
+#: Messages move if the journal becomes shorter by more than this many times the size in the store, since each message is written a second
+#: time.
 FREED_MIN: Final = 2
-# Bytes of a message in the store besides its body: the header of its record, the fields and the address of its entry, its key.
+#: Bytes of a message in the store besides its body: the header of its record, the fields and the address of its entry, its key.
 STORED_OVERHEAD_BYTES: Final = 128
-# Most messages and bytes that one round moves, since traffic continues meanwhile.
+#: Most messages and bytes that one round moves, since traffic continues meanwhile.
 ROUND_MESSAGES_MAX: Final = 20_000
 ROUND_BYTES_MAX: Final = 64 << 20
-# Bytes of records that are in memory at once; one more message may be added.
+#: Bytes of records that are in memory at once; one more message may be added.
 BATCH_BYTES: Final = 4 << 20
 #: Messages of one piece of the search, and the steps for each of them.
 PIECE_MESSAGES: Final = 100
 SEARCH_STEPS: Final = 7
-# Steps for the record of one message, and bytes of its body that are copied and checksummed in one more step.
+#: Steps for the record of one message, and bytes of its body that are copied and checksummed in one more step.
 RECORD_STEPS: Final = 12
 BYTES_PER_STEP: Final = 2048
-# Steps to skip a message that is in the store.
+#: Steps to skip a message that is in the store.
 SKIP_STEPS: Final = 1
-# A mid higher than all others, and an id that no queue has.
+#: A mid higher than all others, and an id that no queue has.
 _END: Final = 1 << 80
 _NOWHERE: Final = 0
 
@@ -61,7 +61,7 @@ class StoreMove:
 
     @property
     def more(self) -> bool:
-        """Whether chosen messages are left to encode."""
+        """Return True if chosen messages are left to encode."""
         return bool(self._chosen)
 
     def skip_stored(self) -> None:

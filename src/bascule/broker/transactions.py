@@ -46,7 +46,7 @@ class LocalTransaction:
         self.commit_steps = 0  # steps to decide about its messages
         self.plan: PlanInTurns | None = None  # of its commit or prepare, if that is long
         self.charged_bytes = 0  # in the account of memory
-        self.charged_deliveries = 0  # in the account of memory: acknowledged deliveries, which count as unsettled until the transaction ends
+        self.charged_deliveries = 0  # in the account of memory: acknowledged deliveries, unsettled until the end
         self.since_ms = 0  # since when it holds messages
         self.doomed: BasculeError | None = None
         self.handed_over = False

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-# Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long; together this stays below 50 ms.
+#: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long; together this stays below 50 ms.
 TURN_STEPS: Final = 10_000
-# Each piece of work gets this fraction of a turn, so that short work does not wait for long work.
+#: Each piece of work gets this fraction of a turn, so that short work does not wait for long work.
 SLICES: Final = 10
 
-# Work that yields the steps of each of its pieces, or AFTER_STORED. A piece costs at most a slice, if possible.
+#: Work that yields the steps of each of its pieces, or AFTER_STORED. A piece costs at most a slice, if possible.
 Work = Iterator[int]
-# Work that yields this value continues after all decisions so far are stored.
+#: Work that yields this value continues after all decisions so far are stored.
 AFTER_STORED: Final = -1
 
 
