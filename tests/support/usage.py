@@ -36,7 +36,7 @@ def _cpu_s(stat: Path) -> float:
 
 
 def disk_mib(directory: Path) -> float:
-    """Return the disk usage of the files below a directory in MiB; Kafka's indexes are files with holes. 0 if the directory does not exist."""
+    """Return the disk usage of the files below a directory in MiB; Kafka's indexes are sparse files. 0 if the directory does not exist."""
     size_bytes = 0
     for file in directory.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Startup code of each Python process of a test run, whose PYTHONPATH has this directory: it makes the process write its stacks on request."""
+"""Startup code of each Python process of a test run (by PYTHONPATH): the process writes its stacks on request."""
 
 import os
 from contextlib import suppress
