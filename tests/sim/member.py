@@ -172,7 +172,10 @@ class Member:
                 raise meaning from error
 
     async def _transaction(self, xid: Xid, item: Item, effect: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a transaction as a manager does: without an answer of the inbound log it rolls back, without one of the decision log it is in doubt."""
+        """Run a transaction as a manager does.
+
+        Without an answer of the inbound log it rolls back; without an answer of the decision log it is in doubt.
+        """
         books, ref, name = self.books, item.ref, xid.gtrid.decode()
         await work()
         try:
