@@ -34,14 +34,14 @@ from tests.unit.broker.conftest import START_MS, Bench
 
 
 def done(bench: Bench, steps: Iterator[Progress]) -> Progress:
-    """The whole action, and then everything stored."""
+    """Run the whole action, and store everything."""
     progress = [Progress(), *steps][-1]
     bench.broker.settle()
     return progress
 
 
 def killed(bench: Bench, *contents: str, to: str = "q", **options: Any) -> None:
-    """Messages that a consumer will not have: dead letters."""
+    """Make dead letters: messages that a consumer rejects."""
     queue = bench.queue(to) if not to.startswith("t") else bench.subscription(f"sub.{to}", to)
     bench.fill(*contents, to=to, **options)
     receiver = bench.consumer(queue)

@@ -7,7 +7,7 @@ from tests.unit.broker.conftest import Bench
 
 
 class Store:
-    """Spilled bodies in a dict."""
+    """A store of spilled bodies in a dict."""
 
     def __init__(self) -> None:
         self.bodies: dict[int, bytes] = {}
@@ -36,7 +36,7 @@ def held(bodies: Bodies, body: bytes) -> BrokerMessage:
     return message
 
 
-#: Of which bodies may have a quarter: one of 8 bytes.
+#: Memory of which bodies may use a quarter: one body of 8 bytes.
 MEMORY_BYTES = 40
 
 

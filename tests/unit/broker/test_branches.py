@@ -1,4 +1,4 @@
-"""Prepared branches: withheld, kept over crashes and snapshots, ended by anybody, seen by diverts with their commit alone."""
+"""Prepared branches: withheld, kept over crashes and snapshots, ended by any client, visible to diverts only with their commit."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
 
 @pytest.mark.parametrize("one_phase", [False, True])
 def test_messages_of_a_branch_are_kept_by_nobody_else(work: Work, one_phase: bool) -> None:
-    """Its connection remembers the transaction until it declares the next one: messages in it would be in no account of memory."""
+    """The connection remembers the transaction until the next declare; messages in it would be missing in the account of memory."""
     if one_phase:
         branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     else:

@@ -1,4 +1,4 @@
-"""Repeated and contrary requests for prepared branches, and who is answered what."""
+"""Repeated and contradicting requests for prepared branches, and their answers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_
 
 @pytest.mark.parametrize("ending", [None, Ending.FORCED_ROLLBACK, Ending.COMMITTED])
 def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_alone(work: Work, ending: Ending | None) -> None:
-    """``ending`` is what has become of the other one: nothing yet, an administrator's end, a commit in one phase that is being stored."""
+    """``ending`` is the state of the other branch: prepared, ended by an administrator, or being stored as a one-phase commit."""
     engine = work.bench.engine
     second = engine.begin(b"2")
     work.bench.put("second", to="out", transaction=second)
@@ -144,7 +144,7 @@ def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gon
     engine = work.prepared().bench.engine
     if ending is not None:
         work.end(ending)
-        work.bench.broker.flush()  # and it is not stored
+        work.bench.broker.flush()  # the commit is not stored
     for ask in (
         lambda: branches.commit_one_phase(engine, None, XID, work.answers.append),
         *([lambda: branches.prepare(engine, None, XID, "client", work.answers.append)] if ending is not None else []),

@@ -1,4 +1,4 @@
-"""A snapshot is collected over many turns, and has the state at one sequence; the property tests compare it with the journal."""
+"""Collection of a snapshot over many turns, as of one sequence. Property tests compare the result with the journal."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def bench() -> Bench:
 
 
 def turn(bench: Bench) -> None:
-    """One turn; what is in flight is stored."""
+    """Run one turn, and store the records in flight."""
     bench.engine.turns.begin_turn()
     bench.broker.flush()
     bench.broker.confirm(len(bench.broker.in_flight))
 
 
 def loaded(bench: Bench) -> list[object]:
-    """The messages that a broker has which starts from the snapshot."""
+    """Return the messages of a broker that starts from the snapshot."""
     (data,) = bench.broker.snapshots.values()
     loader = bench.broker.replay(data)
     assert loader.announced

@@ -1,4 +1,4 @@
-"""A commit is planned in pieces, and decides by the bindings that there are when it is carried out."""
+"""Commits that are planned in pieces and decide by the bindings at the time of the commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.costs import quiet
 from tests.support.speed import SLOWNESS
 from tests.unit.broker.conftest import Bench
 
-#: Processor time of one turn, for the largest transaction that there may be. Usual ones hold a hundredth of it.
+#: Processor time of one turn for the largest possible transaction. Usual ones have a hundredth of it.
 TURN_S_MAX = 0.1 * SLOWNESS
 XID = Xid(7, b"g", b"b")
 
@@ -272,14 +272,14 @@ def largest(bench: Bench) -> LocalTransaction:
 
 
 def planning(bench: Bench, over: bool) -> bool:
-    """Go on for a turn if a plan is not over."""
+    """Run a turn if a plan is not complete."""
     if not over:
         bench.engine.go_on()
     return over
 
 
 def longest_s(work: Any) -> float:
-    """Processor time of the longest call, until one returns what is true."""
+    """Return the processor time of the longest call, until a call returns a true value."""
     longest, done = 0.0, False
     with quiet():
         while not done:

@@ -1,4 +1,4 @@
-"""A turn stays short whatever a message is made of: what a look at it costs is counted, not what a usual message costs."""
+"""A turn stays short whatever a message consists of, because the real cost of each message is counted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fill(bench: Bench, body: bytes, count: int = COUNT) -> None:
 
 
 def most_in_a_turn(bench: Bench, count: Callable[[], int]) -> int:
-    """Turns of a broker process until nothing is left to do. Returns how far the count has come in one of them at most."""
+    """Run turns of a broker process until nothing is left to do. Return the largest increase of the count in one turn."""
     bench.engine.turns.steps = TURN_STEPS
     bench.engine.turns.begin_turn()
     most, turns = 0, 0

@@ -90,7 +90,7 @@ def test_a_rolled_back_send_leaves_its_id_free(bench: Bench) -> None:
 
 
 def an_id(name: object) -> bytes:
-    """A digest of the size that windows take."""
+    """Return a digest of the size that windows use."""
     return str(name).encode().ljust(16, b".")
 
 
@@ -175,7 +175,7 @@ def test_the_bounds_of_the_window_are_the_owners_choice() -> None:
 
 
 def test_digests_are_what_earlier_journals_have() -> None:
-    """A broker that computed them in another way would store a repeat of what was stored before its upgrade."""
+    """A broker with another algorithm would store a repetition of a message from before its upgrade."""
     assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
     assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"
 

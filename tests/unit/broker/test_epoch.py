@@ -344,7 +344,7 @@ def test_process_that_stood_still_does_nothing_more(around: Surroundings) -> Non
     sender = around.send("a")
     around.process.stop()
     around.run(LIMITS.still_max_s + 1)
-    around.process.stopped = False  # what reaches it first is the outcome, not a timer
+    around.process.stopped = False  # the outcome arrives before any timer
     epoch.outcomes([(EPOCH + 1, None)])
     assert sender.answers == []
     assert around.why.startswith("SteppedDown: this process was suspended for 1")

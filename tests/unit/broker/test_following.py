@@ -1,4 +1,4 @@
-"""How the state of an epoch to come is loaded, on a journal in memory."""
+"""Load of the state of the next epoch, on a journal in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS_AT_ONCE = 2
 
 
 class Topics:
-    """The topics of a broker in memory: see bascule.broker.following.FollowingEffects. ``time_s`` goes on with each read."""
+    """The topics of a broker in memory: see bascule.broker.following.FollowingEffects. ``time_s`` advances with each read."""
 
     def __init__(self, broker: BrokerInMemory) -> None:
         self.broker = broker
@@ -33,8 +33,8 @@ class Topics:
         self.end: int | None = None
         self.over = False
         self.other_topic = False
-        self.lost = 0  # records of the journal's end
-        self.former_snapshots: Mapping[str, bytes] | None = None  # as a former leader has them
+        self.lost = 0  # number of lost records at the end of the journal
+        self.former_snapshots: Mapping[str, bytes] | None = None  # the snapshots that a former leader has
         self.former_store: Mapping[int, bytes] | None = None
         self.former_ends = 0  # how often a former leader that has lost records is asked for the end
         self.on_sleep: Callable[[], None] = lambda: None
@@ -112,7 +112,7 @@ class Topics:
         return taken.id
 
     def ends(self) -> Topics:
-        """The load ends with what is there."""
+        """Let the load end with the existing records."""
         self.end = len(self.broker.log.records)
         return self
 
@@ -126,7 +126,7 @@ def bodies(*names: str) -> list[bytes]:
 
 
 def trim_to_a_snapshot(topics: Topics) -> str:
-    """Take all that waits, send "c", make a snapshot, and trim the journal to what it needs; return its id."""
+    """Acknowledge all waiting messages, send "c", make a snapshot, and trim the journal. Return the snapshot's id."""
     receiver = topics.broker.attach(topics.broker.engine.queue("q"), 10)
     topics.broker.settle()
     for message in receiver.messages:
@@ -260,7 +260,7 @@ def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
 
 
 def _lose_end(topics: Topics) -> None:
-    """Two records of the journal are gone, and the start record is stored in place of one of them."""
+    """Remove two records of the journal, and store the start record in place of one of them."""
     del topics.broker.log.records[-3:]
     topics.broker.start()
 

@@ -143,7 +143,7 @@ def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Ben
     bench.engine.tick()
     bench.broker.settle()
     assert queue.waiting_count == 0
-    assert not searched  # each was the first of what was put aside for its consumer, or of the queue
+    assert not searched  # each was the first of the messages set aside for its consumer, or of the queue
 
 
 def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:

@@ -1,4 +1,4 @@
-"""The messages that a queue holds, in any order of their arrival: a load gives a queue first what prepared branches have received."""
+"""The messages that a queue holds, in any order of arrival: a load first adds the messages that prepared branches have received."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def message(mid: int) -> BrokerMessage:
 
 
 def walked(held: Held) -> list[int]:
-    """What a walk meets, from one piece to the next."""
+    """Return the messages that a walk meets, from one piece to the next."""
     mids: list[int] = []
     while found := held.after(mids[-1] if mids else -1):
         mids += [each.mid for each in found]
@@ -64,7 +64,7 @@ def test_walk_in_short_pieces_below_a_message_that_came_first(step: int) -> None
 
 
 def received_by_a_branch(bench: Bench) -> None:
-    """A branch has received the newest message of a deep queue, and the broker has been killed since."""
+    """Return a broker that was killed after a branch had received the newest message of a deep queue."""
     bench.fill(*range(MANY))
     consumer = bench.consumer(credit=MANY)
     transaction = bench.engine.begin(b"1")

@@ -1,4 +1,4 @@
-"""When a round of housekeeping is due, what it announces, and what it trims."""
+"""The rounds of housekeeping: when one is due, what it announces, and what it trims."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Topics:
         self.over = False
         self.running: list[asyncio.Task[None]] = []
         self.notes: list[str] = []
-        self.during: list[Any] = []  # what happens before a trim
+        self.during: list[Any] = []  # called before a trim
         self.rounds = 0
         self.computed_beside: list[object] = []
-        self.requests: list[int] = []  # messages of each request to the store
-        self.failing: Exception | None = None  # of the store
+        self.requests: list[int] = []  # number of messages of each request to the store
+        self.failing: Exception | None = None  # error of the store
 
     def going_on(self) -> bool:
         return not self.over
@@ -112,7 +112,7 @@ def housekeeping(
 
 
 async def finish(broker: BrokerInMemory, protocol: Coroutine[Any, Any, None]) -> None:
-    """Store what is announced until a protocol ends."""
+    """Store announcements until a protocol ends."""
     task = asyncio.ensure_future(protocol)
     while not task.done():
         broker.settle()
@@ -204,7 +204,7 @@ def test_records_that_come_during_a_round_get_a_round_of_their_own() -> None:
         await finish(broker, keeping.rounds())
         assert bursts == []
         assert topics.rounds == 2
-        assert topics.running == []  # one round at a time
+        assert topics.running == []  # only one round runs at a time
         assert len(topics.written) == 1
 
     asyncio.run(burst())

@@ -1,4 +1,4 @@
-"""An ingress topic that ends before what is to be read: a node that is cut off may say so."""
+"""An ingress topic that ends before the position, as a node reports that is cut off from the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bascule.journal.reading import CutOff
 
 
 class Topic:
-    """Of which the first reads are answered by a former leader, which has less."""
+    """A topic whose first reads are answered by a former leader, which has fewer records."""
 
     def __init__(self, former_reads: int) -> None:
         self.former_reads = former_reads

@@ -1,4 +1,4 @@
-"""A commit of many messages is one record; what it does in memory is divided into short turns."""
+"""A commit of many messages is one record; its work in memory is divided into short turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def short_turns(bench: Bench) -> None:
 
 
 def received(bench: Bench) -> Any:
-    """A transaction that has received many messages; one more waits."""
+    """Return a transaction that has received many messages; one more message waits."""
     bench.fill(*range(MANY + 1))
     consumer = bench.consumer(credit=MANY)
     transaction = bench.engine.begin(b"1")
@@ -47,14 +47,14 @@ def commit(bench: Bench, transaction: Any) -> list[Any]:
 
 
 def store_all(bench: Bench) -> None:
-    """What is in flight is stored; work in turns does not go on."""
+    """Store the records in flight, without continuing work in turns."""
     bench.engine.journaling.flush()
     bench.engine.turns.begin_turn()
     bench.broker.confirm(len(bench.broker.in_flight))
 
 
 def loaded(bench: Bench, taken: Any) -> list[Any]:
-    """The messages that a broker has which starts from a snapshot."""
+    """Return the messages of a broker that starts from a snapshot."""
     bench.broker.announce(taken)
     store_all(bench)
     data = bench.broker.snapshots[taken.id]

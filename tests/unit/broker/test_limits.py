@@ -1,4 +1,4 @@
-"""Full queues, and addresses that may not be made by asking for them."""
+"""Full queues, and addresses that clients may not create."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def short_turns(bench: Bench) -> None:
 
 
 def overfull(max_bytes: int = 20_000) -> Bench:
-    """A queue of many small non-persistent messages, above its limit by a large one."""
+    """Return a queue of many small non-persistent messages that a large message has put above its limit."""
     bench = bench_with(when_full=DROP, max_bytes=max_bytes)
     bench.fill(*range(DROPPED_AT_ONCE + 100), durable=False)
     queue = bench.queue()
@@ -115,7 +115,7 @@ def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> Non
 
 
 class SearchedBody(bytes):
-    """Counts how often somebody searches through it."""
+    """A body that counts the searches through it."""
 
     searches = 0
 
@@ -170,7 +170,7 @@ def test_error_while_messages_are_dropped_does_not_stop_later_drops() -> None:
     queue, faults = bench.queue(), Faults()
     limits = queue.settings
     queue.settings = dataclasses.replace(limits, max_messages=1)
-    bench.engine.schedule.on_earlier = lambda: faults.at("timer")  # of the empty queue, which nobody uses
+    bench.engine.schedule.on_earlier = lambda: faults.at("timer")  # for the empty queue, which nobody uses
     faults.arm(1)
     short_turns(bench)
     assert not offer(bench, "new")
@@ -201,7 +201,7 @@ def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     bench.fill(1, 2, 3)
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
     assert bench.engine.share_of_room("other", Routing.ANYCAST, 1000) == 1000
-    bench.fill(4, 5, 6)  # had its credit before
+    bench.fill(4, 5, 6)  # sent with credit from before
     assert refusals(bench) == []
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 0
     woken: list[int] = []

@@ -1,4 +1,4 @@
-"""The account of memory: what is used for what, and who waits when it is short."""
+"""The account of memory: the use of each part, and who waits when memory is short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY = b"x" * 20_000
 
 @pytest.fixture
 def small(policy: Policy) -> Bench:
-    """A broker with little memory, and no spill files."""
+    """Return a broker with little memory and without spill files."""
     forget_peers()
     bench = Bench(policy)
     bench.broker = BrokerInMemory(clock=lambda: bench.now_ms, policy=policy, memory_bytes=LIMIT_BYTES)
@@ -38,7 +38,7 @@ def small(policy: Policy) -> Bench:
 
 @pytest.fixture(autouse=True)
 def _no_peers() -> None:
-    """Caches of other tests' peers count, too."""
+    """Empty the caches, since caches of other tests' peers count, too."""
     forget_peers()
 
 
@@ -56,12 +56,12 @@ def parts(bench: Bench) -> dict[MemoryPart, int]:
 
 
 def counted(bench: Bench) -> int:
-    """What the account says of waiting messages."""
+    """Return the account's bytes of waiting messages."""
     return sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
 
 
 def filled(bench: Bench, count: int, **options: Any) -> tuple[int, int]:
-    """Messages come that wait: the bytes that they take, and those that they are counted as."""
+    """Send waiting messages. Return the bytes that they take, and the bytes that they are counted as."""
     before_bytes = counted(bench)
     bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
     gc.collect()
@@ -79,7 +79,7 @@ def filled(bench: Bench, count: int, **options: Any) -> tuple[int, int]:
 
 
 def empty(bench: Bench) -> dict[MemoryPart, int]:
-    """The parts of a broker with its queue."""
+    """Return the parts of a broker with its queue."""
     bench.queue()
     bench.broker.settle()
     return parts(bench)
@@ -331,7 +331,7 @@ def test_messages_that_failed_and_those_put_aside_for_a_group_are_counted_in_the
 
 
 def messages_alive() -> int:
-    """Count all messages in memory, those of earlier tests included: pytest keeps the frames of a test that failed."""
+    """Count all messages in memory, including those of earlier tests: pytest keeps the frames of a failed test."""
     gc.collect()
     return sum(isinstance(each, BrokerMessage) for each in gc.get_objects())
 

@@ -1,4 +1,4 @@
-"""The life of a broker process, and to what each error leads."""
+"""The life of a broker process, and the consequence of each error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CLOSED = ["close epoch", "stop listening"]
 
 
 class Surroundings:
-    """See bascule.broker.node.NodeEffects. ``happenings`` are what waits give, one after another; then the process is told to stop."""
+    """The effects of bascule.broker.node.NodeEffects.
+
+    ``happenings`` are the results of waits, in order; then the process is told to stop.
+    """
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -10,7 +10,7 @@ from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
 
-#: Annotations of a dead letter: from where, why and after how many deliveries.
+#: Annotations of a dead letter: its origin, the reason, and the number of deliveries.
 WHY_DEAD = (
     "x-opt-ORIG-ADDRESS", "x-opt-ORIG-QUEUE", "x-opt-ORIG-ROUTING-TYPE", "x-opt-bascule-reason", "x-opt-bascule-deliveries",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Up to where the journal may be deleted."""
+"""The offset up to which the journal may be deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.testing.broker import BrokerInMemory, Sender, message_bytes, snapsh
 
 @pytest.fixture
 def taken() -> Snapshot:
-    """Of two queues; the older message is in ``first``."""
+    """Return a snapshot of two queues; the older message is in ``first``."""
     broker, sender = BrokerInMemory(), Sender()
     for queue in ("first", "second"):
         broker.send(queue, message_bytes("x"), sender, queue)

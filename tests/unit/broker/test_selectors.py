@@ -97,7 +97,7 @@ def test_the_last_consumer_of_a_selector_takes_the_view_with_it(bench: Bench) ->
 
 
 def test_a_view_and_a_queue_let_go_of_what_others_took(bench: Bench) -> None:
-    fill_with_colours(bench, 0)  # waits, before all that the selector takes
+    fill_with_colours(bench, 0)  # waits before all messages that the selector takes
     picky, plain = bench.consumer(credit=0, selector="colour = 'red'"), bench.consumer(credit=0)
     for number in range(1, 2001, 2):
         fill_with_colours(bench, number)
@@ -136,7 +136,7 @@ def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_
     assert bench.got(bench.consumer()) == ["x"]
 
 
-#: Application properties that an earlier version did not look into: a list with an item that is none; a map that is cut off.
+#: Application properties that an earlier version did not examine: a list with an invalid item, and a truncated map.
 UNREADABLE = (bytes.fromhex("005374c10402a1ff41"), bytes.fromhex("005374c103023f3f"))
 
 

@@ -1,4 +1,4 @@
-"""Old messages that were moved to the store are loaded from there."""
+"""Old messages that were moved to the store are loaded from the store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_message_in_several_subscriptions_is_stored_once_and_is_in_each_of_the
 
 
 def failed_once(bench: Bench, subscription: str) -> None:
-    """One subscription's delivery fails, and waits for its next try; the other's message waits for a consumer."""
+    """Let one subscription's delivery fail and wait for its next try; the other's message waits for a consumer."""
     for name in ("one", "two"):
         bench.subscription(name)
     bench.fill("news", to="t")
@@ -65,7 +65,7 @@ def test_a_message_that_waits_for_its_time_is_stored_with_it_though_it_waited_th
     bench.fill("later", delivery_delay_ms=1_000)
     traffic(bench, 20)
     bench.fill("young")
-    bench.consumer()  # a reservation
+    bench.consumer()  # writes a reservation
     bench.crash()
     taken, stored = moved(bench)
     assert stored

@@ -1,4 +1,4 @@
-"""Which old messages move to the store: those that keep more of the journal than they are worth."""
+"""The choice of old messages that move to the store: those that keep too much of the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["work"]  # fixtures
 
 
 class FaultyStore:
-    """Spilled bodies by handle, of which some are lost."""
+    """A store of spilled bodies by handle, some of which are lost."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -156,7 +156,7 @@ def test_messages_of_the_store_are_passed_over_in_short_pieces(bench: Bench) -> 
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
     (mids,) = (mids for mids in taken.mids if mids)
-    taken.stored = mids[1:]  # the first one was in the hands of a branch when the others moved
+    taken.stored = mids[1:]  # a branch held the first one when the others moved
     move = StoreMove(engine, taken, engine.journaling.sequence)
     move.skip_stored()
     pieces = list(move.choose())

@@ -1,4 +1,4 @@
-"""Messages that a peer managed to store, also under an earlier version that checked less: they load, move and go out like any other."""
+"""Messages that a peer managed to store, also under an earlier version that checked less: they load, move and are delivered like others."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_annotations_that_are_moved_on_stay_within_what_every_peer_reads() -> No
 
 @pytest.fixture
 def narrow(policy: Policy) -> Bench:
-    """A broker whose journal takes records of 20,000 bytes."""
+    """Return a broker whose journal accepts records of 20,000 bytes."""
     bench = Bench(policy, errors=Faults().errors)
     bench.engine.journaling.record_bytes_max = 20_000
     bench.engine.local_transactions.bytes_max = 10_000

@@ -1,4 +1,4 @@
-"""Durable subscriptions without a consumer: shown since when, and deleted after the time that their owner has set."""
+"""Durable subscriptions without a consumer: shown with the time of their last use, and deleted after the configured time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def later(bench: Bench, elapsed_ms: int) -> None:
 
 
 def abandoned(bench: Bench) -> BrokerQueue:
-    """A durable subscription whose consumer has left."""
+    """Return a durable subscription whose consumer has detached."""
     queue = bench.subscription("s")
     bench.engine.detach(bench.consumer(queue).consumer)
     bench.broker.settle()

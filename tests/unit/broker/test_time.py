@@ -1,4 +1,4 @@
-"""What waits for its time, and what has had its time: delivery delay, redelivery delay, expiry, old transactions, unused queues."""
+"""Time: delivery delay, redelivery delay, expiry, old transactions, unused queues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_with(**settings: Any) -> Bench:
 
 
 def fail(bench: Bench, receiver: Receiver) -> None:
-    """The last delivery fails."""
+    """Let the last delivery fail."""
     bench.engine.give_back(receiver.consumer, receiver.messages[-1], failed=True)
     bench.broker.settle()
 
@@ -233,7 +233,7 @@ def test_of_many_that_expire_together_some_go_in_each_turn(monkeypatch: pytest.M
         bench.broker.confirm(len(bench.broker.in_flight))
         if receiver is not None:
             bench.engine.tick()
-    # Both who looks for them and who hands out come across them.
+    # Both the sweep and the dispatch find them.
     assert max(after - before for before, after in pairwise(turns)) <= (21 if consumed else 11)
     bench.broker.settle()
     assert bench.waiting(bench.queue()) == ([] if consumed else ["fresh"])
@@ -378,7 +378,7 @@ def test_a_queue_with_a_producer_is_in_use() -> None:
     assert queue.deleted
 
 
-#: Message annotations that nobody looks into when a message comes: a map that is cut off.
+#: Message annotations that are not examined on arrival: a truncated map.
 UNREADABLE = bytes.fromhex("005372c103023f3f")
 
 

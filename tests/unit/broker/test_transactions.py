@@ -81,7 +81,7 @@ def test_a_large_transaction_stays_in_one_record(bench: Bench, outcome: list[Any
 
 
 def test_acknowledgements_of_a_large_commit_are_in_the_record_of_its_sends(bench: Bench, outcome: list[Any]) -> None:
-    """A crash between two records would leave the copies and deliver the source message again."""
+    """A crash between two records would leave the copies and redeliver the source message."""
     bench.fill("order", to="q1")
     bench.queue("q2")
     consumer = bench.consumer(bench.queue("q1"))

@@ -1,4 +1,4 @@
-"""Long work goes on in turns: what one turn does is bounded by steps, others are served meanwhile, and order holds."""
+"""Long work continues in turns: steps limit the work of one turn, other clients are served meanwhile, and order is kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_byt
 from tests.support.faults import Faults, InjectedFault
 
 STEPS = 1_000
-#: More than any turn can do.
+#: More than one turn can do.
 MANY = 2_000
 RED = "colour = 'red'"
 
 
 class Turns:
-    """A broker whose turns are short. It counts what consumers are given in each turn."""
+    """A broker whose turns are short. It counts the deliveries in each turn."""
 
     def __init__(self, count: int = MANY, **facts: object) -> None:
         self.now_ms = 1_000
@@ -50,12 +50,12 @@ class Turns:
         return self.broker.attach(self.engine.queue(queue), credit, selector=picked)
 
     def turn(self) -> None:
-        """One turn; what waits for the journal is stored."""
+        """Run one turn, and store the records in flight."""
         self.broker.flush()
         self.broker.confirm(len(self.broker.in_flight))
 
     def begin_rollback(self) -> Receiver:
-        """A transaction that has received all messages is rolled back, of which this turn does a part. Returns its consumer."""
+        """Begin the rollback of a transaction that has received all messages; this turn does a part. Return its consumer."""
         consumer = self.consumer()
         self.settle()
         transaction = self.engine.begin(b"1")
@@ -66,13 +66,13 @@ class Turns:
         return consumer
 
     def loaded_from_snapshot(self) -> list[int]:
-        """The positions of the messages that a broker has which starts from the snapshot."""
+        """Return the positions of the messages of a broker that starts from the snapshot."""
         (data,) = self.broker.snapshots.values()
         queue = self.broker.replay(data).engine.addresses.anycast["q"]
         return [message.position for message in queue.ready]
 
     def settle(self) -> int:
-        """Turns until nothing is left to do. Returns their number."""
+        """Run turns until nothing is left to do. Return their number."""
         turns = 0
         while self.broker.in_flight or self.engine.pending:
             self.turn()
@@ -231,7 +231,7 @@ def test_a_snapshot_waits_until_a_record_is_carried_out_whole() -> None:
     run.broker.take_snapshot()
     assert not run.broker.snapshots
     run.settle()
-    assert list(run.broker.snapshots) == [f"0-{confirmed + 1}"]  # not when all is done: under load that may never be
+    assert list(run.broker.snapshots) == [f"0-{confirmed + 1}"]  # made before all work is done: under load that moment may never come
     assert len(run.loaded_from_snapshot()) == 2 * MANY
 
 
@@ -364,7 +364,7 @@ def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() ->
     sequence = run.engine.journaling.confirmed_sequence
     run.broker.confirm(1)
     assert 0 < len(done) < MANY
-    assert run.engine.journaling.confirmed_sequence == sequence  # not before all is done: a snapshot would lack it
+    assert run.engine.journaling.confirmed_sequence == sequence  # only confirmed when all is done: a snapshot would lack the messages
     run.settle()
     assert done == list(range(MANY))
     assert run.engine.journaling.confirmed_sequence == sequence + 1

@@ -1,4 +1,4 @@
-"""Which topic messages are journaled (docs/adr/0002)."""
+"""The rule which topic messages are journaled (docs/adr/0002)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The admin server over a broker that only has a status."""
+"""The admin server over a broker that has only a status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MEMORY = MemoryStatus(
 
 
 class Broker:
-    """A broker's status, to be changed at will."""
+    """A broker's status that tests can change."""
 
     def __init__(self) -> None:
         self.now = BrokerStatus(

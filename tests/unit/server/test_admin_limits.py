@@ -1,4 +1,4 @@
-"""The admin server and peers that mean harm: slow ones, many, and requests made to break what reads them."""
+"""The admin server and hostile peers: slow ones, many, and requests made to break its parsers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_its_loop(ask: Callable[[int], Awaitable[None]], broker: Broker | None = N
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """All that the server says until it ends the connection."""
+    """Return all that the server sends until it ends the connection."""
     said = b""
     with suppress(ConnectionError):
         async with asyncio.timeout(SOON_S):
@@ -215,7 +215,7 @@ def test_a_query_that_cannot_be_read_is_the_askers_fault(path: str, code: int) -
 
 
 def answer_to(said: bytes) -> bytes:
-    """What the server says to a peer that says this at once, and then no more."""
+    """Return what the server answers to a peer that sends this at once, and then nothing."""
     answer = b""
 
     def ask(port: int) -> None:

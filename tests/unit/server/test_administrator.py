@@ -1,4 +1,4 @@
-"""What an administrator sees and does, on a broker in memory with its real connections."""
+"""The view and the actions of an administrator, on a broker in memory with its real connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.server.served import TOPIC, Client, Served, run_async
 
 
 class Node(Served):
-    """A node over a broker in memory, whose log stores everything in the next turn of the loop while ``stores`` says so."""
+    """A node over a broker in memory, whose log stores everything in the next turn of the loop while ``stores`` is true."""
 
     def __init__(self) -> None:
         super().__init__(BrokerInMemory())
@@ -65,7 +65,7 @@ def administrator(node: Node) -> Administrator:
 
 
 def dead(node: Node, count: int, address: str = "q") -> None:
-    """Messages that a consumer has rejected."""
+    """Make dead letters by rejecting messages."""
     node.fill(address, count)
     receiver = node.broker.attach(node.engine.queue(address), count)
     node.broker.settle()
@@ -106,7 +106,7 @@ async def test_messages_are_moved_as_far_as_a_selector_wants_them() -> None:
 
 @run_async
 async def test_no_queue_is_made_at_the_address_of_the_management_node() -> None:
-    """No client could consume from it."""
+    """No client could consume from such a queue."""
     node = Node()
     node.fill("q", 1)
     for action, arguments in (("queues/move", {"name": "q", "to": MANAGEMENT_ADDRESS}), ("queues/create", {"name": MANAGEMENT_ADDRESS})):

@@ -1,4 +1,4 @@
-"""The broker as a resource of transactions, from the resource to the journal: ``JmsResource``, the management node, the branches."""
+"""The broker as a resource of transactions, from ``JmsResource`` over the management node to the branches in the journal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_xid() -> Xid:
 
 
 def worked(resource: JmsResource, xid: Xid) -> None:
-    """An order is taken and a bill is sent."""
+    """Receive an order, and send a bill."""
     handle = resource.start(xid, timeout_s=60)
     order = handle.consumer(ORDERS).receive(SOON_S)
     assert order is not None
@@ -43,7 +43,7 @@ def worked(resource: JmsResource, xid: Xid) -> None:
 
 
 async def with_order(broker: Broker, steps: Callable[[JmsResource], None]) -> None:
-    """Run ``steps`` with a resource beside a broker that has one order."""
+    """Run ``steps`` with a resource and a broker that has one order."""
 
     def run() -> None:
         resource = resource_of(broker)
@@ -57,7 +57,7 @@ async def with_order(broker: Broker, steps: Callable[[JmsResource], None]) -> No
 
 
 def waiting(broker: Broker) -> tuple[list[Any], list[Any]]:
-    """What consumers may have now, orders and bills."""
+    """Return the orders and bills that consumers may get now."""
     with broker.connect() as context:
         orders, bills = ([message.body for message in context.browse(queue)] for queue in (ORDERS, BILLS))
     return orders, bills

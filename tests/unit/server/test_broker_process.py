@@ -1,4 +1,4 @@
-"""A broker process on Kafka in memory: what it stores is there in its next life, and what ends an epoch ends its clients."""
+"""A broker process on Kafka in memory: stored data survives a restart, and the end of an epoch disconnects the clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def epoch_start(epoch: int = 0) -> bytes:
 
 
 def from_kafka(offset: int, address: str = "orders") -> bytes:
-    """A record of the ingress topic."""
+    """Return a record of the ingress topic."""
     body = message_bytes(f"kafka {offset}")
     send = Send(SendFlag.SOURCE | SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
     return encode_record(Kind.DATA, 0, 0, send_entry(send))
@@ -86,7 +86,7 @@ async def test_housekeeping_keeps_journal_short_and_loses_nothing(kafka: KafkaIn
 
 
 def keys(kafka: KafkaInMemory, topic: str) -> set[bytes]:
-    """Those that are not deleted."""
+    """Return the records that are not deleted."""
     found: dict[bytes, bytes | None] = {}
     for _, record in sorted(kafka.partition(topic).records.items()):
         found[record.key or b""] = record.value
@@ -110,7 +110,7 @@ async def test_a_machine_that_was_suspended_may_have_been_replaced(
     clock_gettime, suspended_s = time.clock_gettime, 60.0
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
-        # The monotonic clock stands still with the machine; asyncio's timers notice nothing.
+        # The monotonic clock stops with the machine; asyncio's timers notice nothing.
         monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + suspended_s * (clock == time.CLOCK_BOOTTIME))
         await broker.serves(2)
         assert "this process was suspended for 60 s" in caplog.text
@@ -200,7 +200,7 @@ async def test_epoch_that_ends_closes_its_connections_and_its_clients_of_kafka(k
             ended = broker.epoch
             before = kafka.open_clients()
             assert {"consumer", "producer"} <= set(before)
-            kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])  # another broker's
+            kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])  # of another broker
             with pytest.raises(BasculeError):
                 await called(context.send, Queue("orders"), "2")
             await broker.serves(2)
@@ -406,7 +406,7 @@ async def test_admin_server_tells_status_and_health(kafka: KafkaInMemory, tmp_pa
 
 @pytest.fixture
 def _own_tuning() -> Iterator[None]:
-    """What a broker sets for its whole process is put back."""
+    """Restore the settings of the test process that a broker changes."""
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     yield
     gc.set_threshold(*thresholds)
@@ -486,7 +486,7 @@ async def test_journal_is_kept_for_exclusive_divert_that_no_pipelines_know(kafka
 
 
 async def housekept(broker: Broker, queue: str = "housekeeping") -> None:
-    """Messages come and go, and a round of housekeeping follows."""
+    """Send and acknowledge messages, and run a round of housekeeping."""
     await broker.send(queue, *map(str, range(20)))
     if queue != "orders":
         await broker.receive(queue, 20)

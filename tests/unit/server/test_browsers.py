@@ -1,4 +1,4 @@
-"""What browsers are shown, and consumers that settle each message as it is sent."""
+"""Browsers, and consumers whose messages are settled when they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECTOR = Symbol("apache.org:selector-filter:string")
 
 
 class Clock:
-    """Milliseconds that pass when the test says so."""
+    """A clock that the test advances, in milliseconds."""
 
     now_ms = 1_000
 

@@ -1,4 +1,4 @@
-"""What a consumer's link is given, and when."""
+"""Deliveries to a consumer's link, and their time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_credit_that_comes_with_the_attach_is_served(drain: bool) -> None:
     served = Served()
     served.fill("q", 3)
     client = Client(served)
-    served.engine.queue("another")  # is on its way into the journal: the answer to the attach comes behind it
+    served.engine.queue("another")  # in flight to the journal: the answer to the attach follows it
     link = client.session.attach_receiver("consumer", Source("q", capabilities=QUEUE), Target())
     link.credit, link.drain = 5, drain
     windows = (0, 100, 0, 100)
@@ -42,7 +42,7 @@ async def test_a_queue_that_is_deleted_under_a_consumer_with_a_full_window_ends_
     client = Client(served, limits=ConnectionLimits(incoming_window_frames=4))
     link, other = client.consumer("q"), client.consumer("another", credit=1, name="other")
     link.flow(20)
-    client.say()  # and does not listen yet: 4 messages are on their way, the others wait for the window
+    client.say()  # the client does not read yet: 4 messages are in flight, the others wait for the window
     served.broker.settle()
     served.engine.delete_queue(served.engine.addresses.anycast["q"])
     served.settle(client)
@@ -76,7 +76,7 @@ async def test_a_connection_is_given_no_more_than_it_writes(mode: str) -> None:
             client.connection.resume_writing()
             client.listen()
         read = client.received(link)
-        assert link.drain or read == 60  # it is answered when there is nothing more
+        assert link.drain or read == 60  # it is answered when there are no more messages
         turns += 1
         await asyncio.sleep(0)
     assert 20 < turns < 40
@@ -114,7 +114,7 @@ async def test_a_broker_that_may_have_been_replaced_does_nothing_of_what_clients
     client = Client(served)
     consumer, producer = client.consumer("q"), client.producer("direct")
     waiting = client.consumer("direct", credit=1, name="waiting")
-    served.up = False  # it stood still, and these are in its socket when it wakes
+    served.up = False  # the process was suspended, and these are in its socket when it wakes
     consumer.flow(1)
     for durable in (True, False):
         producer.send(message_bytes("x", durable=durable))
@@ -136,7 +136,7 @@ async def test_nor_does_it_give_anybody_what_an_administrator_makes_free() -> No
     holding, waiting = Client(served, "holding"), Client(served, "waiting")
     holding.consumer("q", credit=1)
     consumer = waiting.consumer("q", credit=1)
-    served.up = False  # it stood still in the middle of that
+    served.up = False  # the process was suspended in the middle of that
     node: Any = served
     await ACTIONS["connections/close"].run(node, id="holding")
     waiting.run()

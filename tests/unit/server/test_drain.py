@@ -1,4 +1,4 @@
-"""Drains at the broker: a consumer that asks for what there is now is told when it has it."""
+"""Drains at the broker: a consumer that asks for the available messages is told when it has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What protocols wait for, on the broker's event loop."""
+"""Waits of protocols on the broker's event loop."""
 
 from __future__ import annotations
 

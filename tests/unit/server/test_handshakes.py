@@ -1,4 +1,4 @@
-"""Connections before their login: how many, for how long, and what they may cost; and a broker that is short of file descriptors."""
+"""Connections before their login: their number, time and cost; and a broker that is short of file descriptors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SOON_S = 20.0
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test, on the loop that the broker has."""
+    """Run a coroutine as a test, on the loop that the broker uses."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -81,7 +81,7 @@ async def listening(served: Guarded, reserved: int = 0) -> AsyncIterator[Listene
 
 
 class Raw:
-    """A socket and its AMQP engine, as slow as the test."""
+    """A socket and its AMQP engine, as slow as the test wants."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *mechanisms: Any) -> None:
         self.reader, self.writer = reader, writer
@@ -94,7 +94,7 @@ class Raw:
         return cls(*await asyncio.open_connection("127.0.0.1", port, **options), *mechanisms)
 
     async def opened(self) -> Connection:
-        """The engine, once its open is answered or the connection has ended."""
+        """Return the engine, once its open is answered or the connection has ended."""
         async with asyncio.timeout(SOON_S):
             while not self.amqp.remote_open.container_id and not self.amqp.closed:
                 self.writer.write(self.amqp.data_to_send())
@@ -105,7 +105,7 @@ class Raw:
         return self.amqp
 
     async def ended(self) -> float:
-        """After how many seconds the broker ends it."""
+        """Return after how many seconds the broker ends the connection."""
         begun_s = time.monotonic()
         with suppress(ConnectionError):
             async with asyncio.timeout(SOON_S):
@@ -152,7 +152,7 @@ async def test_peer_that_stops_in_its_tls_handshake_is_cut_off_in_time(authority
     served = Guarded(HandshakeLimits(0, 0, 0.5), context)
     async with listening(served) as found:
         silent = await Raw.to(found.port)
-        silent.writer.write(b"\x16\x03\x01")  # as a handshake begins
+        silent.writer.write(b"\x16\x03\x01")  # the beginning of a handshake
         begun_s = time.monotonic()
         while not len(served.handshakes):
             await asyncio.sleep(0)
@@ -209,7 +209,7 @@ async def test_a_long_check_of_a_password_holds_up_nobody_else() -> None:
 
 
 def pending() -> Connection:
-    """A server's connection that waits for the check of a password."""
+    """Return a server's connection that waits for the check of a password."""
     offered = SaslServer({"PLAIN": lambda: PlainServer(lambda user, password: password == "hush")})
     connection = Connection(Role.SERVER, container_id="server", sasl=offered, require_sasl=True)
     connection.receive(SASL_HEADER + frame(0, encode_composite(SaslInit("PLAIN", b"\0ann\0hush")), SASL_FRAME), 0.0)
@@ -245,7 +245,7 @@ def test_a_frame_before_the_login_is_small() -> None:
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """This process can open so many more descriptors."""
+    """Return the number of descriptors that this process can still open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as probe:
         resource.setrlimit(resource.RLIMIT_NOFILE, (probe.fileno() + count, hard))
@@ -257,14 +257,14 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("reserved", [0, 10], ids=["none-left", "the-rest-reserved"])
 def test_new_clients_are_refused_without_descriptors_and_others_go_on(reserved: int) -> None:
-    # In a process of its own: whatever else the process of the tests opens would fail.
+    # In a separate process, since other code in the test process would fail to open files.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         notes = process.submit(without_descriptors, reserved).result()
     assert len([note for note in notes if "connections refused" in note]) == 1
 
 
 def without_descriptors(reserved: int) -> list[str]:
-    """Serve clients until this process can open no descriptors. Returns what was logged."""
+    """Serve clients until this process can open no descriptors. Return the log."""
     notes: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
@@ -279,7 +279,7 @@ async def serve_without_descriptors(reserved: int) -> None:
     async with listening(served, reserved) as found:
         there = await Raw.to(found.port)
         await there.opened()
-        # Made before the limit: these sockets are on the same process as the broker.
+        # Created before the limit: these sockets are in the same process as the broker.
         sockets = [socket.socket() for _ in range(30)]
         last = socket.socket()
         with descriptors_left(15):
@@ -292,8 +292,8 @@ async def serve_without_descriptors(reserved: int) -> None:
             there.writer.write(there.amqp.data_to_send())
             there.amqp.receive(await there.reader.read(65536), time.monotonic())
             assert session.remote_channel is not None
-            for _ in range(reserved // 2):  # not all: the process of the test opens some itself
-                sockets.append(socket.socket())  # what the broker needs
+            for _ in range(reserved // 2):  # not all: the test process opens some itself
+                sockets.append(socket.socket())  # for the broker
         for sock in sockets:
             sock.close()
         last.connect(("127.0.0.1", found.port))
@@ -305,7 +305,7 @@ async def serve_without_descriptors(reserved: int) -> None:
 
 
 def got_nothing(sock: socket.socket) -> bool:
-    """Whether the broker refuses this connection; one that is taken answers the header."""
+    """Return True if the broker refuses this connection; an accepted one answers the header."""
     sock.settimeout(SOON_S)
     try:
         sock.sendall(SASL_HEADER)

@@ -1,4 +1,4 @@
-"""The tail of the ingress topic, on a topic in memory and an engine whose journal is in memory."""
+"""The tail of the ingress topic, with a topic in memory and an engine whose journal is in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 
 
 class Record:
-    """One of ``bascule.ingress``, for a queue."""
+    """A record of ``bascule.ingress``, for a queue."""
 
     def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, count: int = 1, **fields: Any) -> None:
         body = message_bytes(offset if content is None else content)
@@ -49,7 +49,7 @@ class Record:
 
 
 class Reader:
-    """Gives a record at a time: each is a step."""
+    """A reader that returns one record at a time, so that each is a step."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._position = 0
@@ -69,7 +69,7 @@ class Reader:
 
 
 class Topics:
-    """Say what the topic's id is."""
+    """Topics that report the id of the topic."""
 
     now = "first"
 
@@ -168,7 +168,7 @@ def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.Mon
         broker.send("third", message_bytes("sent"), sender, 1, transaction=transaction)
         engine.commit(transaction, lambda error: None)
         broker.flush()
-        assert len(broker.in_flight) == 1  # the transaction's: nothing of the ingress is in it, nor was it cut in two
+        assert len(broker.in_flight) == 1  # the transaction's record: it contains nothing of the ingress, and was not split
         assert engine.ingress_positions == {0: 4}
         await until(broker, lambda: engine.ingress_positions == {0: 8})
         assert len(broker.log.records) > records
@@ -217,7 +217,7 @@ class Unreadable(Record):
 
 
 TIME_MAX_MS = (1 << 63) - 1
-#: What anybody with the right to write to the topic may write, and how many messages of it are taken.
+#: Records that any authorised program may write to the topic, and the number of messages taken from each.
 HOSTILE = {
     "an unknown routing": (Record(2, "q", routing=7), 0),
     "no address": (Record(2, ""), 0),
@@ -260,7 +260,7 @@ def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
 
 
 def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal has room for no record of its size, until it has."""
+    """The journal has no room for a record of its size at first."""
     now_ms = [1_000]
     errors = ErrorContainment(lambda *_: None)
     monkeypatch.setattr(ingress, "PartitionReader", Reader)
@@ -289,7 +289,7 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: py
 
 @pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
 def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has grown past what was taken of the one before, and is read on as if it were that."""
+    """The new topic has grown past the position in the old one, and would be read on as if it were the old one."""
 
     class Grown(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Sessions of Qpid JMS that an interruption fell into: when the broker tells their client to begin anew, and when it leaves it alone."""
+"""Interrupted sessions of Qpid JMS: when the broker resets their client, and when it does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFETCH = 10
 
 
 class Session:
-    """A transacted session as Qpid JMS has it: the coordinator first, one transaction begun, then a consumer with its prefetch."""
+    """A transacted session as Qpid JMS has it: the coordinator first, a transaction begun, then a consumer with its prefetch."""
 
     def __init__(self, served: Served, *, product: str = PRODUCT, container: str = "client", prefetch: int = PREFETCH) -> None:
         self.served = served
@@ -40,7 +40,7 @@ class Session:
         return bytes(answers[-1].txn_id)
 
     def receive(self, count: int) -> None:
-        """The application takes so many more, in the transaction; the client gives credit anew when little is left, by its own rule."""
+        """Receive messages in the transaction; the client grants new credit when little is left, by its own rule."""
         accepted = TransactionalState(self.transaction, ACCEPTED)
         for event in self.unsettled()[:count]:
             self.consumer.settle(event, accepted)
@@ -60,7 +60,7 @@ class Session:
         self.served.settle(self.client)
 
     def roll_back(self) -> None:
-        """As ``Session.rollback()`` does: the consumer first gives its credit back."""
+        """Roll back as ``Session.rollback()`` does, where the consumer first returns its credit."""
         if self.consumer.credit:
             self.consumer.flow(self.consumer.credit, drain=True)
             self.served.settle(self.client)
@@ -74,7 +74,7 @@ class Session:
 
 
 def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str, ...] = ()) -> Served:
-    """A broker that has served for so long, and from which these clients were cut off."""
+    """Return a broker that has served for some time, and from which these clients were cut off."""
     served = Served()
     now_s = [0.0]
     served.interruptions = Interruptions(lambda: now_s[0])
@@ -131,7 +131,7 @@ async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_cl
 @run_async
 async def test_a_drain_says_nothing_of_a_rollback_when_something_is_received_behind_it() -> None:
     session = Session(served_with(500, lost=("client",)), prefetch=100)
-    session.consumer.flow(session.consumer.credit, drain=True)  # receiveNoWait, or a receive that was under way
+    session.consumer.flow(session.consumer.credit, drain=True)  # receiveNoWait, or a running receive
     session.served.settle(session.client)
     session.receive(2)
     session.discharge(fail=True)

@@ -1,4 +1,4 @@
-"""What outlives an epoch, or the event loop, in a broker process."""
+"""Objects of a broker process that outlive an epoch, or the event loop."""
 
 from __future__ import annotations
 

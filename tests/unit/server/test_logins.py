@@ -1,4 +1,4 @@
-"""Which mechanisms the settings offer, and that each of them knows the users."""
+"""The mechanisms that the settings offer, and the users that each of them knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A commit of much work is made in short turns, between which others are served, and what its client sends behind it waits."""
+"""A commit of much work runs in short turns, between which other clients are served, and later frames of its client wait."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Committing:
         self.coordinator.send(encode_control(Discharge(self.transaction, fail)))
 
     async def handled(self) -> int:
-        """Wait until all that the client has sent is handled. Return the turns that it took."""
+        """Wait until all input of the client is handled. Return the number of turns."""
         turns = 0
         while self.client.connection.behind:
             self.engine.go_on()

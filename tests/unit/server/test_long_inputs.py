@@ -1,4 +1,4 @@
-"""What a client sends at once is handled in short turns, between which others are served."""
+"""Input that a client sends at once is handled in short turns, between which other clients are served."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_
     served = Served()
     client = Client(served)
     producer = client.producer("q")
-    await asyncio.sleep(0)  # what the login left to later turns
+    await asyncio.sleep(0)  # work that the login left to later turns
     monkeypatch.setattr(connection, "TURN_S", 0.0)
     for number in range(30):
         producer.send(message_bytes(number, durable=False), settled=True)
@@ -203,7 +203,7 @@ async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is
 
 
 def content(message: bytes) -> Any:
-    """Return the value that is the body of a message."""
+    """Return the body of a message."""
     return next(decode(message, start)[0] for section, start, _ in places(message) if section == VALUE)
 
 
@@ -282,7 +282,7 @@ class Dropping(Served):
         self.queue.settings = dataclasses.replace(self.queue.settings, max_messages=10)
 
     async def finish(self, client: Client) -> None:
-        """Go on in turns until all that the client has sent is handled."""
+        """Run turns until all input of the client is handled."""
         while client.connection.behind:
             self.engine.go_on()
             await asyncio.sleep(0)
@@ -293,7 +293,7 @@ class Dropping(Served):
 
 
 def send_two(client: Client, producer: SenderLink, *, settled: bool = False) -> None:
-    """Two messages, and what the client has to say beside them."""
+    """Send two messages, and further frames of the client."""
     for body in ("number 1", "number 2"):
         producer.send(message_bytes(body, durable=False), settled=settled)
     client.connection.data_received(client.amqp.data_to_send())
@@ -316,7 +316,7 @@ async def test_client_waits_while_a_queue_drops_many_messages_for_its_own() -> N
     assert served.newest == [b"mber 1", b"mber 2"]
 
 
-#: How a client ends what a message came by, or makes the broker end it, and the frame by which the broker answers.
+#: How a client ends the link or session of a message, or makes the broker end it, and the broker's answering frame.
 ENDS: dict[str, tuple[Callable[[Client, SenderLink], object], type[Composite]]] = {
     "detach": (lambda _, producer: producer.detach(), Detach),
     "end": (lambda client, _: client.session.end(), End),
@@ -375,7 +375,7 @@ async def test_connection_that_waits_for_its_next_turn_is_closed_where_the_epoch
     await asyncio.sleep(0)
     assert client.connection.behind
     client.connection.end(AmqpError(CONNECTION_FORCED, "another broker serves"))
-    for now_s in (0.0, served.amqp_limits.close_timeout_s):  # in which the client does not answer
+    for now_s in (0.0, served.amqp_limits.close_timeout_s):  # the client does not answer meanwhile
         client.connection.amqp.tick(now_s)
     client.connection.send_output()
     assert client.wire.closing
@@ -397,7 +397,7 @@ async def test_message_that_waits_is_dropped_with_its_link() -> None:
 
 
 class NoCreation(AllowAll):
-    """Nobody may create a queue."""
+    """Permissions under which nobody may create a queue."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         if permission is Permission.CREATE_ADDRESS:

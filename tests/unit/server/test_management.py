@@ -1,4 +1,4 @@
-"""What a broker says of branches: nothing that another one may have changed meanwhile."""
+"""Answers about branches contain nothing that another broker may have changed meanwhile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_i
     client.run()
     served.broker.flush()
     client.run()
-    assert answers(client) == []  # and never, where another broker has the journal: no record of this one is confirmed any more
+    assert answers(client) == []  # never, if another broker has the journal: no record of this one is confirmed any more
     served.settle(client)
     assert answers(client) == [code]
 

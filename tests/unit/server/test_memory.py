@@ -1,4 +1,4 @@
-"""Who waits when memory is short, over the wire: producers get no credit, consumers are served."""
+"""Memory shortage as clients see it: producers get no credit, consumers are served."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spill(tmp_path: Path) -> Iterator[SpillFiles]:
 
 
 class Watched(Served):
-    """With little memory, measured when the test says so."""
+    """A broker with little memory, which is measured when the test decides."""
 
     def __init__(self, spill: SpillFiles) -> None:
         super().__init__(BrokerInMemory(memory_bytes=LIMIT_BYTES))
@@ -127,7 +127,7 @@ async def test_a_full_queue_keeps_nothing_of_a_producer_that_is_gone() -> None:
 
 
 class CountedCache:
-    """Counts how often caches are emptied, and says when they are."""
+    """A cache that counts how often it is emptied, and reports it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.emptied = 0
@@ -136,7 +136,7 @@ class CountedCache:
 
     def clear(self) -> None:
         self.emptied += 1
-        asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes go in the same turn
+        asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes are forgotten in the same turn
 
 
 @run_async
@@ -219,7 +219,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_when_such_clients_hol
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.BUFFERS] > LIMIT_BYTES // 8
     served.measure(UNREAD_S / 2)
-    hung[0].wire.written.pop()  # it has read something
+    hung[0].wire.written.pop()  # this client has read something
     served.measure(UNREAD_S / 2)
     assert [client.wire.aborted for client in hung] == [False, True, False], "no more than needed"
     served.measure(UNREAD_S)

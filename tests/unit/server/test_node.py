@@ -1,4 +1,4 @@
-"""What a node tells connections and logs of itself before it serves, and the limits that it takes from file descriptors."""
+"""The answers of a node to connections and logs before it serves, and its limits from file descriptors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bascule.core.errors import Unavailable
 from bascule.server import descriptors
 from bascule.server.node import GC_THRESHOLDS, Node, usage_limits
 
-#: Objects that one collection may look at: 15 ms of processor time on a machine of the usual speed.
+#: Most objects of one collection: 15 ms of processor time on a machine of the usual speed.
 OBJECTS_MAX = 300_000
 MESSAGES = 1_200_000
 
@@ -86,7 +86,7 @@ def test_no_collection_looks_at_many_objects_while_a_queue_grows_deep() -> None:
     gc.freeze()
     gc.callbacks.append(look)
     try:
-        queue: list[list[int]] = [[] for _ in range(MESSAGES)]  # an object is an object to the collector
+        queue: list[list[int]] = [[] for _ in range(MESSAGES)]  # the collector treats all objects alike
     finally:
         gc.callbacks.remove(look)
         gc.unfreeze()

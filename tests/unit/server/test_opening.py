@@ -1,4 +1,4 @@
-"""How a client's connection opens, or is refused, and what it is told."""
+"""The opening or refusal of a client's connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = Symbol("amqp:connection-establishment-failed")
 
 
 class Opening(Client):
-    """A client that has said open, and nothing more."""
+    """A client that has sent only its open."""
 
     def __init__(self, served: Served, container: str = "client", *wanted: str) -> None:
         self.served, self.wire, self.heard = served, Wire(), []
@@ -44,7 +44,7 @@ class Opening(Client):
 
     @property
     def refusal(self) -> AmqpError | None:
-        """Why the broker has closed the connection."""
+        """Return why the broker has closed the connection."""
         return next((event.error for event in self.told(ConnectionClosed)), None)
 
 

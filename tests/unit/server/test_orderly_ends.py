@@ -1,4 +1,4 @@
-"""How messages come back after a client has ended its session or its connection in order."""
+"""The return of messages after a client has ended its session or its connection in an orderly way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 4
 
 
 def prefetching(product: str | None) -> tuple[Served, Client, ReceiverLink]:
-    """A client that holds four messages."""
+    """Return a client that holds four messages."""
     served = Served()
     served.fill("q", COUNT)
     client = Client(served, product=product)
@@ -28,7 +28,7 @@ def prefetching(product: str | None) -> tuple[Served, Client, ReceiverLink]:
 
 
 def marked(served: Served) -> list[bool]:
-    """Whether each message that waits is marked as delivered before."""
+    """Return for each waiting message whether it is marked as delivered before."""
     queue = served.engine.addresses.anycast["q"]
     waiting: list[BrokerMessage] = queue.waiting()
     assert not queue.consumers

@@ -1,4 +1,4 @@
-"""Every place where a client or an administrator names an address checks a permission, and answers a refusal."""
+"""Every operation in which a client or an administrator names an address checks a permission, and answers a refusal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "internals" / "permissions.md"
 
 
 class Denies:
-    """Denies one permission on one address, and all temporary destinations count as one."""
+    """Permissions that deny one permission on one address. All temporary destinations count as one."""
 
     def __init__(self, permission: Permission, address: str) -> None:
         self.denied = (permission, address)
@@ -102,7 +102,7 @@ def resubscribes(client: Client) -> None:
 
 
 def recreates(client: Client) -> None:
-    """A producer sends to a queue that was deleted since it attached."""
+    """Send to a queue that was deleted after the producer attached."""
     queue = client.served.engine.queue("gone")
     link = client.producer("gone")
     client.served.engine.delete_queue(queue)
@@ -111,7 +111,7 @@ def recreates(client: Client) -> None:
 
 
 class Place(NamedTuple):
-    """A place where a client names an address, and a permission that is needed there."""
+    """An operation in which a client names an address, and a permission that it needs."""
 
     name: str
     does: Callable[[Client], None]
@@ -162,7 +162,7 @@ PLACES = [
 
 
 def refusals(client: Client) -> list[str]:
-    """The error conditions that a client was told, of links and of messages."""
+    """Return the error conditions that a client got for links and messages."""
     links = [event.error.condition for event in client.told(Detached) if event.error is not None]
     states = [event.state for event in client.told(Dispositioned)]
     return links + [state.error.condition for state in states if isinstance(state, Rejected) and state.error is not None]
@@ -288,7 +288,7 @@ ADMIN_PLACES = [
 
 
 def administered() -> Any:
-    """What actions need of a node, over a broker with a queue, a subscription and a queue of dead letters."""
+    """Return the part of a node that actions use, over a broker with a queue, a subscription and a queue of dead letters."""
     served = Served()
     served.engine.queue(Q)
     served.engine.queue("DLQ")

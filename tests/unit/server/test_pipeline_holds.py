@@ -1,4 +1,4 @@
-"""From where the journal is kept for pipelines, and the reason that is shown, by positions in Kafka in memory."""
+"""The offset from which the journal is kept for pipelines, and the shown reason, by positions in Kafka in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRIDGE = "bridge"
 
 
 class Holds:
-    """What an epoch looks at: a journal with an exclusive divert ``export``, positions, and what drivers have said."""
+    """The inputs of an epoch: a journal with an exclusive divert ``export``, positions, and the reports of drivers."""
 
     def __init__(self, kafka: KafkaInMemory) -> None:
         self.kafka = kafka
@@ -49,7 +49,7 @@ class Holds:
         self.kafka.put(TOPICS.positions, position.encode(), key.encode(), partition=position_partition(key))
 
     def say(self, pipeline: str, offset: int, note: str) -> None:
-        """A driver's word beside the lag of its pipeline."""
+        """Publish a driver's report with the lag of its pipeline."""
         self.kafka.offsets[lag_group(TOPICS.prefix, BRIDGE, pipeline)][TOPICS.journal, 0] = (offset, note)
 
     def look(self) -> dict[str, RetentionHold]:
@@ -75,7 +75,7 @@ def test_pipeline_that_moves_has_no_reason_and_one_that_does_not_is_said_to_stan
     assert "+00:00: its driver does not run" in reason
     holds.put(COMMON, 10)
     assert holds.found() == {COMMON: (10, "")}
-    assert holds.found() == {COMMON: (10, "")}  # has read all
+    assert holds.found() == {COMMON: (10, "")}  # the pipeline has read all records
 
 
 @pytest.mark.parametrize(("said_at", "reason"), [(3, "topic orders is missing"), (4, "topic orders is missing"), (2, "")])

@@ -1,4 +1,4 @@
-"""What a producer's link is given."""
+"""The credit and the answers of a producer's link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection refuses, and what becomes of messages by the outcome that a consumer gives them."""
+"""Refusals of a connection, and the fate of messages by a consumer's outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def consume(address: Any, capabilities: Any = QUEUE, **source: Any) -> Callable[
 
 
 def beside(first: Callable[[Client], None], second: Callable[[Client], None]) -> Callable[[Client], None]:
-    """A link of one session, and then one of another session of the same connection under the same name."""
+    """Attach a link of one session, and then one of another session of the same connection with the same name."""
 
     def both(client: Client) -> None:
         first(client)

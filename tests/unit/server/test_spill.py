@@ -1,4 +1,4 @@
-"""Bodies on disk: what was put is what is got, whether it has been written yet or not."""
+"""Bodies on disk: each is read back as it was written, even before it is flushed."""
 
 import errno
 import os
@@ -128,7 +128,7 @@ def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when
 
 
 def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
-    """Bodies of which one is left in each segment."""
+    """Store bodies, one of which is left in each segment."""
     left, segment_bytes = [], files.limit_bytes // spill.SEGMENTS_MIN
     for _ in range(segments):
         kept = [Kept(files, b"%d" % number * 5_000) for number in range(10)]

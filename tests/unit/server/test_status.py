@@ -1,4 +1,4 @@
-"""What an administrator is told of queues, subscriptions, connections and branches of a broker at work."""
+"""The reports on queues, subscriptions, connections and branches of a working broker."""
 
 from __future__ import annotations
 

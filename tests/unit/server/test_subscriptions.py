@@ -1,4 +1,4 @@
-"""Subscriptions of topics: which client's they are."""
+"""Subscriptions of topics, and the clients that own them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def publish(served: Served, count: int, topic: str = "news") -> None:
     served.fill(topic, count, routing=Routing.MULTICAST)
 
 
-#: (client id, link name, durable): in pairs of the same letters, which once had the same queue.
+#: (client id, link name, durable): pairs with the same letters, which once had the same queue.
 PLACES = [("a", "b.c", True), ("a.b", "c", True), ("x", "a.b.c|global", True), ("volatile", "a.b.c", True), ("a", "b.c|volatile1", False),
           ("a.b", "c|volatile1", False), ("x", "a.b.c|global-volatile1", False), ("a\\", "b.c", True)]  # fmt: skip
 
@@ -53,7 +53,7 @@ async def test_subscriptions_of_two_clients_are_apart(mine: tuple[str, str, bool
     publish(served, 3)
     served.settle(*(client for client, _ in links))
     assert [client.received(link) for client, link in links] == [3, 0]
-    assert not any(client.told(Detached) for client, _ in links)  # which is what "has a consumer already" would be
+    assert not any(client.told(Detached) for client, _ in links)  # no client got the error "has a consumer already"
 
 
 @run_async
@@ -91,7 +91,7 @@ async def test_a_subscription_is_replaced_by_another_of_its_user_where_there_is_
     publish(served, 3)
     link = subscribe(client, "kept", selector="TRUE")
     assert client.received(link) == 0
-    assert [each.error for each in client.told(Detached)] == [None]  # the first link's
+    assert [each.error for each in client.told(Detached)] == [None]  # of the first link
     publish(served, 1)
     served.settle(client)
     assert client.received(link) == 1

@@ -36,7 +36,7 @@ def part(directory: Path, name: str, program: str = SERVES) -> CommandPart:
 
 @contextmanager
 def running(directory: Path, parts: list[CommandPart], told: list[str]) -> Iterator[Path]:
-    """The supervisor in a thread that stays until the end of the test; gives the file of process ids."""
+    """Run the supervisor in a thread until the end of the test; yield the file of process ids."""
     stop, ready = StopSignals(), threading.Event()
     supervisor = Supervisor(parts, pids_file=directory / "pids.json", tell=told.append)
     thread = threading.Thread(target=supervisor.run, args=(stop, ready.set))

@@ -29,7 +29,7 @@ def settings(server: Certificate, **more: object) -> BrokerTls:
 
 
 def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
-    """The name that a server takes a client for, "refused" where they do not come together."""
+    """Return the name that a server takes a client for, "refused" if the handshake fails."""
 
     async def run() -> str | None:
         names: asyncio.Queue[str | None] = asyncio.Queue()
@@ -41,13 +41,13 @@ def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
                 transport.close()
 
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)  # a handshake that fails is what some tests are for
+        loop.set_exception_handler(lambda *_: None)  # some tests need a failing handshake
         listener = await loop.create_server(Seen, "127.0.0.1", 0, ssl=context)
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1], ssl=client)
             await reader.read()
             writer.close()
-            return "refused" if names.empty() else names.get_nowait()  # TLS 1.3 refuses after the client's side of it is done
+            return "refused" if names.empty() else names.get_nowait()  # TLS 1.3 refuses after the client's side has finished
         except (ssl.SSLError, ConnectionError):
             return "refused"
         finally:

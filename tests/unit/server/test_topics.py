@@ -1,4 +1,4 @@
-"""What the journal has room for, by the limit of its topic."""
+"""The sizes that the journal accepts, by the limit of its topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_message_has_what_its_record_does_not_need_for_the_rest(limit: int, co
 
 
 def test_a_record_that_no_epoch_can_store_is_named_with_what_it_needs() -> None:
-    """Also where the topic is large enough for what is configured now: the message may be older."""
+    """Even if the topic is large enough for the current configuration: the message may be older."""
     room = JournalCapacity("journal", 1_000_000, 1_000_000)
     room.check([])
     room.check([500_000, 999_000])

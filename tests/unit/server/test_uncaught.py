@@ -1,4 +1,4 @@
-"""Errors of the event loop that nobody awaits are logged with a name and a count, and contained ones up to so many a second."""
+"""Errors of the event loop that nobody awaits are logged with a name and a count; contained errors up to a number each second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on what clients hold: what goes beyond one is refused with a text that names it, and all else goes on."""
+"""Limits on the resources of clients: a request beyond one is refused with a text that names it, and everything else continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 
 def told(error: AmqpError | None) -> str:
-    """What a client is told, which is that a limit is reached."""
+    """Check that the client is told that a limit is reached."""
     assert error is not None
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
     return error.description
