@@ -202,7 +202,7 @@ def contents(held: Counter[Any]) -> Counter[Any]:
 
 
 @pytest.mark.parametrize(("begin", "name"), list(zip(COMMANDS, NAMES, strict=True)), ids=NAMES)
-def test_fault_in_any_step_of_a_command_loses_and_doubles_no_message(
+def test_fault_in_any_step_of_a_command_neither_loses_nor_duplicates_a_message(
     begin: Callable[[FaultyBench], Callable[[], object]], name: str
 ) -> None:
     clean = FaultyBench()
@@ -259,7 +259,7 @@ def goes_on(bench: FaultyBench) -> None:
     assert bench.check() == Counter()
 
 
-def test_delivery_that_fails_ends_its_consumer_alone_and_the_message_goes_to_another() -> None:
+def test_failed_delivery_ends_only_its_consumer_and_the_message_goes_to_another_one() -> None:
     faults = Faults()
     bench = Bench(Policy(AddressPolicy(deliveries_max=3)), **faults.options())
     bench.fill("a", "b")
@@ -275,7 +275,7 @@ def test_delivery_that_fails_ends_its_consumer_alone_and_the_message_goes_to_ano
     assert [kind for kind, _ in faults.contained] == [ErrorKind.DELIVERY]
 
 
-def test_message_that_no_consumer_can_be_given_goes_to_the_dead_letters() -> None:
+def test_message_that_cannot_be_delivered_goes_to_the_dead_letters() -> None:
     class Broken(Receiver):
         def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
             raise InjectedFault("deliver")
@@ -292,7 +292,7 @@ def test_message_that_no_consumer_can_be_given_goes_to_the_dead_letters() -> Non
     assert faults.errors.counts == {ErrorKind.DELIVERY: 3}
 
 
-def test_body_that_cannot_be_read_back_holds_its_message_up_and_no_other() -> None:
+def test_unreadable_spilled_body_delays_only_its_own_message() -> None:
     class Store:
         def __init__(self) -> None:
             self.kept: list[bytes] = []

@@ -33,7 +33,7 @@ def walked(held: Held) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 30)))
-def test_walk_and_search_find_each_message_whatever_comes_and_goes(mids: list[int]) -> None:
+def test_walk_and_search_find_each_message_while_others_arrive_and_leave(mids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_module, "BLOCK_MESSAGES", 2)
         held = Held()
@@ -80,7 +80,7 @@ def start_from_a_snapshot(bench: Bench) -> None:
     bench.crash()
 
 
-def test_snapshot_has_all_messages_beside_those_of_a_branch_that_a_load_has_brought(bench: Bench) -> None:
+def test_snapshot_after_a_load_with_a_branch_has_all_other_messages(bench: Bench) -> None:
     received_by_a_branch(bench)
     start_from_a_snapshot(bench)
     assert bench.waiting(bench.queue()) == list(range(NEWEST))
@@ -89,7 +89,7 @@ def test_snapshot_has_all_messages_beside_those_of_a_branch_that_a_load_has_brou
     assert bench.waiting(bench.queue()) == list(range(MANY))
 
 
-def test_what_a_branch_has_received_stays_gone_once_the_branch_is_committed(bench: Bench) -> None:
+def test_messages_received_by_a_committed_branch_stay_removed(bench: Bench) -> None:
     received_by_a_branch(bench)
     branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
     consumer = bench.consumer(credit=MANY)

@@ -48,7 +48,7 @@ def test_rollback_of_very_many_acknowledgements_takes_a_short_turn(bench: Bench)
     assert bench.engine.pending
 
 
-def test_messages_of_several_queues_go_back_in_order_and_none_overtakes_them(bench: Bench) -> None:
+def test_rolled_back_messages_of_several_queues_keep_their_order(bench: Bench) -> None:
     bench.fill(*range(SOME), to="q")
     bench.fill(*range(SOME), to="p")
     consumers = [bench.consumer(bench.queue(name), credit=SOME - 1) for name in "qp"]
@@ -68,7 +68,7 @@ def test_messages_of_several_queues_go_back_in_order_and_none_overtakes_them(ben
     assert bench.engine.memory.unsettled == 2 * SOME
 
 
-def test_queue_that_is_deleted_while_messages_go_back_lets_go_of_them(bench: Bench) -> None:
+def test_queue_deleted_during_a_rollback_releases_its_messages(bench: Bench) -> None:
     _, transaction = received(bench, SOME)
     bench.engine.rollback(transaction)
     assert bench.engine.pending

@@ -324,6 +324,6 @@ def test_every_state_but_the_last_one_is_left() -> None:
     assert set(NODE_TRANSITIONS.values()) == set(NodeState)
 
 
-def test_event_that_a_state_does_not_have_is_a_fault(around: Surroundings) -> None:
+def test_event_without_transition_is_a_fault(around: Surroundings) -> None:
     with pytest.raises(BrokerFault, match="'loaded' in state 'standing by'"):
         around.protocol._move(NodeEvent.LOADED)
