@@ -370,7 +370,7 @@ def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> No
 def test_missing_records_before_the_known_end_fail_the_load(topics: Topics) -> None:
     topics.send("a")
     topics.empty_reads = int(ANSWER_TIMEOUT_S) + 2
-    with pytest.raises(Unavailable, match="nothing for 30 s at offset 0 of "):
+    with pytest.raises(Unavailable, match="no record for 30 s at offset 0 of "):
         topics.ends().load()
 
 

@@ -23,7 +23,7 @@ def book_of(count: int) -> AddressBook:
     return book
 
 
-def test_route_has_all_that_matches_in_the_order_in_which_it_came() -> None:
+def test_route_has_all_matching_queues_in_the_order_of_their_creation() -> None:
     book = book_of(10)
     route = book.route("news.uk.7", Routing.MULTICAST)
     assert [queue.address for queue in route.queues] == ["news.#", "#.uk.*", "news.uk.7"]

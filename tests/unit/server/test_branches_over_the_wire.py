@@ -129,7 +129,7 @@ async def test_branch_is_committed_in_one_phase_or_rolled_back_before_it_is_prep
 
 
 @run_async
-async def test_branch_without_work_votes_read_only_and_is_gone(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_branch_without_work_votes_read_only_and_ends(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
 
         def steps(resource: JmsResource) -> None:
@@ -147,7 +147,7 @@ async def test_branch_without_work_votes_read_only_and_is_gone(kafka: KafkaInMem
 
 
 @run_async
-async def test_branch_that_was_not_prepared_goes_with_its_broker(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_unprepared_branch_ends_with_its_broker(kafka: KafkaInMemory, tmp_path: Path) -> None:
     xid = new_xid()
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "order")
@@ -193,7 +193,7 @@ WRONG = [
 
 
 @run_async
-async def test_wrong_request_is_answered_with_what_is_wrong_and_what_would_be_right(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_invalid_request_is_answered_with_the_fault_and_the_valid_values(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
 
         def ask() -> list[tuple[Any, Any, str]]:

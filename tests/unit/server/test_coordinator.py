@@ -42,7 +42,7 @@ def client_of(broker: BrokerInMemory) -> Client:
     return Served(broker).connection().client
 
 
-def test_no_broker_gives_a_transaction_the_name_that_an_earlier_one_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_ids_are_unique_across_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = BrokerInMemory()
     names = set()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_coordinator_forgets_transactions_that_are_handed_over_and_rolls_back_
 @pytest.mark.parametrize("taken", [True, False], ids=["branch", "rolled back"])
 @pytest.mark.parametrize("fail", [True, False], ids=["rollback", "commit"])
 @run_async
-async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answer(operation: str, taken: bool, fail: bool) -> None:
+async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(operation: str, taken: bool, fail: bool) -> None:
     broker = Served()
     client = served.Client(broker)
     coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
@@ -91,7 +91,7 @@ async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answe
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
 
 
-def test_discharge_of_a_transaction_that_is_over_is_answered_and_ends_no_other() -> None:
+def test_discharge_of_an_ended_transaction_is_answered_and_ends_no_other_one() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
     link: Any = peer

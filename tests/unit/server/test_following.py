@@ -22,7 +22,7 @@ PLACE = JournalPlace(
 )  # fmt: skip
 
 
-def test_load_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_continues_with_a_new_client_if_the_old_one_gets_no_records(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, the old one reads from a node that is cut off, and the end is known from another node."""
     monkeypatch.setattr(following, "RENEW_S", -1)
     kafka.create(PLACE.topics.journal)

@@ -118,7 +118,7 @@ class Raw:
 
 
 @run_async
-async def test_peer_that_says_nothing_is_cut_off_in_time() -> None:
+async def test_silent_peer_is_closed_after_the_timeout() -> None:
     served = Guarded(HandshakeLimits(0, 0, 0.3))
     async with listening(served) as found:
         silent = await Raw.to(found.port)
@@ -128,7 +128,7 @@ async def test_peer_that_says_nothing_is_cut_off_in_time() -> None:
 
 
 @run_async
-async def test_peer_that_sends_a_byte_now_and_then_is_cut_off_in_time() -> None:
+async def test_slow_peer_is_closed_after_the_timeout() -> None:
     served = Guarded(HandshakeLimits(0, 0, 0.5))
     async with listening(served) as found:
         slow = await Raw.to(found.port)
@@ -145,7 +145,7 @@ async def test_peer_that_sends_a_byte_now_and_then_is_cut_off_in_time() -> None:
 
 
 @run_async
-async def test_peer_that_stops_in_its_tls_handshake_is_cut_off_in_time(authority: Authority) -> None:
+async def test_peer_that_stops_in_its_tls_handshake_is_closed_after_the_timeout(authority: Authority) -> None:
     certificate = authority.issue("broker")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
@@ -164,7 +164,7 @@ async def test_peer_that_stops_in_its_tls_handshake_is_cut_off_in_time(authority
 
 @pytest.mark.parametrize("limits", [HandshakeLimits(5, 0, SOON_S), HandshakeLimits(0, 5, SOON_S)], ids=["in-total", "of-one-address"])
 @run_async
-async def test_client_gets_in_while_silent_peers_hold_all_places(limits: HandshakeLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_logs_in_while_silent_peers_hold_all_places(limits: HandshakeLimits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
     served = Guarded(limits)
     async with listening(served) as found:
@@ -178,7 +178,7 @@ async def test_client_gets_in_while_silent_peers_hold_all_places(limits: Handsha
 
 
 @run_async
-async def test_more_clients_at_once_than_there_are_places_all_log_in() -> None:
+async def test_more_concurrent_clients_than_places_all_log_in() -> None:
     served = Guarded(HandshakeLimits(10, 5, SOON_S))
     async with listening(served) as found:
         clients = await asyncio.gather(*(Raw.to(found.port) for _ in range(100)))
@@ -190,7 +190,7 @@ async def test_more_clients_at_once_than_there_are_places_all_log_in() -> None:
 
 
 @run_async
-async def test_a_long_check_of_a_password_holds_up_nobody_else() -> None:
+async def test_a_long_check_of_a_password_delays_no_other_client() -> None:
     served = Guarded(HandshakeLimits(0, 0, SOON_S))
     served.may_login.clear()
     async with listening(served) as found:
@@ -217,7 +217,7 @@ def pending() -> Connection:
 
 
 @pytest.mark.parametrize("proven", [True, False])
-def test_what_is_sent_behind_a_password_counts_only_when_the_password_does(proven: bool) -> None:
+def test_frames_behind_a_password_count_only_if_the_password_is_valid(proven: bool) -> None:
     connection = pending()
     assert connection.receive(AMQP_HEADER, 0.0) == []
     assert connection.receive(frame(0, encode_composite(Open("early"))), 0.0) == []
@@ -226,7 +226,7 @@ def test_what_is_sent_behind_a_password_counts_only_when_the_password_does(prove
     assert connection.user == ("ann" if proven else None)
 
 
-def test_what_is_sent_behind_a_password_is_bounded() -> None:
+def test_the_size_of_frames_behind_a_password_is_limited() -> None:
     connection = pending()
     for _ in range(PRE_OPEN_BYTES_MAX // 1000):
         connection.receive(bytes(1000), 0.0)
@@ -256,7 +256,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reserved", [0, 10], ids=["none-left", "the-rest-reserved"])
-def test_new_clients_are_refused_without_descriptors_and_others_go_on(reserved: int) -> None:
+def test_new_clients_are_refused_without_descriptors_and_others_continue(reserved: int) -> None:
     # In a separate process, since other code in the test process would fail to open files.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         notes = process.submit(without_descriptors, reserved).result()

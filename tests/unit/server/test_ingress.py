@@ -109,7 +109,7 @@ def run(
 
 
 @pytest.mark.parametrize("when_full", [BLOCK, REJECT, DROP])
-def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(when_full: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_from_kafka_wait_while_their_queue_is_full_and_arrive_in_order(when_full: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         assert tail.failure == "ingress bascule.ingress waits: queue 'bounded' is full"
@@ -138,7 +138,7 @@ def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(
     run(Policy(AddressPolicy(), (bounded,)), check, monkeypatch)
 
 
-def test_what_comes_from_kafka_waits_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_from_kafka_wait_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         memory = broker.engine.memory
         memory.shortage = "the disk is full"
@@ -155,7 +155,7 @@ def test_what_comes_from_kafka_waits_while_memory_is_short(monkeypatch: pytest.M
     run(Policy(), check, monkeypatch)
 
 
-def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_freed_within_a_transaction_does_not_split_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         engine, queue = broker.engine, broker.engine.queue("bounded")
@@ -176,7 +176,7 @@ def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.Mon
     run(Policy(AddressPolicy(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
 
 
-def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intake_continues_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         broker.engine.delete_queue(broker.engine.queue("bounded"))
@@ -193,9 +193,7 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
     ],
     ids=["damaged", "too large"],
 )
-def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
-    bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_before_a_bad_record_are_taken_and_the_bad_one_is_named(bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class AllAtOnce(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:
             return [Record(0, "q"), Record(1, "q"), bad, Record(4, "q")]
@@ -237,7 +235,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("hostile", "taken"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
+def test_hostile_record_is_skipped_or_taken_and_the_records_around_it_are_taken(
     hostile: Record, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AllAtOnce(Reader):
@@ -259,7 +257,7 @@ def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
     run(Policy(AddressPolicy(expiry_address="")), check, monkeypatch, AllAtOnce)
 
 
-def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_that_cannot_be_journaled_waits_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal has no room for a record of its size at first."""
     now_ms = [1_000]
     errors = ErrorContainment(lambda *_: None)
@@ -288,7 +286,7 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: py
 
 
 @pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
-def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     """The new topic has grown past the position in the old one, and would be read on as if it were the old one."""
 
     class Grown(Reader):
@@ -308,7 +306,7 @@ def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Reco
     run(Policy(), check, monkeypatch, Grown)
 
 
-def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreated_topic_can_be_started_once_the_records_of_the_deleted_one_are_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:
             if Topics.now == "second" or self._position < 4:
@@ -339,7 +337,7 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
     run(Policy(AddressPolicy(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 
-def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
+def test_a_kafka_client_that_cannot_be_created_is_reported_and_retried() -> None:
     async def check() -> None:
         broker = BrokerInMemory()
         tail = IngressTail({"no.such.setting": "1"}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())

@@ -72,7 +72,7 @@ async def test_no_turn_writes_more_than_a_piece_and_others_are_served_meanwhile(
 
 
 @run_async
-async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
+async def test_no_more_frames_are_encoded_while_the_client_does_not_read() -> None:
     served = Served()
     client = await with_large_message(served)
     client.connection.pause_writing()
@@ -89,7 +89,7 @@ async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
 @run_async
-async def test_rest_of_a_message_is_forgotten_with_its_connection(how: str) -> None:
+async def test_rest_of_a_message_is_dropped_with_its_connection(how: str) -> None:
     served = Served()
     client = await with_large_message(served)
     if how == "lost":

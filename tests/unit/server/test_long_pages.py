@@ -112,7 +112,7 @@ class Entries(list[Any]):
 
 
 @pytest.mark.parametrize("path", ["/status", "/queues", "/metrics"])
-def test_text_of_a_page_is_made_beside_the_event_loop(path: str) -> None:
+def test_text_of_a_page_is_made_off_the_event_loop(path: str) -> None:
     broker = Broker()
     queues = broker.now["queues"] = Entries(list(broker.now["queues"]))
 

@@ -48,7 +48,7 @@ def end(served: Served, client: Client, how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_what_qpid_jms_has_not_settled_was_not_seen(how: str) -> None:
+async def test_unsettled_messages_of_an_orderly_qpid_jms_end_are_not_marked(how: str) -> None:
     served, client, link = prefetching(PRODUCT)
     first = min(client.session.incoming)
     link.settle(first, ACCEPTED)
@@ -58,7 +58,7 @@ async def test_what_qpid_jms_has_not_settled_was_not_seen(how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_consumer_that_acknowledges_one_by_one_gets_the_rest_marked(how: str) -> None:
+async def test_unsettled_messages_of_individual_acknowledgement_are_marked(how: str) -> None:
     served, client, link = prefetching(PRODUCT)
     second = sorted(client.session.incoming)[1]
     link.settle(second, ACCEPTED)
@@ -68,14 +68,14 @@ async def test_consumer_that_acknowledges_one_by_one_gets_the_rest_marked(how: s
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_client_of_which_nothing_is_known_gets_all_marked(how: str) -> None:
+async def test_unsettled_messages_of_an_unknown_client_are_marked(how: str) -> None:
     served, client, _ = prefetching("another")
     end(served, client, how)
     assert marked(served) == [True] * COUNT
 
 
 @run_async
-async def test_connection_of_qpid_jms_that_breaks_gets_all_marked() -> None:
+async def test_unsettled_messages_of_a_broken_qpid_jms_connection_are_marked() -> None:
     served, client, _ = prefetching(PRODUCT)
     client.connection.connection_lost(None)
     served.settle()

@@ -48,7 +48,9 @@ OUTCOMES = [
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "unsettled"])
 @pytest.mark.parametrize(("outcome", "again", "dead"), OUTCOMES, ids=["accepted", "rejected", "released", "modified", "failed", "unknown"])
 @run_async
-async def test_message_is_gone_dead_or_comes_again_by_its_outcome(outcome: Any, again: list[int], dead: bool, settled: bool) -> None:
+async def test_message_is_removed_dead_lettered_or_redelivered_by_its_outcome(
+    outcome: Any, again: list[int], dead: bool, settled: bool
+) -> None:
     served = Served()
     client = receiver_of_one(served)
     state(client, outcome, settled=settled)
@@ -58,14 +60,14 @@ async def test_message_is_gone_dead_or_comes_again_by_its_outcome(outcome: Any, 
 
 
 @run_async
-async def test_message_that_is_settled_without_an_outcome_has_failed() -> None:
+async def test_settlement_without_an_outcome_counts_as_a_failed_delivery() -> None:
     served = Served()
     state(receiver_of_one(served), None, settled=True)
     assert delivery_counts(served, "q") == [1]
 
 
 @run_async
-async def test_word_without_outcome_or_settlement_changes_nothing() -> None:
+async def test_disposition_without_outcome_and_settlement_changes_nothing() -> None:
     served = Served()
     client = receiver_of_one(served)
     state(client, None, settled=False)

@@ -185,7 +185,7 @@ async def test_a_client_without_the_permission_is_refused(place: Place, denies: 
 
 
 @run_async
-async def test_a_refused_client_has_created_nothing() -> None:
+async def test_a_refused_client_creates_nothing() -> None:
     served = Served()
     served.permissions = Denies(Permission.SEND, "new")
     client = Client(served)
@@ -198,7 +198,7 @@ async def test_a_refused_client_has_created_nothing() -> None:
 
 @pytest.mark.parametrize(("does", "permission"), [(produces(None, dynamic=True), P.SEND), (consumes(None, dynamic=True), P.CONSUME)])
 @run_async
-async def test_temporary_queue_of_refused_link_is_deleted_though_client_is_lost(
+async def test_temporary_queue_of_refused_link_is_deleted_even_if_client_is_lost(
     does: Callable[[Client], None], permission: Permission
 ) -> None:
     served = Served()
@@ -235,7 +235,7 @@ async def test_non_durable_queue_is_deleted_if_its_consumer_cannot_be_attached(
 
 
 @run_async
-async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_at_its_attach() -> None:
+async def test_permissions_of_a_producer_with_a_fixed_address_are_checked_at_its_attach() -> None:
     served = Served()
     permissions = served.permissions = Denies(Permission.SEND, "other")
     client = Client(served)
@@ -248,7 +248,7 @@ async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_
     assert served.engine.queue("q").held_messages == 10
 
 
-def test_whoever_is_unrestricted_may_do_everything() -> None:
+def test_without_restrictions_everything_is_allowed() -> None:
     for permission in Permission:
         AllowAll().authorize("", permission, "any")
 

@@ -231,7 +231,7 @@ async def test_branch_with_a_refused_message_votes_that_it_is_rolled_back(operat
 
 
 @run_async
-async def test_message_that_is_sent_again_with_success_does_not_save_its_transaction() -> None:
+async def test_successful_repetition_of_a_refused_message_does_not_save_its_transaction() -> None:
     client = Session(served_with_limits())
     to_a_full_queue(client)
     client.consumer(FULL, 1)
@@ -245,7 +245,7 @@ async def test_message_that_is_sent_again_with_success_does_not_save_its_transac
 
 
 @run_async
-async def test_message_that_its_client_gives_up_in_the_middle_is_no_refusal() -> None:
+async def test_aborted_message_does_not_doom_its_transaction() -> None:
     client = Session(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     begin_message(client, client.orders)
@@ -256,7 +256,7 @@ async def test_message_that_its_client_gives_up_in_the_middle_is_no_refusal() ->
 
 
 @run_async
-async def test_refusal_concerns_its_own_transaction_alone() -> None:
+async def test_refusal_concerns_only_its_own_transaction() -> None:
     client = Session(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     first, client.id = client.id, client.declare()

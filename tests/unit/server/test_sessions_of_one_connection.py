@@ -108,7 +108,7 @@ class Application:
 @pytest.mark.parametrize("sessions", [1, 2, 3, 10])
 @pytest.mark.parametrize("batch", [1, 3])
 @run_async
-async def test_all_are_at_work_again_after_one_more_connection(sessions: int, batch: int) -> None:
+async def test_all_sessions_work_again_after_one_reset(sessions: int, batch: int) -> None:
     served = served_with(3000)
     application = Application(served, [Member(number, batch) for number in range(sessions)])
     application.work(9 * sessions)
@@ -124,7 +124,7 @@ async def test_all_are_at_work_again_after_one_more_connection(sessions: int, ba
 
 
 @run_async
-async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_middle_of_anything() -> None:
+async def test_commits_are_held_until_no_session_is_in_the_middle_of_a_transaction() -> None:
     served = served_with(3000, lost=("client",))
     doubtful, busy, slow = members = [Member(number, 2) for number in range(3)]
     application = Application(served, members)
@@ -181,7 +181,7 @@ class SendsFirst(Member):
 
 
 @run_async
-async def test_a_session_that_is_in_doubt_again_and_again_loses_its_consumer_and_no_message() -> None:
+async def test_a_session_in_doubt_after_every_reset_loses_its_consumer_but_no_message() -> None:
     served = served_with(3000)
     member = SendsFirst(0, 3)
     application = Application(served, [member])
@@ -207,7 +207,7 @@ async def test_the_limit_doubles_with_each_round(resets: int, limit_s: float) ->
 
 
 @run_async
-async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_does_not_wait_for_an_ended_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_reset, "LOOK_S", 0.0)
     application, _, slow = held_up(served_with(3000, lost=("client",)))
     slow.session.end()
@@ -227,7 +227,7 @@ async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() 
 
 
 @run_async
-async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_of_a_reset_client_outlives_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     while not application.client.connection.client.ended:
@@ -240,7 +240,7 @@ async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_it
 
 
 @run_async
-async def test_others_are_given_at_once_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_a_reset_connection_are_delivered_to_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(20, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     other = Client(served, "other")
@@ -264,7 +264,7 @@ async def test_a_fault_of_the_broker_is_an_interruption_too(monkeypatch: pytest.
 
 
 @run_async
-async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     await wait_told(application.client)
@@ -274,7 +274,7 @@ async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.Monk
 
 
 @run_async
-async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
+async def test_requests_before_a_reset_are_stored_and_answered_first() -> None:
     served = served_with(3000, lost=("client",))
     doubtful, other = members = [Member(number, 1) for number in range(2)]
     application = Application(served, members)
@@ -294,7 +294,7 @@ async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
 
 
 @run_async
-async def test_nothing_is_done_for_what_follows_the_end_of_the_connection_in_the_same_read() -> None:
+async def test_frames_behind_the_end_of_a_connection_in_the_same_read_are_ignored() -> None:
     served = served_with(0, lost=("client",))
     for number in range(50):
         served.broker.send("q", message_bytes(number, durable=False), Sender(), number)  # these need not be stored first

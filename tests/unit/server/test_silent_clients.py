@@ -69,7 +69,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("count", "body"), [(300, BODY), (3, "small")], ids=["more-than-buffers-take", "all-of-it-sent"])
 @run_async
-async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_timeout(count: int, body: str) -> None:
+async def test_messages_of_a_stalled_client_are_released_after_the_idle_timeout(count: int, body: str) -> None:
     served = Served(idle_timeout_s=2.5)  # a shorter timeout would depend on the load of the machine
     served.fill("q", count, body)
     queue = served.engine.addresses.anycast["q"]
@@ -87,7 +87,7 @@ async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_time
 
 
 @run_async
-async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> None:
+async def test_a_client_that_the_broker_does_not_read_is_not_idle() -> None:
     served = Served(idle_timeout_s=0.1)
     client = Client(served)
     served.congested = True
@@ -107,7 +107,7 @@ async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> No
 
 
 @run_async
-async def test_a_socket_that_does_not_take_the_last_words_is_cut() -> None:
+async def test_a_socket_that_does_not_take_the_close_is_aborted() -> None:
     served = Served(idle_timeout_s=0.1)
     client = Client(served)
     client.connection.amqp.limits = ConnectionLimits(close_timeout_s=0.1)
