@@ -20,11 +20,11 @@ from tests.sim.world import Process, Promise
 from tests.sim.writer import TransactionalCalls, fault_of
 
 TOPICS: Final = BranchTopics("xa.side", "xa.log", 2)
-#: How long a Kafka transaction is tried again.
+#: How long a Kafka transaction is retried.
 WRITE_S: Final = 0.4
-#: How long Kafka takes at most to tell how much a topic takes.
+#: The longest time for Kafka to report the size limit of a topic.
 ROOM_MS: Final = 10.0
-#: The header of a record on the side topic that has its timestamp, in ms.
+#: The header of a record on the side topic with its timestamp in ms.
 AT: Final = "at"
 
 Log = Mapping[bytes, Stored]
@@ -38,7 +38,7 @@ class SlotCalls(TransactionalCalls, Table):
         Table.__init__(self, kafka, process, [kafka.partition(TOPICS.log, TOPICS.partition_of(slot))])
 
     async def write(self, producer: Producer, records: Sequence[Outgoing]) -> None:
-        """See SlotEffects."""
+        """Write records as SlotEffects says."""
         try:
             producer.begin()
             for record in records:
@@ -54,18 +54,18 @@ Slot = TableTransactions[Producer, Outgoing, Log]
 
 
 class Receipt:
-    """See ``bascule.xa.kafka_protocol.Receipt``."""
+    """A receipt as ``bascule.xa.kafka_protocol.Receipt``."""
 
     def __init__(self, stored: Promise[int | None]) -> None:
         self._stored = stored
 
     async def offset(self) -> int | None:
-        """See Receipt."""
+        """Return the offset as Receipt says."""
         return await self._stored
 
 
 class Turn:
-    """Lets one coroutine of a process in at a time."""
+    """A lock that admits one coroutine of a process at a time."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -88,7 +88,7 @@ class SimulatedCalls:
     """The effects of one process."""
 
     def __init__(self, kafka: Kafka, process: Process, own_slots: Sequence[str], slow: Random | None) -> None:
-        """``slow`` draws how long Kafka takes to tell how much a topic takes; None: no time."""
+        """Create the effects. ``slow`` draws the time for a topic's size limit; None: no time."""
         self._kafka, self._process, self._own_slots, self._slow = kafka, process, own_slots, slow
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, Turn] = {}
@@ -185,7 +185,7 @@ class SimulatedCalls:
         return found
 
     def _end_transactions(self, table: Log) -> None:
-        """Somebody died in the middle of one, under an id that its branches name."""
+        """End the open transactions of a process that died, under ids that its branches name."""
         for slot in sorted(slots_of(table).difference(self._own_slots)):
             self._process.world.note("end open transaction", self._process.name)
             self._process.spawn(Producer(self._kafka, self._process, slot).init())

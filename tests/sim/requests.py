@@ -1,6 +1,6 @@
-"""Requests about transaction branches over a connection of the simulation: the broker's own rules carry them out.
+"""Requests about transaction branches over a connection of the simulation; the broker's own rules carry them out.
 
-A manager makes them by the protocol of ``bascule.xa.broker_protocol``; here is the way to the broker and back.
+A manager makes them by the protocol of ``bascule.xa.broker_protocol``; this module is the way to the broker and back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def force(connection: Connection, xid: Xid, ending: Ending) -> Said:
 
 
 def said(reply: Reply) -> Said:
-    """Return in the words of the judgement what a broker has answered."""
+    """Return the answer of a broker in the terms of the judgement."""
     if reply.outcome:
         return _ENDED[reply.outcome]
     return _SAID.get(reply.code, "gone") if reply.code is not None else "gone"

@@ -1,4 +1,4 @@
-"""Clients take turns: all of them together have a bounded time in one turn of the event loop, however many have something to be done."""
+"""Turns of clients: all clients together have a limited time in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-#: Processor time for the input of all clients, and the next pieces of what they are sent, in one turn of the event loop, beside the last
-#: piece. With what the engine may do in one turn, it is below 50 ms.
+#: Processor time for the input of all clients, and for the next pieces of their output, in one turn of the event loop, besides the last
+#: piece. Together with the engine's share of the turn it stays below 50 ms.
 CLIENTS_TURN_S: Final = 0.02
 
 
 class ClientTurns:
-    """What clients have to do in later turns, in order. Each action is short, and comes back for what is left of it."""
+    """The actions of clients in later turns, in order. Each action is short, and queues its rest again."""
 
     def __init__(self, turn_s: float = CLIENTS_TURN_S) -> None:
         self._turn_s = turn_s
@@ -24,16 +24,16 @@ class ClientTurns:
 
     @property
     def over(self) -> bool:
-        """Whether clients have had their time in this turn of the event loop."""
+        """Return True if clients have used their time in this turn of the event loop."""
         return self._spent_s >= self._turn_s
 
     def later(self, action: Callable[[], None]) -> None:
-        """Call ``action`` in another turn of the event loop, behind what waits already."""
+        """Call ``action`` in another turn of the event loop, behind the actions that wait already."""
         self._waiting.append(action)
         self._plan()
 
     def run(self, action: Callable[[], None]) -> None:
-        """Call ``action`` at once, in the time of this turn."""
+        """Call ``action`` at once, within the time of this turn."""
         self._do(action)
         self._plan()
 
@@ -48,7 +48,7 @@ class ClientTurns:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Another turn of the event loop: those that wait come first."""
+        """Begin another turn of the event loop with the actions that wait."""
         self._planned = False
         self._spent_s = 0.0
         try:

@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: Between two measurements, at least. They may take a hundredth of the time: with many queues or connections the pause is longer.
+#: Shortest time between two measurements. Measurements may take a hundredth of the time: with many queues or connections the pause is
+#: longer.
 MEASURE_S: Final = 0.25
 MEASURE_SHARE: Final = 0.01
-#: A connection with its transport and protocol state, a session, a link: estimates, with room for TLS and what is not decoded yet.
-#: An idle connection with a session adds 9 KiB to the resident memory of a broker (tests/scenarios/test_crowds.py).
+#: Estimated bytes of a connection with its transport and protocol state, a session and a link, with room for TLS and undecoded input. An
+#: idle connection with a session adds 9 KiB to the resident memory of a broker (tests/scenarios/test_crowds.py).
 CONNECTION_BYTES: Final = 24 << 10
 SESSION_BYTES: Final = 4 << 10
 LINK_BYTES: Final = 4 << 10
 #: Share of the limit for incomplete messages, and share for output that clients do not read.
 PARTIAL_SHARE: Final = 0.125
 BUFFERS_SHARE: Final = 0.125
-#: Beyond that share, clients that have read nothing for so long are disconnected; beyond twice the share, those of the second time.
+#: Above that share, clients that have read nothing for the first time are disconnected; above twice the share, after the second time.
 UNREAD_S: Final = 10.0
 UNREAD_PRESSING_S: Final = 1.0
-#: Caches are emptied so long after a connection has ended, and no more often: what they keep serves clients that stay.
+#: Caches are emptied this long after a connection has ended, and at most this often: their content serves clients that stay.
 FORGET_S: Final = 1.0
 
 
@@ -48,7 +49,7 @@ class PeerCaches:
     """Empties the caches of client data soon after a client has gone, once for many clients."""
 
     def __init__(self, engine: Callable[[], Engine | None]) -> None:
-        """``engine`` returns the current engine, whose cached routes are also forgotten."""
+        """Begin without a client gone. ``engine`` returns the current engine, whose cached routes are also forgotten."""
         self._engine = engine
         self._timer: asyncio.TimerHandle | None = None
 
@@ -76,14 +77,14 @@ class MemoryWatch:
         connections: Iterable[ClientConnection],
         dispatch: Callable[[], None],
     ) -> None:
-        """``dispatch`` ends a turn of the loop: see Node."""
+        """Watch an engine and its connections. ``dispatch`` ends a turn of the loop: see Node."""
         self._engine = engine
         self._account = engine.memory
         self._spill = spill
         self._partials = partials
         self._connections = connections
         self._dispatch = dispatch
-        self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when not fewer
+        self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when the number has not decreased
         self._timer: asyncio.TimerHandle | None = None
         self._account.on_change = self._changed
         self._compacting = False
@@ -136,7 +137,7 @@ class MemoryWatch:
         try:
             yield from self._spill.compaction()
         except OSError as error:
-            log.debug("compaction of spill files failed", error=error)  # each time that memory is measured
+            log.debug("compaction of spill files failed", error=error)  # logged at each measurement
         finally:
             self._compacting = False
 
