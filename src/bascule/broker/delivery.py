@@ -26,6 +26,8 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
+#: Steps of a look at a queue that may have something to deliver: a client may have changed thousands of queues that are empty.
+QUEUE_STEPS = 5
 #: Steps of letting a sender go on that has waited for room.
 GO_ON_STEPS = 20
 #: The same of a message that comes into one queue, and of one whose delay there has ended.
@@ -384,7 +386,7 @@ class Deliveries:
         """Return False when the queue's share of the turn is spent before all is given out."""
         turns = self.turns
         before = self.counters.messages_out
-        turns.left -= LOOK_STEPS
+        turns.left -= QUEUE_STEPS
         if not self._hand_out(queue):
             return turns.left > 0
         # Only where something goes out: else the reservations of many idle queues would use up one another, and go on for ever.
