@@ -12,7 +12,7 @@ from typing import Final
 #: Processor time for the input of all clients, and the next pieces of what they are sent, in one turn of the event loop, beside the last
 #: piece. With what the engine may do in one turn, it is below 50 ms.
 CLIENTS_TURN_S: Final = 0.02
-#: The same for one piece of work over all links of a client, beside the last link: a connection may have thousands of links.
+#: Processor time of work on all links of one client in one turn, beside the last link: a connection may have thousands of links.
 SLICE_S: Final = 0.005
 
 
