@@ -125,6 +125,9 @@ class SentDeliveries:
 
     def pop_link(self, link: SenderLink) -> list[Delivery]:
         """Remove and return the deliveries of a link that has ended."""
+        if len(link.held) == len(self):  # the session has no other link with deliveries
+            link.held = set()
+            return self.clear()
         held, link.held = link.held, set()
         popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
         return [delivery for delivery in popped if delivery is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
+from bascule.broker.leaving import Ack
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.message import BrokerMessage, stored_group
 from bascule.broker.plans import PlanInTurns
@@ -22,27 +23,28 @@ from bascule.journal.records import Send, SendFlag, entries, packed_count_entry,
 SEND_STEPS: Final = 5
 PIECE_SENDS: Final = 50
 #: Steps to encode a received message, and received messages of one piece.
-RECEIVED_STEPS: Final = 1
+RECEIVED_STEPS: Final = 2
 PIECE_RECEIVED: Final = 200
 _DIGEST_FLAGS: Final = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
 class PreparePlan(PlanInTurns):
-    """A plan that encodes the journal entry of a branch from the transaction that prepares."""
+    """A plan that encodes the journal entry of a branch from the transaction that prepares, and collects the messages it will hold."""
 
-    __slots__ = ("_acks", "_parts", "_received", "received", "sent")
+    __slots__ = ("_acks_count", "_parts", "_received", "acks", "received", "sent")
 
     def __init__(self, transaction: LocalTransaction, account: MemoryAccount) -> None:
         self.sent = len(transaction.drafts)
         self.received = 0  # received messages that are in the journal
-        self._acks = len(transaction.acks)
+        self.acks: list[Ack] = []
+        self._acks_count = len(transaction.acks)
         self._parts: list[bytes] = []
         self._received: dict[int, bytearray] = {}  # packed mids and delivery counts, by queue id
         super().__init__(self._encode(transaction.drafts, transaction.acks), account, transaction.size_bytes)
 
     def whole(self, transaction: LocalTransaction) -> bool:
         """Return whether the plan contains all messages and acknowledgements of the transaction."""
-        return (self.sent, self._acks) == (len(transaction.drafts), len(transaction.acks))
+        return (self.sent, self._acks_count) == (len(transaction.drafts), len(transaction.acks))
 
     def _encode(self, drafts: Sequence[Draft], acks: Sequence[tuple[QueueConsumer, BrokerMessage]]) -> Generator[int, None, None]:
         for first in range(0, len(drafts), PIECE_SENDS):
@@ -58,6 +60,7 @@ class PreparePlan(PlanInTurns):
         counts: dict[int, list[tuple[int, int]]] = {}
         for consumer, message in acks:
             queue = consumer.queue
+            self.acks.append((queue, message))
             if queue.durable and message.mid >= 0:
                 counts.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
                 self.received += 1

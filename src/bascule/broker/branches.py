@@ -257,7 +257,6 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
     branches.prepared[xid] = branch
-    branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
     transaction.hand_over()
     if BranchViolation.SENDS_AT_PREPARE in branches.violations:
         engine.carry_out(list(drafts_of(branch.entry)), [], len(branch.entry))
@@ -274,7 +273,9 @@ def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, c
     entry = plan.entry(xid, since_ms, container)
     with engine.journaling.atomic(len(entry), 0):
         engine.journaling.add(entry)
-    return Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
+    branch = Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
+    branch.acks = plan.acks
+    return branch
 
 
 def commit_one_phase(

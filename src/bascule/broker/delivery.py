@@ -26,6 +26,8 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
+#: Steps of a look at a queue that may have something to deliver: a client may have changed thousands of queues that are empty.
+QUEUE_STEPS = 5
 #: Steps of resuming a sender that waited for room.
 GO_ON_STEPS = 20
 #: Steps of putting a message into one queue, and of ending the delay of a message in one queue.
@@ -394,7 +396,7 @@ class Deliveries:
         """Deliver messages of one queue. Return False if the queue's share of the turn is spent before all possible deliveries are made."""
         turns = self.turns
         before = self.counters.messages_out
-        turns.left -= LOOK_STEPS
+        turns.left -= QUEUE_STEPS
         if not self._hand_out(queue):
             return turns.left > 0
         # Reserve ahead only if a message was delivered: reservations of many idle queues would otherwise cause one another without end.

@@ -69,6 +69,7 @@ class Engine:
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.plan_commit, self.plan_prepare, self.drop_plan = local.plan_commit, local.plan_prepare, local.drop_plan
         self.commit, self.rollback, self.commit_plan = local.commit, local.rollback, local.commit_plan
+        self.rollback_all = local.rollback_all
         self.carry_out, self.carry_out_plan = local.carry_out, local.carry_out_plan
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
         self.intake_cost = intake.cost

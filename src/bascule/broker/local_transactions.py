@@ -17,9 +17,10 @@ from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
-from bascule.broker.returns import PIECE_MESSAGES, by_queue
+from bascule.broker.returns import PIECE_MESSAGES, RangeReturn, by_queue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
+from bascule.broker.turns import Work
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
@@ -28,6 +29,9 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 PIECE_PLACES: Final = 200
 #: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
 PLANNED_STEPS: Final = 2_000
+#: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
+ROLLED_BACK_AT_ONCE: Final = 20
+ROLLBACK_STEPS: Final = 5
 
 
 class EngineViolation(enum.StrEnum):
@@ -328,6 +332,29 @@ class LocalTransactions:
             self.carry_out(transaction.drafts, acks, transaction.size_bytes)
             return
         self._give_up(transaction)
+
+    def rollback_all(self, transactions: Sequence[LocalTransaction]) -> None:
+        """Roll back transactions of one client, over several turns if they are many. An error of one concerns no other.
+
+        Until all messages are back, their queues deliver none: one would overtake others.
+        """
+        if len(transactions) <= ROLLED_BACK_AT_ONCE:
+            for transaction in transactions:
+                self.journaling.errors.run(ErrorKind.COMMIT, self.rollback, transaction)
+            return
+        returned = self._deliveries.returns.begin_range()
+        for transaction in transactions:
+            for queue in transaction.queues:
+                returned.hold(queue)
+        self._deliveries.turns.begin(self._rolling_back(transactions, returned))
+
+    def _rolling_back(self, transactions: Sequence[LocalTransaction], returned: RangeReturn) -> Work:
+        try:
+            for transaction in transactions:
+                self.journaling.errors.run(ErrorKind.COMMIT, self.rollback, transaction)
+                yield ROLLBACK_STEPS
+        finally:
+            returned.end()
 
     def _give_up(self, transaction: LocalTransaction) -> None:
         acks, transaction.acks = transaction.acks, []

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.turns import Work
 from bascule.core import caches
 from bascule.core.defaults import MEMORY_BYTES
 
@@ -57,6 +59,10 @@ CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
 #: Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
 FREED_AT_ONCE: Final = 500
+
+
+#: Queues, or windows, that are measured before other work is done. Each takes about a step.
+MEASURED_AT_ONCE: Final = 500
 
 
 class MemoryPart(enum.StrEnum):
@@ -215,8 +221,8 @@ class MemoryLow(ResourceLimit):
     retriable = True
 
 
-def measure(engine: Engine) -> dict[MemoryPart, int]:
-    """Measure the parts of an engine that do not keep their own figures. Looks at each queue and each window once.
+def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
+    """Measure the parts of an engine that do not keep their own figures. Looks at each queue and each window once, in turns.
 
     Caches that take more than their share are emptied first.
     """
@@ -224,15 +230,19 @@ def measure(engine: Engine) -> dict[MemoryPart, int]:
         caches.forget_peers()
         engine.addresses.forget_routes()
     journaling, addresses, branches = engine.journaling, engine.addresses, engine.branches
-    indexed = delayed = 0
-    for queue in addresses.queues.values():
-        indexed += queue.indexed_entries
-        delayed += len(queue.delayed)
-    windows = engine.windows.by_address
-    digests = sum(len(window.digests) for window in windows.values())
-    return {
+    indexed = delayed = digests = 0
+    queues = iter(list(addresses.queues.values()))
+    while piece := list(islice(queues, MEASURED_AT_ONCE)):
+        indexed += sum([queue.indexed_entries for queue in piece])
+        delayed += sum([len(queue.delayed) for queue in piece])
+        yield len(piece)
+    windows = iter(list(engine.windows.by_address.values()))
+    while found := list(islice(windows, MEASURED_AT_ONCE)):
+        digests += sum([len(window.digests) for window in found])
+        yield len(found)
+    parts |= {
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes),
-        MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(windows) * WINDOW_BYTES,
+        MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: (
             len(addresses.queues) * QUEUE_BYTES + addresses.names_bytes + indexed * VIEW_ENTRY_BYTES + delayed * DELAYED_BYTES

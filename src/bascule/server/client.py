@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
@@ -121,6 +121,7 @@ class Client:
         self.first_transactions = 0  # number of transactions that may have been interrupted
         self.lost = False  # the socket is closed
         self.ended = False  # the broker has ended the connection
+        self.leaving = False  # the client has left, and its links are being released in slices
         self.full = False  # consumers wait until the socket has taken their messages
         self.given_bytes = 0  # bytes for consumers since the last write
         self.sessions: Holdings[Session, None] = Holdings()
@@ -131,6 +132,8 @@ class Client:
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
         self.dispositions = Dispositions(self)
         self.management_request: Request | None = None  # the request that is being planned
+        self._gone = False  # the client gets no more messages
+        self._waking = self._wake_again = False  # all links, in slices
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
         """Note that the client has opened its connection, with the properties of its open frame.
@@ -230,11 +233,22 @@ class Client:
             context.top_up()
 
     def wake_all(self) -> None:
-        """Resume all links after the output for the client was written."""
-        self.full = False
-        for link in list(self.links):
-            self._server.errors.run(ErrorKind.LINK, self.wake, link)
+        """Resume all links after the output for the client was written, in slices, because there may be thousands."""
+        if self._gone:
+            return
+        self.full, self._wake_again = False, True
+        if not self._waking:
+            self._waking = True
+            self._server.client_turns.in_slices(self._wake_links(), self._server.dispatch)
         self._server.dispatch()
+
+    def _wake_links(self) -> Iterator[None]:
+        while self._wake_again and not self._gone:
+            self._wake_again = False
+            for link in list(self.links):
+                self._server.errors.run(ErrorKind.LINK, self.wake, link)
+                yield
+        self._waking = False
 
     def end_link(self, link: Link, error: AmqpError) -> None:
         """End one link from the broker's side, with an error."""
@@ -316,7 +330,7 @@ class Client:
         self.dispositions.end_range()  # after the messages of the range have returned with their link
 
     def release(self, *, failed: bool = False, orderly: bool = False) -> None:
-        """Take back everything that the client holds.
+        """Take back everything that the client holds: in slices, because it may have thousands of links. ``leaving`` is set until then.
 
         ``failed``: the connection broke, perhaps because of a delivered message. ``orderly``: the client closed it without an error.
         """
@@ -325,17 +339,47 @@ class Client:
         if self.reset is not None:
             self.reset.drop()
             self.reset = None
-        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
-        for link in list(self.links):
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
-        self.dispositions.end_range()
+        if self._gone:
+            return
+        self._gone = self.full = self.leaving = True
+        self._server.container_ids.leaves(self.container)
         self.drop_request()
-        self.links.clear()
-        self.sessions.clear()
         self._refused_sessions.clear()
+        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
+        self._server.client_turns.in_slices(self._release_all(failed, telling), self._server.dispatch)
+
+    def _release_all(self, failed: bool, telling: set[Session]) -> Iterator[None]:
+        """Release links and transactions one by one. Until all messages are back, their queues deliver none: one would overtake others.
+
+        ``telling``: sessions that have ended in order.
+        """
+        returned = self.engine.return_range()
+        try:
+            for queue in self._queues():
+                returned.hold(queue)
+            yield
+            for link in list(self.links):
+                del self.links[link]
+                self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
+                yield
+            self.dispositions.end_range()
+            self.sessions.clear()
+            for name in list(self.transactions):
+                self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, self.transactions.pop(name))
+                yield
+        finally:
+            returned.end()
+            self.leaving = False
+            self._server.container_ids.left(self.container)
+            self.touch()
+
+    def _queues(self) -> Iterator[BrokerQueue]:
+        """The queues of the messages that the client holds."""
+        for link in self.links:
+            if isinstance(link.context, ConsumerLink) and link.context.consumer is not None:
+                yield link.context.consumer.queue
         for transaction in self.transactions.values():
-            self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
-        self.transactions.clear()
+            yield from transaction.queues
 
     def _release_link(self, link: Link, failed: bool, told: bool) -> None:
         context = link.context

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 #: Processor time for the input of all clients, and for the next pieces of their output, in one turn of the event loop, besides the last
 #: piece. Together with the engine's share of the turn it stays below 50 ms.
 CLIENTS_TURN_S: Final = 0.02
+#: Processor time of work on all links of one client in one turn, beside the last link: a connection may have thousands of links.
+SLICE_S: Final = 0.005
 
 
 class ClientTurns:
     """The actions of clients in later turns, in order. Each action is short, and queues its rest again."""
 
-    def __init__(self, turn_s: float = CLIENTS_TURN_S) -> None:
+    def __init__(self, turn_s: float = CLIENTS_TURN_S, slice_s: float = SLICE_S) -> None:
         self._turn_s = turn_s
+        self._slice_s = slice_s
         self._spent_s = 0.0
         self._waiting: deque[Callable[[], None]] = deque()
         self._planned = False
@@ -36,6 +40,30 @@ class ClientTurns:
         """Call ``action`` at once, within the time of this turn."""
         self._do(action)
         self._plan()
+
+    def in_slices(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+        """Do work piece by piece: a first slice at once, if this turn has time left, and the rest in later turns.
+
+        ``behind`` is called after each slice in a later turn. Neither ``work`` nor ``behind`` may raise.
+        """
+        going_on = True
+        if not self.over:
+            began_s = time.thread_time()
+            going_on = not self._slice(work)
+            self._spent_s += time.thread_time() - began_s
+            self._plan()
+        if going_on:
+            self.later(partial(self._next_slice, work, behind))
+
+    def _next_slice(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+        if not self._slice(work):
+            self.later(partial(self._next_slice, work, behind))
+        behind()
+
+    def _slice(self, work: Iterator[None]) -> bool:
+        """Return whether the work is over."""
+        end_s = time.thread_time() + self._slice_s
+        return all(time.thread_time() < end_s for _ in work)
 
     def _do(self, action: Callable[[], None]) -> None:
         began_s = time.thread_time()

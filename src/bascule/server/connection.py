@@ -230,6 +230,8 @@ class ClientConnection(asyncio.Protocol):
             self._broken(error)
 
     def _send_output(self) -> None:
+        if self.client.leaving:
+            return  # who is told that its connection has ended finds nothing of it any more: its subscriptions are free
         data = self.amqp.data_to_send(take_more=not self._stuck)
         given_bytes, self.client.given_bytes = self.client.given_bytes, 0
         if self._transport is not None and not self.client.lost:
@@ -301,10 +303,15 @@ class ClientConnection(asyncio.Protocol):
         self.server.container_ids.lost(self, self.client.container)
         self.server.touched.pop(self, None)
         self.client.release(failed=not self.amqp.closed)
-        for session in self.amqp.sessions.values():
-            session.on_connection_end()  # releases what the session keeps
+        self.server.client_turns.in_slices(self._end_sessions(), self.server.dispatch)
         self.server.peer_caches.client_gone()
         self.server.dispatch()
+
+    def _end_sessions(self) -> Iterator[None]:
+        """Release what the sessions of a lost client keep."""
+        for session in list(self.amqp.sessions.values()):
+            session.on_connection_end()
+            yield
 
     @property
     def unread_bytes(self) -> int:
@@ -374,8 +381,10 @@ class ClientConnection(asyncio.Protocol):
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def _opened(self, event: events.Opened) -> None:
+    def _opened(self, event: events.Opened) -> Retry | None:
         client = self.client
+        if self.server.container_ids.is_leaving(event.open.container_id):  # this client comes back: it finds its subscriptions free
+            return partial(self._opened, event)
         client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self._sasl.mechanism
         properties: dict[Any, Any] = {
             Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
@@ -401,6 +410,7 @@ class ClientConnection(asyncio.Protocol):
                 self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
                 client.opened(event.open.properties, usage)
         self._ticking()  # the open frame says how often the client wants to hear from the broker
+        return None
 
     def _refuse(self, properties: dict[Any, Any], error: AmqpError) -> None:
         """Open and close the connection. A client that knows the property reports no connection in between (Qpid JMS)."""

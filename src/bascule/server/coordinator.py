@@ -119,11 +119,9 @@ class CoordinatorLink:
 
     def abandon(self) -> None:
         """Roll back the transactions of a detached link (AMQP 1.0 part 4, section 4.1)."""
-        for txn_id in self._declared:
-            transaction = self.client.transactions.pop(txn_id, None)
-            if transaction is not None:
-                self.client.engine.rollback(transaction)
+        popped = [self.client.transactions.pop(txn_id, None) for txn_id in self._declared]
         self._declared.clear()
+        self.client.engine.rollback_all([transaction for transaction in popped if transaction is not None])
         self._first_is_over()
 
     def _first_is_over(self) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.partials import PartialBudget
-from bascule.broker.memory import MemoryPart, measure
+from bascule.broker.containment import ErrorKind
+from bascule.broker.memory import MemoryPart, measuring
 from bascule.broker.turns import Work
 from bascule.core import caches
 from bascule.core.log import get_log
@@ -25,6 +26,11 @@ log = get_log(__name__)
 #: longer.
 MEASURE_S: Final = 0.25
 MEASURE_SHARE: Final = 0.01
+#: Estimated time of one step of work in turns.
+STEP_S: Final = 1e-6
+#: Steps to measure a connection, and to drop one.
+CONNECTION_STEPS: Final = 3
+DROP_STEPS: Final = 1_000
 #: Estimated bytes of a connection with its transport and protocol state, a session and a link, with room for TLS and undecoded input. An
 #: idle connection with a session adds 9 KiB to the resident memory of a broker (tests/scenarios/test_crowds.py).
 CONNECTION_BYTES: Final = 24 << 10
@@ -88,26 +94,46 @@ class MemoryWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._account.on_change = self._changed
         self._compacting = False
+        self._stopped = False
 
     def start(self) -> None:
         """Measure now and periodically."""
-        started_s = time.monotonic()
-        self.measure(started_s)
-        pause_s = max(MEASURE_S, (time.monotonic() - started_s) / MEASURE_SHARE)
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self.start)
+        self._engine.turns.begin(self._measuring(time.monotonic(), again=True))
+        self._dispatch()
 
     def stop(self) -> None:
         """Stop measuring."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._unread.clear()
 
     def measure(self, now_s: float) -> None:
-        """Tell the account how much memory is used."""
+        """Tell the account how much memory is used: at once, or after some turns if there are many connections or queues."""
+        self._engine.turns.begin(self._measuring(now_s))
+        self._dispatch()
+
+    def _measuring(self, now_s: float, *, again: bool = False) -> Work:
+        """Measure once, and plan the next time if ``again``. An error must not end the epoch, as it would in another turn."""
+        steps = 0
+        try:
+            for cost in self._measured(now_s):
+                steps += cost
+                yield cost
+        except Exception as error:
+            self._engine.journaling.errors.contain(ErrorKind.TIMER, error)
+        if again and not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(max(MEASURE_S, steps * STEP_S / MEASURE_SHARE), self.start)
+
+    def _measured(self, now_s: float) -> Work:
         buffers_bytes = held_bytes = 0
         stuck: list[tuple[float, int, ClientConnection]] = []
-        before, self._unread = self._unread, {}
-        for connection in self._connections:
+        before = self._unread
+        unread: dict[ClientConnection, tuple[int, float]] = {}
+        for connection in list(self._connections):
+            yield CONNECTION_STEPS
+            if connection.client.lost:
+                continue  # since the work began
             held_bytes += _held_bytes(connection)
             if unread_bytes := connection.unread_bytes:
                 buffers_bytes += unread_bytes
@@ -115,22 +141,26 @@ class MemoryWatch:
                 last_bytes, since_s = before.get(connection, (0, now_s))
                 if unsent_bytes < last_bytes:
                     since_s = now_s
-                self._unread[connection] = unsent_bytes, since_s
+                unread[connection] = unsent_bytes, since_s
                 stuck.append((since_s, unread_bytes, connection))
+        parts: dict[MemoryPart, int] = {}
+        yield from measuring(self._engine, parts)
+        if self._stopped:
+            return
+        self._unread = unread
         account = self._account
         account.shortage = self._spill.look()
         account.measured(
             {
-                **measure(self._engine),
+                **parts,
                 MemoryPart.PARTIAL: self._partials.used_bytes,
                 MemoryPart.BUFFERS: buffers_bytes,
                 MemoryPart.CONNECTIONS: held_bytes,
             }
         )
-        self._drop_stuck(stuck, buffers_bytes, now_s)
         if not self._compacting and self._spill.wasteful:
             self._engine.turns.begin(self._compaction())
-        self._dispatch()
+        yield from self._drop_stuck(stuck, buffers_bytes, now_s)
 
     def _compaction(self) -> Work:
         self._compacting = True
@@ -141,7 +171,7 @@ class MemoryWatch:
         finally:
             self._compacting = False
 
-    def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> None:
+    def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> Work:
         """Disconnect the clients that have not read for longest, while such clients hold too much."""
         share = int(BUFFERS_SHARE * self._account.limit_bytes)
         for since_s, unread_bytes, connection in sorted(stuck, key=lambda each: each[0]):
@@ -151,6 +181,7 @@ class MemoryWatch:
             text = f"{unread_bytes} bytes wait for this client, and the client has read nothing for {now_s - since_s:.0f} s"
             log.warning("client does not read", peer=connection.peer, container=connection.client.container, unread_bytes=unread_bytes)
             connection.drop(AmqpError(RESOURCE_LIMIT_EXCEEDED, text))
+            yield DROP_STEPS
 
     def _changed(self) -> None:
         account = self._account

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ import pytest
 
 from bascule.broker import branches, local_transactions
 from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.errors import JournalUnavailable
@@ -316,3 +318,29 @@ def test_no_turn_of_the_largest_branch_is_long(bench: Bench) -> None:
     bench.broker.settle()
     assert answers == [True, "ended"]
     assert bench.queue().held_messages == MESSAGES_PER_RECORD_MAX
+
+
+def test_messages_that_a_branch_has_received_are_gathered_while_it_is_planned(bench: Bench) -> None:
+    count, answers = 10_000, list[bool]()
+    for number in range(count):
+        bench.put(number)
+    bench.broker.settle()
+    consumer = bench.consumer(credit=count)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.engine.turns.steps = 1_000
+    bench.engine.turns.begin_turn()
+    gathered = [0]
+    while not bench.engine.plan_prepare(transaction):
+        assert isinstance(transaction.plan, PreparePlan)
+        gathered.append(len(transaction.plan.acks))
+        bench.engine.go_on()
+    assert max(after - before for before, after in pairwise([*gathered, count])) < count // 4
+    assert isinstance(transaction.plan, PreparePlan)
+    planned = transaction.plan.acks
+    branches.prepare(bench.engine, transaction, XID, "client", answers.append)
+    bench.broker.settle()
+    assert answers == [True]
+    assert bench.engine.branches.prepared[XID].acks is planned
+    assert [message.position for _, message in planned] == [message.position for message in consumer.messages]

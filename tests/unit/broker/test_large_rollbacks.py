@@ -75,3 +75,32 @@ def test_queue_deleted_during_a_rollback_releases_its_messages(bench: Bench) -> 
     bench.engine.delete_queue(bench.queue())
     bench.broker.settle()
     assert bench.engine.memory.entries == 0
+
+
+def test_many_transactions_of_a_client_are_rolled_back_over_several_turns_and_their_messages_keep_their_order(bench: Bench) -> None:
+    count = 500
+    for number in range(count):
+        bench.put(number)
+    bench.broker.settle()
+    consumer = bench.consumer(credit=count)
+    transactions = []
+    for number, message in enumerate(reversed(consumer.messages)):
+        transaction = bench.engine.begin(b"%d" % number)
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+        transactions.append(transaction)
+    bench.engine.turns.steps = 500
+    bench.engine.turns.begin_turn()
+    bench.engine.rollback_all(transactions)
+    assert 0 < bench.queue().waiting_count < count
+    other = bench.broker.attach(bench.queue(), count)
+    turns = 0
+    while len(bench.engine.transactions):
+        assert other.messages == []
+        bench.engine.go_on()
+        turns += 1
+    assert turns > 3
+    bench.broker.settle()
+    assert bench.got(other) == list(range(count))
+    assert [delivered for _, delivered in other.received] == [1] * count
+    assert bench.engine.memory.unsettled == count
+    assert bench.engine.counters.rolled_back == count

@@ -51,7 +51,10 @@ def fill_up(bench: Bench, to: str = "q") -> None:
 
 def parts(bench: Bench) -> dict[MemoryPart, int]:
     account = bench.engine.memory
-    account.measured(memory.measure(bench.engine))
+    found: dict[MemoryPart, int] = {}
+    for _ in memory.measuring(bench.engine, found):
+        pass
+    account.measured(found)
     return account.parts()
 
 

@@ -368,3 +368,19 @@ def test_actions_of_a_stored_record_run_in_order_over_several_turns() -> None:
     run.settle()
     assert done == list(range(MANY))
     assert run.engine.journaling.confirmed_sequence == sequence + 1
+
+
+def test_looks_at_many_queues_that_deliver_nothing_take_many_turns() -> None:
+    run = Turns(count=0)
+    queues = [run.engine.queue(f"q{number}") for number in range(MANY)]
+    run.broker.settle()
+    run.engine.turns.begin_turn()
+    for queue in queues:
+        run.engine.wake(queue)
+    run.engine.dispatch()
+    turns = 1
+    while run.engine.pending:
+        run.engine.go_on()
+        turns += 1
+    assert turns >= MANY * delivery.QUEUE_STEPS // STEPS
+    assert delivery.QUEUE_STEPS > 2  # an empty queue takes several microseconds

@@ -64,7 +64,7 @@ class Served:
         self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
         self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE, frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES)
-        self.client_turns = ClientTurns(turn_s=math.inf)  # a test may do all its work in one turn of the loop
+        self.client_turns = ClientTurns(turn_s=math.inf, slice_s=math.inf)  # a test may do all its work in one turn
         self.logins = LoginChecks()
         self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())

@@ -190,3 +190,19 @@ async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(w
     client.own = client.foreign
     assert client.control(client.own, Discharge(client.begin(), False)) == ACCEPTED
     assert client.waiting == 1
+
+
+def test_end_of_a_coordinator_link_rolls_many_transactions_back_over_several_turns() -> None:
+    broker, peer = BrokerInMemory(turn_steps=100), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    for number in range(100):
+        coordinator.declare(number)
+    broker.engine.turns.begin_turn()
+    coordinator.abandon()
+    assert len(client.transactions) == 0
+    assert 0 < len(broker.engine.transactions) < 100
+    broker.settle()
+    assert broker.engine.transactions == {}
+    assert broker.engine.counters.rolled_back == 100

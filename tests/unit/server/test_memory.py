@@ -11,7 +11,7 @@ import pytest
 from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target, Transfer
-from bascule.broker.memory import MemoryPart
+from bascule.broker.memory import MEASURED_AT_ONCE, MemoryPart
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core import caches
 from bascule.core.caches import kept_bytes
@@ -246,3 +246,31 @@ async def test_output_for_a_client_with_closed_windows_is_limited(spill: SpillFi
     assert client.connection.amqp.outgoing.kept_bytes < 2 * (WRITE_BUFFER_BYTES + 3 * len(BODY))
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.BUFFERS] > WRITE_BUFFER_BYTES // 2
+
+
+@run_async
+async def test_many_queues_and_connections_are_measured_over_several_turns(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    clients = [Client(served, f"client {number}") for number in range(20)]
+    for number in range(2 * MEASURED_AT_ONCE):
+        served.engine.queue(f"q{number}")
+    served.broker.settle()
+    account = served.engine.memory
+    served.measure()
+    before = account.parts()
+    for number in range(20):
+        clients[number].producer("q", name="x" * 1000)
+    served.broker.settle()
+    served.engine.turns.steps = 100
+    served.engine.turns.begin_turn()
+    served.measure()
+    assert account.parts() == before
+    clients[-1].connection.connection_lost(None)  # while others are measured
+    turns = 0
+    while served.engine.pending:
+        served.engine.go_on()
+        turns += 1
+    assert turns > 2
+    assert account.parts()[MemoryPart.CONNECTIONS] > before[MemoryPart.CONNECTIONS]
+    assert account.parts()[MemoryPart.QUEUES] > before[MemoryPart.QUEUES]
+    assert served.contained == []
