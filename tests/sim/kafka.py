@@ -226,10 +226,10 @@ class Producer:
         """The coordinator."""
         return self._kafka.request(self._process, what, carry_out, at=self._coordinator.partition)
 
-    async def init(self) -> None:
-        """Whatever an earlier one had open is ended."""
+    async def init(self, time_out_ms: float | None = None) -> None:
+        """Whatever an earlier one had open is ended. ``time_out_ms`` is the time-out of its transactions; None: that of all others."""
         coordinator = self._coordinator
-        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id))
+        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id, time_out_ms))
 
     def begin(self) -> None:
         """A transaction; nothing is sent for that."""

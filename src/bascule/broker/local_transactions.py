@@ -59,7 +59,7 @@ class LocalTransactions:
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""
-        transaction = self.open[transaction_id] = LocalTransaction(transaction_id)
+        transaction = self.open[transaction_id] = LocalTransaction(transaction_id, self.journaling.confirmed_sequence)
         self._charge(transaction, TRANSACTION_BYTES)
         return transaction
 
