@@ -52,7 +52,7 @@ class InboundSimulation:
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
         self.policy = RetryPolicy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
         self.doubt = some(0.1)
-        #: Recovery rolls transactions back before their members have decided. Apart from the world's chance: it shall not change its course.
+        #: Recovery rolls transactions back before their members have decided. Apart from the world's chance, which goes on as before.
         self.hasty = Random(f"recovery {seed}").random() < HASTY
         tempers = {each: pick.choice((1, 2, 3, 99)) for each in self._records() if pick.random() < 0.2}
         self.books = SharedState(self.kafka.partition(*RETRY), tempers)
