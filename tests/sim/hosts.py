@@ -379,9 +379,8 @@ class HostSimulation:
         self.healed = True
         self.world.say("healed")
         self._restore_log()
-        self.faults.lost_answers = self.faults.held = self.faults.refusals = self.faults.lost_commits = 0.0
         for server in self.servers.values():
-            server.away_until_ms = 0.0
+            server.faults, server.away_until_ms = ServerFaults(), 0.0
         for each in self.hosts:
             if each.process.stopped:
                 each.process.go_on()

@@ -11,7 +11,8 @@ from bascule.xa.deciding_database import DecidingViolation
 from bascule.xa.file_log import FileLogViolation
 from bascule.xa.plan import PlanViolation
 from bascule.xa.recovery_protocol import RecoveryViolation
-from tests.sim.hosts import HostSimulation
+from tests.sim.driver import ServerFaults
+from tests.sim.hosts import ORDERS, HostSimulation
 from tests.simulation.planting import Planted
 from tests.support.history import Tally
 
@@ -38,10 +39,12 @@ def databases_are_away(simulation: HostSimulation) -> None:
 
 
 def databases_come_and_go(simulation: HostSimulation) -> None:
-    """Databases do not answer for a while, and the processes of the transactions recover them."""
+    """Databases do not answer for a while, and answers of the one that decides are lost; the processes of the transactions recover."""
     simulation.troubles = {"lose database": 1.0}
-    simulation.pause_ms = 40.0
+    simulation.pause_ms = 60.0
     simulation.left, simulation.workers = 16, 2
+    for name, server in simulation.servers.items():
+        server.faults = ServerFaults(lost_answers=0.08 if name == ORDERS else 0.0)
 
 
 def processes_stand_still_in_doubt(simulation: HostSimulation) -> None:

@@ -58,8 +58,7 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
 class DatabaseViolation(enum.StrEnum):
     """Rules of databases as resources that a test breaks."""
 
-    #: The handle of a branch works on when the branch has ended.
-    HANDLE_OUTLIVES_BRANCH = "database-handle-outlives-branch"
+    HANDLE_OUTLIVES_BRANCH = "the handle of a branch works on when the branch has ended"
 
 
 def in_words_of_xa(error: Exception) -> XaError:
@@ -427,8 +426,7 @@ class DbapiResource(DatabaseResource[HandleT]):
     ) -> None:
         """``connect`` opens a connection. For ``priority`` see CommitPriority.
 
-        Up to ``idle_max`` connections are kept between branches. Set it only if the application never uses a connection beyond its
-        transaction: it would write into another one.
+        Up to ``idle_max`` connections are kept. An application that uses one beyond its transaction would write into another one.
         """
         super().__init__(name, priority=priority, violations=violations)
         self._connect = connect
