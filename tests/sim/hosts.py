@@ -154,10 +154,9 @@ class Host:
         self.patient = world.chance(0.5)
         self._connections: list[Connection] = []
         self.log = HostLog(self, run.path)
-        rules = {"violations": world.violations}
         resources: list[Resource[Any]] = [
-            LocalDatabaseResource(ORDERS, self._connect(run.servers[ORDERS]), **rules),
-            *(Billing(each, self._connect(run.servers[each]), idle_max=IDLE_MAX, **rules) for each in (BILLING, AUDIT)),
+            LocalDatabaseResource(ORDERS, self._connect(run.servers[ORDERS]), violations=world.violations),
+            *(self._prepares(each) for each in (BILLING, AUDIT)),
         ]
         self._parts = {each.name: BlockingParticipant(each, self._within) for each in resources}
         self._log = BlockingLog(self.log)
@@ -185,6 +184,9 @@ class Host:
     def _within(self, _resource: str, call: Callable[[], T]) -> T:
         self.pause()
         return call()
+
+    def _prepares(self, name: str) -> Billing:
+        return Billing(name, self._connect(self.run.servers[name]), idle_max=IDLE_MAX, violations=self.world.violations)
 
     def _connect(self, server: Server) -> Callable[[], Any]:
         def connect() -> Connection:
