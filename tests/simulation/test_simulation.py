@@ -96,7 +96,7 @@ def trace_of(program: str, hash_seed: int) -> str:
         "from tests.simulation.planted_adapter import *; owners_write_late("
         "run := InboundSimulation(12, [LogViolation.OWNERS_BEFORE_VOID], trace=True))",
         "from tests.sim.branches import *; run = BranchSimulation(7, trace=True)",
-        "from tests.sim.hosts import *; run = HostSimulation(47, trace=True)",
+        "from tests.sim.hosts import *; run = HostSimulation(1, trace=True)",
     ],
     ids=["broker", "adapter", "branches", "hosts"],
 )
