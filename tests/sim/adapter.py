@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection
+from random import Random
 from typing import Final
 
 from bascule.adapter.inbound.settling import RetryPolicy
@@ -24,6 +25,8 @@ from tests.support.history import Tally
 TROUBLE_MS: Final = 500.0
 HEALED_MS: Final = 6_000.0
 LOOK_MS: Final = 25.0
+#: How often recovery takes an active transaction for abandoned.
+HASTY: Final = 0.15
 #: A member that does not answer for this time is taken for dead.
 SESSION_MS: Final = 60.0
 
@@ -49,6 +52,8 @@ class InboundSimulation:
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
         self.policy = RetryPolicy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
         self.doubt = some(0.1)
+        #: Recovery rolls transactions back before their members have decided. Apart from the world's chance, which goes on as before.
+        self.hasty = Random(f"recovery {seed}").random() < HASTY
         tempers = {each: pick.choice((1, 2, 3, 99)) for each in self._records() if pick.random() < 0.2}
         self.books = SharedState(self.kafka.partition(*RETRY), tempers)
         self.group = Group(world)

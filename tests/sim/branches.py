@@ -55,6 +55,9 @@ OUTAGE_MS: Final = 200.0
 #: commits.
 SEVERAL_TASKS: Final = 0.25
 BESIDE: Final = 0.5
+#: How many runs have a slow line, so that Kafka aborts some transactions by their time-out; and how slow it is.
+SLOW_LINES: Final = 0.1
+SLOW_LINE_MS: Final = 12.0
 PREPARE_WITHIN_S, UNPREPARED_KEPT_S = 0.12, 0.3
 
 
@@ -130,7 +133,7 @@ class Worker:
         self.patient = world.chance(0.5)
         instance = world.random.choice(INSTANCES)
         slots = [f"xa.{instance}.{number}" for number in range(SLOTS)]
-        calls = SimulatedCalls(run.kafka, self.process, slots, run.tasks)
+        calls = SimulatedCalls(run.kafka, self.process, slots, run.tasks, run.line_ms)
         self.branches = KafkaBranches(
             KAFKA, TOPICS, slots, calls, instance=instance, limits=run.limits, violations=world.violations
         )  # fmt: skip
@@ -239,6 +242,8 @@ class BranchSimulation:
         #: not change.
         tasks = Random(f"tasks {seed}")
         self.tasks = tasks if tasks.random() < SEVERAL_TASKS else None
+        #: How long a record of a branch is on its way to Kafka.
+        self.line_ms = SLOW_LINE_MS if Random(f"line {seed}").random() < SLOW_LINES else 0.0
         self.mishaps = FaultRates()
         self.database = Database(world, self.mishaps)
         self.left = world.random.choice((4, 8))

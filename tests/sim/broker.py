@@ -59,6 +59,7 @@ class Broker:
         self.on_delivery: Callable[[int, int, int, int], None] = lambda *_: None  # epoch, queue, mid, delivery count
         self.on_stale_delivery: Callable[[int], None] = lambda _: None  # mid
         self.stands_by = False  # from the beginning of a run
+        self.ended_max: int | None = None  # remembered outcomes of branches; None: as many as the product
         self.elected_unawares = True  # a restarted process is elected, even if another one was elected meanwhile
         self.slowness = 0.0  # how often a load is slow
         self.hesitates = False  # the next load is slow for sure
@@ -141,7 +142,9 @@ class Broker:
         """Return an engine without state."""
         violations = self.world.violations
         journaling = journaling or Journaling(lambda *_: None, violations=violations)
-        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.process.wall_ms), self.policy, violations=violations)
+        engine = Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.process.wall_ms), self.policy, violations=violations)
+        engine.branches.ended_max = self.ended_max
+        return engine
 
     def awake(self) -> bool:
         """Return True if it may act."""

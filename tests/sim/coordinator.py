@@ -38,12 +38,15 @@ class Coordinator:
         self._log: list[tuple[str, Coordinated]] = []  # by offset
         self._changing: dict[str, None] = {}  # ids whose change is not replicated yet
         self._leader_epoch = partition.leader_epoch
+        self._time_outs_ms: dict[str, float] = {}  # by id, for ids with their own timeout
         self._marking: dict[str, set[Partition]] = {}  # partitions without the marker of an ending transaction
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def init(self, transactional_id: str) -> tuple[int, int]:
-        """InitProducerId: return a new epoch. The open transaction of an older epoch ends."""
+    def init(self, transactional_id: str, time_out_ms: float | None = None) -> tuple[int, int]:
+        """InitProducerId: return a new epoch. The open transaction of an older epoch ends. ``time_out_ms`` is for its transactions."""
+        if time_out_ms is not None:
+            self._time_outs_ms[transactional_id] = time_out_ms
         known = self._current(transactional_id)
         if known is None:
             known = Coordinated(self._new_producer(), 0, "empty", Transaction())
@@ -64,7 +67,8 @@ class Coordinator:
             raise NotNow
         if known.state != "ongoing":
             known = known._replace(state="ongoing", transaction=Transaction())
-            self._world.after(self._cluster.weather.transaction_ms, self._expire, transactional_id, known.transaction)
+            time_out_ms = self._time_outs_ms.get(transactional_id, self._cluster.weather.transaction_ms)
+            self._world.after(time_out_ms, self._expire, transactional_id, known.transaction)
         known.transaction.partitions[partition] = None
         self._change(transactional_id, known, None)
 

@@ -226,10 +226,10 @@ class Producer:
         """Ask the coordinator."""
         return self._kafka.request(self._process, what, carry_out, at=self._coordinator.partition)
 
-    async def init(self) -> None:
-        """Begin a new incarnation, and end the open transaction of an earlier one."""
+    async def init(self, time_out_ms: float | None = None) -> None:
+        """Begin a new incarnation, and end the open transaction of an earlier one. ``time_out_ms``: None for the default."""
         coordinator = self._coordinator
-        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id))
+        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id, time_out_ms))
 
     def begin(self) -> None:
         """Begin a transaction; no request is needed."""

@@ -164,6 +164,7 @@ class Manager(Transacted):
         self.live: dict[bytes, None] = {}
         self.patient = self.world.chance(0.5)
         self.clock = Clock(self.process)
+        self.position: int | None = None  # of the broker's answers
         self._pending = True  # there may be work for recovery
         self._connections: dict[Connection, None] = {}
         parts: list[Participant] = [BrokerPart(self), DatabasePart(self)]
@@ -437,7 +438,7 @@ class BrokerPart:
             self._world.note("recover branch", self._process.name)
         end = End("commit" if operation == "commit" else "rollback", self._world.now_ms)
         self._state.works[xid].branch.ends.append(end)
-        reply = await self._lost(connection, operation, xid)
+        reply = await self._lost(connection, operation, xid, since=since)
         self._state.ended(xid, end, requests.said(reply))
         return reply
 
@@ -453,13 +454,13 @@ class BrokerPart:
             if self._world.chance(IMPATIENCE):
                 self._process.process.after(self._world.random.random() * PATIENCE_MS, connection.drop)
         try:
-            reply = await self._lost(connection, operation, xid, xid.gtrid)
+            reply = await self._lost(connection, operation, xid, xid.gtrid, since)
         except AnswerLost:
             if self._world.chance(0.5):
                 await self._late(one_phase)
                 raise
             self._world.note("repeat request", self._process.name)
-            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid)
+            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid, since)
         self._world.say(f"branch {xid.gtrid.decode()}: {operation} of its own: {requests.said(reply)}")
         if one_phase and self._world.chance(DEAFNESS):
             await self._late(one_phase)
@@ -467,8 +468,8 @@ class BrokerPart:
         return reply
 
     def position(self) -> int | None:
-        """See BrokerCalls. A simulated broker has so few branches that it forgets none."""
-        return None
+        """See BrokerCalls."""
+        return self._process.position
 
     async def sleep(self, seconds: float) -> None:
         """See BrokerCalls."""
@@ -482,11 +483,15 @@ class BrokerPart:
         if one_phase and self._world.chance(0.5):
             await self._process.process.sleep(self._world.random.random() * LATE_MAX_MS)
 
-    async def _lost(self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None) -> Reply:
+    async def _lost(
+        self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None, since: int | None = None
+    ) -> Reply:
         try:
-            return await requests.ask(connection, operation, xid, name)
+            reply = await requests.ask(connection, operation, xid, name, since)
         except ConnectionLost as error:
             raise AnswerLost("connection lost") from error
+        self._process.position = max(self._process.position or 0, reply.position or 0)
+        return reply
 
 
 def outcome_of(told: Told | None) -> Outcome:

@@ -14,6 +14,7 @@ from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, Tran
 from bascule.core.kafka_records import GroupOffset
 from bascule.core.xid import Xid
 from bascule.xa.errors import BranchRolledBack, ResourceFailed
+from bascule.xa.two_phase import rolled_back_by
 from tests.sim.inbound_view import View
 from tests.sim.kafka import KafkaFault
 from tests.sim.world import Process
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 AGAIN_MS: Final = 15.0
 #: How often a transaction manager recovers.
 RECOVER_MS: Final = 100.0
+#: The same of one that takes transactions for left behind soon.
+HASTY_MS: Final = 30.0
 POLL_MS: Final = 4.0
 SETTLING_TROUBLE: Final = {
     SettlingEvent.FAILED: "fail endpoint",
@@ -69,11 +72,14 @@ class Member:
         self.process.spawn(self._recover())
 
     async def _recover(self) -> None:
-        """Run the recovery of the transaction manager: carry out decisions, whoever began the transaction."""
+        """Run the recovery of the transaction manager: carry out decisions, and perhaps roll back transactions without one."""
         while True:
-            await self.process.sleep(RECOVER_MS)
+            await self.process.sleep(HASTY_MS if self.run.hasty else RECOVER_MS)
             try:
                 for xid in await self.log.claims():
+                    if self.run.hasty and xid not in self.books.decisions:
+                        self.world.note("recover claim", self.process.name)
+                        self.books.decide(xid, commit=False)
                     if xid in self.books.decisions:
                         self.books.end(xid)
                         await self.log.finish(xid, commit=self.books.decisions[xid])
@@ -195,7 +201,7 @@ class Member:
         await self.work()
         books.end(xid)
         if not committed:
-            raise TransactionRolledBack(f"{name} was rolled back by the next member", transaction_id=name)
+            raise rolled_back_by("the next member", name, self.violations)
         await self.work()
         await self._insist(lambda: self.log.finish(xid, commit=True))
 

@@ -22,11 +22,12 @@ CHUNK: Final = 25
 PROCESSES: Final = 2
 #: A run takes a tenth of a second; one that takes this long does not end.
 RUN_LIMIT_S: Final = 60.0
-#: Troubles of the inbound adapter and of branches in Kafka, which have their own simulations (``tests.sim.adapter``, ``branches``).
+#: Troubles that have their own simulations (``tests.sim.adapter``, ``branches``, ``hosts``).
 APART: Final = frozenset(
     {
-        "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "fail endpoint", "retry record",
-        "dead-letter record", "trim branches", "end open transaction", "send beside", "refuse beside",
+        "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "recover claim", "fail endpoint",
+        "retry record", "dead-letter record", "trim branches", "end open transaction", "send beside", "refuse beside",
+        "hold up statement", "remove log", "write late",
     }
 )  # fmt: skip
 

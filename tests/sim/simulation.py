@@ -49,6 +49,11 @@ NAP_MS: Final = 400.0
 REFUSING: Final = 0.25
 #: How often managers have one name, and a decision log each.
 NAMESAKES: Final = 0.09
+#: So often a database answers that a branch was rolled back, and a broker remembers few ends of branches.
+FRANK: Final = 0.25
+FORGETFUL: Final = 0.1
+#: So many ends such a broker remembers.
+ENDED_MAX: Final = 2
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -149,7 +154,15 @@ class Simulation:
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = FaultRates(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
         self.mishaps.namesakes = Random(f"xa names {self.seed}").random() < NAMESAKES
+        self.mishaps.frank = Random(f"xa answers {self.seed}").random() < FRANK
+        if Random(f"xa memory {self.seed}").random() < FORGETFUL:
+            self.forget_ends()
         self.nemesis.draw()
+
+    def forget_ends(self) -> None:
+        """From now on the brokers remember few ends of branches."""
+        for broker in self.brokers:
+            broker.ended_max = ENDED_MAX
 
     def _people(self) -> None:
         stage, pick = self.stage, self.random

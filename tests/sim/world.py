@@ -87,6 +87,10 @@ TROUBLE: Final[Mapping[str, str]] = {
     "send beside": "a task sends a message of a transaction that another task is about to commit",
     "refuse beside": "such a message comes too late, and its sender is told so",
     "end open transaction": "somebody died in the middle of one, and the log cannot be read behind it",
+    # of transactions on one host
+    "hold up statement": "it arrives when its client has given up, perhaps",
+    "remove log": "the file of the decision log is moved away for a while",
+    "write late": "an application works on the handle of a transaction that has ended",
     # of the adapter's members
     "kill member": "one with partitions, perhaps",
     "stop member": "it stands still for a while",
@@ -96,6 +100,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "set group back": "a commit of offsets that was held up arrives after later ones",
     "rebalance": "the group gives partitions to other members",
     "finish claim": "a new owner ends the transaction of an earlier one",
+    "recover claim": "recovery rolls back a transaction that has claimed a record and is not decided",
     "read log anew": "a member begins to read the inbound log from its beginning",
     # of Spark
     "kill driver": "the newest one",

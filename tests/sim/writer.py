@@ -158,13 +158,17 @@ class TransactionalCalls:
 
     async def init(self, attempt: Attempt) -> Producer:
         """See ClientEffects."""
-        del attempt
         producer = Producer(self.kafka, self.process, self._id)
         try:
-            await producer.init()
+            await producer.init(self.time_out_ms(attempt))
         except KafkaFault as fault:
             raise fault_of(fault) from fault
         return producer
+
+    def time_out_ms(self, attempt: Attempt) -> float | None:
+        """Return the time-out of the transactions of a client; None for that of all others."""
+        del attempt
+        return None
 
     async def identity(self, producer: Producer) -> Identity | None:
         """See ClientEffects."""

@@ -33,7 +33,8 @@ class FaultRates:
     """Frequencies of a manager's faults: its output to the broker is delayed, an answer is lost, the database votes no.
 
     ``standbys``: how often a standby answers which branches are prepared. ``hands``: how often the operator of a database ends one.
-    ``namesakes``: two managers have the same name, and each has its own decision log.
+    ``namesakes``: two managers have the same name, and each has its own decision log. ``frank``: a database answers XA_RB* to the
+    commit of a branch that its operator has rolled back.
     """
 
     slowness: float = 0.0
@@ -42,6 +43,7 @@ class FaultRates:
     standbys: float = 0.0
     hands: float = 0.0
     namesakes: bool = False
+    frank: bool = False
 
 
 class Remote:
@@ -247,6 +249,8 @@ class Database(Remote):
 
     def _finish(self, xid: Xid, outcome: Outcome) -> None:
         if xid not in self.prepared:
+            if self.mishaps.frank and outcome is Outcome.COMMIT and self.ended.get(xid) is Outcome.ROLLBACK:
+                raise BranchRolledBack(f"{xid} was rolled back")
             raise UnknownXid(str(xid))
         self._end(xid, outcome)
 

@@ -75,6 +75,8 @@ class BranchViolation(enum.StrEnum):
     SNAPSHOT_WITHOUT_ENDED = "branch-snapshot-without-ended"
     #: Snapshots lack the branches that an administrator has ended.
     SNAPSHOT_WITHOUT_FORCED = "branch-snapshot-without-forced"
+    #: A branch whose outcome the broker has forgotten counts as rolled back.
+    FORGOTTEN_IS_ROLLED_BACK = "branch-forgotten-is-rolled-back"
 
 
 class Branch:
@@ -113,12 +115,22 @@ class Branches:
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last outcomes, oldest first
     #: Branches whose rollback was requested, and that may have been committed and forgotten before.
     refused: dict[Xid, None] = field(default_factory=dict)
+    #: The journal sequence at the refusal, for each branch in ``refused``, and for each refused branch in ``ended``.
+    refused_at: dict[Xid, int] = field(default_factory=dict)
+    #: The largest journal sequence of a forgotten refusal; -1 if no refusal is forgotten.
+    refusals_forgotten_to: int = -1
     #: For each committed branch in ``ended``: a sequence that is not before the journal record of the commit.
     committed_at: dict[Xid, int] = field(default_factory=dict)
     #: The broker may have forgotten commits in journal records up to this sequence.
     forgotten_to: int = 0
     committing: set[Xid] = field(default_factory=set)  # one-phase commits that are decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
+    ended_max: int | None = None  # outcomes that are remembered; None: ENDED_MAX
+
+    @property
+    def remembered_max(self) -> int:
+        """Return the number of outcomes that are remembered."""
+        return ENDED_MAX if self.ended_max is None else self.ended_max
 
     @property
     def prepared_bytes(self) -> int:
@@ -154,33 +166,52 @@ class Branches:
             self.committed_at[xid] = sequence
         self._forget_old()
 
-    def refuse(self, xid: Xid, since: int | None = None) -> None:
-        """Make a later prepare of a branch fail. The prepare may still be on its way, on a connection that its client has given up."""
+    def refuse(self, xid: Xid, sequence: int, since: int | None = None) -> None:
+        """Make a later prepare of a branch fail. The prepare may still be on its way, on a connection that its client has given up.
+
+        ``sequence`` is the present sequence of the journal. For ``since`` see ``may_have_forgotten``.
+        """
         if self.may_have_forgotten(since):
             self.refused[xid] = None
-            if len(self.refused) > ENDED_MAX:
-                del self.refused[next(iter(self.refused))]
+            self.refused_at[xid] = sequence
+            if len(self.refused) > self.remembered_max:
+                oldest = next(iter(self.refused))
+                del self.refused[oldest]
+                self._forget_refusal(oldest)
             return
-        self.ended.setdefault(xid, Ending.ROLLED_BACK)
+        if xid not in self.ended:
+            self.ended[xid] = Ending.ROLLED_BACK
+            self.refused_at[xid] = sequence
         self._forget_old()
+
+    def may_have_refused(self, begun_at: int, since: int | None) -> bool:
+        """Return whether the broker may have forgotten the refusal of a branch.
+
+        ``begun_at`` is the journal sequence at the beginning of the branch's transaction; for ``since`` see ``may_have_forgotten``.
+        """
+        return self.refusals_forgotten_to >= min(begun_at, begun_at if since is None else since)
 
     def may_have_forgotten(self, since: int | None) -> bool:
         """Return whether the broker may have forgotten a commit.
 
         ``since`` is the sequence of a record before the commit, or None if it is unknown.
         """
-        return self.forgotten_to > (since or 0)
+        return self.forgotten_to > (since or 0) and BranchViolation.FORGOTTEN_IS_ROLLED_BACK not in self.violations
 
     def loaded(self, sequence: int) -> None:
         """Complete the load of a snapshot at ``sequence``. If its list of outcomes is full, older commits may be forgotten."""
-        if len(self.ended) >= ENDED_MAX:
+        if len(self.ended) >= self.remembered_max:
             self.forgotten_to = sequence
 
     def _forget_old(self) -> None:
-        if len(self.ended) > ENDED_MAX:
+        if len(self.ended) > self.remembered_max:
             oldest = next(iter(self.ended))
             del self.ended[oldest]
             self.forgotten_to = max(self.forgotten_to, self.committed_at.pop(oldest, 0))
+            self._forget_refusal(oldest)
+
+    def _forget_refusal(self, xid: Xid) -> None:
+        self.refusals_forgotten_to = max(self.refusals_forgotten_to, self.refused_at.pop(xid, -1))
 
     def entries(self, at_ms: int) -> Callable[[], bytes]:
         """Return a function that encodes the stored branches and outcomes as journal entries, for a snapshot.
@@ -236,7 +267,7 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
     known = branches.prepared.get(xid)
     if transaction is None:
         if known is None or known.ending is not None:
-            raise _lost(branches, xid)
+            raise _lost(engine, xid)
         engine.journaling.tell(done, True)
         return
     error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
@@ -294,12 +325,14 @@ def commit_one_phase(
     if transaction is None:
         if xid not in branches.committing and branches.ended.get(xid) is not Ending.COMMITTED:
             if xid not in branches.ended and branches.may_have_forgotten(since):
-                branches.refuse(xid, since)
+                branches.refuse(xid, engine.journaling.confirmed_sequence, since)
                 raise _unknown(engine, xid, since)
-            raise _lost(branches, xid)
+            raise _lost(engine, xid)
         engine.journaling.tell(done, None)
         return
     error = _taken(branches, xid)
+    if error is None and branches.may_have_refused(transaction.begun_at, since):
+        error = UnknownBranch(f"a rollback of branch {xid} may have been requested; the broker remembers only the most recent requests")
     if error is not None:
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error)
@@ -349,7 +382,7 @@ def end(
     if branch is None:
         error = _unknown(engine, xid, since)
         if ending is Ending.ROLLED_BACK:
-            branches.refuse(xid, since)
+            branches.refuse(xid, engine.journaling.confirmed_sequence, since)
         raise error
     if branch.ending is ending:
         engine.journaling.tell(done)
@@ -437,11 +470,12 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
     return None
 
 
-def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
+def _lost(engine: Engine, xid: Xid) -> TransactionRolledBack:
+    branches = engine.branches
     if xid in branches.prepared:  # prepared from another transaction; that vote stays valid
         exists = BranchExists(f"branch {xid} is already prepared")
         return TransactionRolledBack(str(exists), cause=exists)
-    branches.refuse(xid)
+    branches.refuse(xid, engine.journaling.confirmed_sequence)
     lost = UnknownTransaction(f"the transaction of branch {xid} does not exist: it ended with its connection")
     return TransactionRolledBack(str(lost), cause=lost)
 
@@ -449,7 +483,10 @@ def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
 def _unknown(engine: Engine, xid: Xid, since: int | None) -> UnknownBranch:
     ending = engine.branches.ended.get(xid)
     if ending is None and engine.branches.may_have_forgotten(since):
-        return UnknownBranch(f"there is no branch {xid}; the broker remembers only the last {ENDED_MAX:,} ended branches", forgotten=True)
+        return UnknownBranch(
+            f"there is no branch {xid}; the broker remembers only the last {engine.branches.remembered_max:,} ended branches",
+            forgotten=True,
+        )
     if ending is None:
         return UnknownBranch(f"there is no branch {xid}")
     return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)

@@ -63,7 +63,7 @@ class LocalTransactions:
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """Begin a local transaction."""
-        transaction = self.open[transaction_id] = LocalTransaction(transaction_id)
+        transaction = self.open[transaction_id] = LocalTransaction(transaction_id, self.journaling.confirmed_sequence)
         self._charge(transaction, TRANSACTION_BYTES)
         return transaction
 

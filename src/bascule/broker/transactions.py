@@ -33,12 +33,14 @@ class LocalTransaction:
     """
 
     __slots__ = (
-        "acks", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan", "queues",
-        "since_ms", "size_bytes",
+        "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan",
+        "queues", "since_ms", "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, transaction_id: bytes) -> None:
+    def __init__(self, transaction_id: bytes, begun_at: int) -> None:
+        """``begun_at`` is how far the journal was confirmed then."""
         self.id = transaction_id
+        self.begun_at = begun_at
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.queues: dict[BrokerQueue, None] = {}  # queues from which it has received

@@ -33,6 +33,7 @@ class TableViolation(enum.StrEnum):
     """Rules of transactions that check a table, which a test may break."""
 
     READ_BEFORE_INIT = "the table is read before init_transactions"
+    TIME_NOT_EXTENDED = "a transaction that has failed gets no more time at its next try"
     NOT_MADE_AGAIN = "after a commit in doubt the same records are written again without a look at the table"
 
 
@@ -88,7 +89,7 @@ class TableTransactions(Generic[P, R, T]):
             except TransactionFault as fault:
                 incarnation.move(IncarnationEvent.FAIL)
                 self._drop()
-                self._long = True
+                self._long = TableViolation.TIME_NOT_EXTENDED not in self._violations
                 if fault.refused:
                     reason = next(iter(fault.refused.values())).str()
                     raise RecordRefused(f"Kafka refused a record: {reason}; nothing was written") from fault

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -52,6 +53,12 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
     "OperationalError": (ResourceFailed, Code.XAER_RMFAIL),
     "InterfaceError": (ResourceFailed, Code.XAER_RMFAIL),
 }
+
+
+class DatabaseViolation(enum.StrEnum):
+    """Rules of databases as resources that a test breaks."""
+
+    HANDLE_OUTLIVES_BRANCH = "the handle of a branch works on when the branch has ended"
 
 
 def in_words_of_xa(error: Exception) -> XaError:
@@ -144,9 +151,10 @@ class Work(Protocol[HandleT]):
 class DatabaseResource(Generic[HandleT]):
     """The common rules of databases. A subclass opens connections and knows the differences of its database."""
 
-    def __init__(self, name: str, *, priority: int = CommitPriority.DATABASE) -> None:
+    def __init__(self, name: str, *, priority: int = CommitPriority.DATABASE, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         """See CommitPriority for ``priority``."""
         self.name = name
+        self._violations = violations
         self.priority = priority
         self._work: dict[Xid, Work[HandleT]] = {}
         self._branches = BranchStates()
@@ -410,13 +418,20 @@ def connection_of(connect: Callable[[], Any]) -> Iterator[Any]:
 class DbapiResource(DatabaseResource[HandleT]):
     """A database behind any driver with PEP 249's two-phase methods. The handle is a connection."""
 
-    def __init__(self, name: str, connect: Callable[[], HandleT], *, idle_max: int = 0, priority: int = CommitPriority.DATABASE) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], HandleT],
+        *,
+        idle_max: int = 0,
+        priority: int = CommitPriority.DATABASE,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
         """``connect`` opens a connection. See CommitPriority for ``priority``.
 
-        Up to ``idle_max`` connections are kept between branches. Set it only if the application never uses a connection after its
-        transaction: otherwise it would write into another transaction.
+        Up to ``idle_max`` connections are kept. An application that uses a connection after its transaction writes into another one.
         """
-        super().__init__(name, priority=priority)
+        super().__init__(name, priority=priority, violations=violations)
         self._connect = connect
         self._idle_max = idle_max
         self._idle: list[HandleT] = []
@@ -468,13 +483,17 @@ class DbapiResource(DatabaseResource[HandleT]):
         return False
 
     def _begun(self, connection: HandleT, xid: Xid) -> Work[HandleT]:
-        work = _ConnectionWork(connection, self._take_back, self.lent, self.cut_off, self.interrupt)
+        work = _ConnectionWork(connection, self._take_back, self.lent, self._end_handle, self.interrupt)
         try:
             work.begin(driver_xid(connection, xid))
         except BaseException:
             work.close(reusable=False)
             raise
         return work
+
+    def _end_handle(self, handle: HandleT) -> None:
+        if DatabaseViolation.HANDLE_OUTLIVES_BRANCH not in self._violations:
+            self.cut_off(handle)
 
     def _take_back(self, connection: HandleT) -> None:
         with self._lock:

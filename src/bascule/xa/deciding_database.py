@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -18,6 +19,19 @@ from bascule.xa.xid import Xid
 FORGOTTEN_MAX: Final = 1000
 
 _log = get_log("bascule.xa")
+
+
+class DecidingViolation(enum.StrEnum):
+    """Rules of databases that decide, broken by a test."""
+
+    #: The row of the decision is written behind the work, by a transaction of its own.
+    ROW_BESIDE_WORK = "deciding-row-beside-work"
+    #: The row of a COMMIT is deleted before the other resources have committed.
+    ROW_FORGOTTEN_EARLY = "deciding-row-forgotten-early"
+    #: A commit that was not answered counts as rolled back.
+    IN_DOUBT_IS_ROLLED_BACK = "deciding-in-doubt-is-rolled-back"
+    #: The second decision stands.
+    LAST_DECISION_STANDS = "deciding-last-decision-stands"
 
 
 class DecidingDatabase(DatabaseResource[HandleT]):
@@ -39,21 +53,28 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         try:
             with self._working(xid) as work:
                 self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
-                self._write(work.raw, decision)
+                if DecidingViolation.ROW_BESIDE_WORK not in self._violations:
+                    self._write(work.raw, decision)
                 asked = True
                 with unprepared_commit():
                     work.commit()
+                if DecidingViolation.ROW_BESIDE_WORK in self._violations:
+                    self.decide(decision)
         except ResourceFailed as error:
             if not asked:
                 raise BranchRolledBack(
                     f"{self.name} lost branch {xid} before the commit: {error}", Code.XA_RBCOMMFAIL, cause=error
                 ) from error
             # The first decision counts: the insert waits for a commit in progress, and a later commit fails.
+            if DecidingViolation.IN_DOUBT_IS_ROLLED_BACK in self._violations:
+                raise BranchRolledBack(f"{self.name} did not answer", Code.XA_RBCOMMFAIL, cause=error) from error
             with asked_about(error):
                 stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
             if stands.outcome is Outcome.ROLLBACK:
                 raise BranchRolledBack(f"{self.name} did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         self._gone(xid)
+        if DecidingViolation.ROW_FORGOTTEN_EARLY in self._violations:
+            self.forget_decisions([decision.gtrid])
 
     def decide(self, decision: Decision) -> Decision:
         """See Decides."""
@@ -70,6 +91,8 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                     raise
                 found = self._table.find(raw, decision.gtrid)
                 raw.rollback()
+                if DecidingViolation.LAST_DECISION_STANDS in self._violations:
+                    return decision
                 # The row was deleted: it was a COMMIT that was carried out, because a ROLLBACK is kept for a day.
                 return found or replace(decision, outcome=Outcome.COMMIT)
             return decision

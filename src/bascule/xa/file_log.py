@@ -10,13 +10,14 @@ and one sync.
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import json
 import os
 import stat
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,13 @@ _CRC_DIGITS = 8
 _log = get_log("bascule.xa")
 
 
+class FileLogViolation(enum.StrEnum):
+    """Rules of the file that a test breaks."""
+
+    #: A log that is removed while managers use it goes on empty.
+    REMOVED_GOES_ON_EMPTY = "file-log-removed-goes-on-empty"
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
     data: bytes
@@ -45,8 +53,9 @@ class _Line:
 class FileLog:
     """A decision log for managers on one machine. The first call opens it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self.path = path.absolute()
+        self._goes_on_empty = FileLogViolation.REMOVED_GOES_ON_EMPTY in violations
         self._file = -1
         self._read_to = 0  # bytes
         self._lines = 0
@@ -221,7 +230,7 @@ class FileLog:
                 f"decision log {self.path} was replaced by another log: its id is {found}, expected {self._log_id}. "
                 f"Restore log {self._log_id}"
             )
-        self._log_id = found
+        self._log_id = "" if self._goes_on_empty else found
 
     def _close(self) -> None:
         if self._file >= 0:

@@ -23,6 +23,8 @@ class FinishingViolation(enum.StrEnum):
     HEURISTIC_DROPPED = "finishing-heuristic-dropped"
     #: A branch that the resource no longer knows counts as ended as decided, although the resource can tell its outcome.
     UNKNOWN_IS_DONE = "finishing-unknown-is-done"
+    #: A branch whose resource answers XA_RB* to the commit counts as committed.
+    ROLLED_BACK_IS_DONE = "finishing-rolled-back-is-done"
 
 
 async def finish(
@@ -55,7 +57,7 @@ async def finish(
             return None
         heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"branch {xid} was finished heuristically, by {found}", clock.now_ms())
     except BranchRolledBack as error:
-        if outcome is Outcome.ROLLBACK:
+        if outcome is Outcome.ROLLBACK or FinishingViolation.ROLLED_BACK_IS_DONE in violations:
             return None
         heuristic = Heuristic(xid, Code.XA_HEURRB, outcome, str(error), clock.now_ms())
     except BranchHeuristic as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Self
@@ -281,12 +282,20 @@ class LocalRules(DecidingDatabase[HandleT]):
 class LocalDatabaseResource(LocalRules[Any]):
     """A database that cannot prepare. The handle is a connection."""
 
-    def __init__(self, name: str, connect: Callable[[], Any], *, placeholder: str = "?", priority: int = CommitPriority.DATABASE) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Any],
+        *,
+        placeholder: str = "?",
+        priority: int = CommitPriority.DATABASE,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
         """``connect`` opens a connection that has no autocommit and that any thread may use (SQLite: ``check_same_thread``).
 
         See LocalRules for ``placeholder`` and CommitPriority for ``priority``.
         """
-        super().__init__(name, placeholder=placeholder, priority=priority)
+        super().__init__(name, placeholder=placeholder, priority=priority, violations=violations)
         self._connect = connect
 
     def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it

@@ -32,6 +32,8 @@ class PlanViolation(enum.StrEnum):
     ROLLBACK_FORGOTTEN_EARLY = "plan-rollback-forgotten-early"
     #: Branches and decisions of a manager of the same name that has another decision log count as the manager's own.
     OTHER_LOG_IGNORED = "plan-other-log-ignored"
+    #: A listed branch counts as committed, although the second look has not found its decision.
+    WAITING_IS_COMMITTED = "plan-waiting-is-committed"
 
 
 class Action(enum.StrEnum):
@@ -189,10 +191,17 @@ class _Planner:
             xid = branch(decision.gtrid, resource)
             if resource not in self.view.branches:
                 needed = needed or PlanViolation.UNREACHABLE_IS_COMMITTED not in self.violations
-            elif xid in self.view.branches[resource]:  # this branch, not just one of its transaction: two resources may be one database
-                needed = needed or xid in self.view.after.heuristics
+            elif xid in self.view.branches[resource]:  # not just one of its transaction: two resources may be one database
+                needed = needed or not self._is_committed(resource, xid)
             elif xid not in self.view.after.heuristics and PlanViolation.NOT_LISTED_IS_COMMITTED not in self.violations:
                 why = f"the log says commit, by {decision.by}; {resource} does not list the branch and must confirm the commit"
                 yield Step(Action.CONFIRM, resource, xid, why, decision.token(resource))
         if not needed:
             yield Step(Action.FORGET, "", whole, f"committed in {', '.join(decision.resources)}")
+
+    def _is_committed(self, resource: str, xid: Xid) -> bool:
+        """Whether this plan commits a listed branch. It waits if the database with the decision has not answered the second look."""
+        if PlanViolation.WAITING_IS_COMMITTED in self.violations:
+            return xid not in self.view.after.heuristics
+        step = self._of_branch(resource, xid)
+        return step is not None and step.action is Action.COMMIT

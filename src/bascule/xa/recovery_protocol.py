@@ -34,6 +34,10 @@ class RecoveryViolation(enum.StrEnum):
     NOTHING_DONE = "recovery-nothing-done"
     #: A decision is deleted although a step of its transaction has failed.
     FAILED_STEP_IS_DONE = "recovery-failed-step-is-done"
+    #: A transaction without a row of its decision in the database that decides counts as committed.
+    MISSING_ROW_IS_COMMIT = "recovery-missing-row-is-commit"
+    #: A COMMIT that a database has decided is deleted before the process of the transaction asks about it.
+    CARRIED_OUT_IS_FORGOTTEN = "recovery-carried-out-is-forgotten"
 
 
 @dataclass(slots=True)
@@ -188,6 +192,8 @@ class RecoveryProtocol:
         The process whose database has committed it may have lost the answer: it would then ask the database for ROLLBACK, and get it.
         """
         decision = view.before.decisions[gtrid]
+        if RecoveryViolation.CARRIED_OUT_IS_FORGOTTEN in self._violations:
+            return False
         if decision.by == self._by or gtrid not in view.in_database or gtrid in view.carried_out or decision.outcome is Outcome.ROLLBACK:
             return False
         self._carried_out.add(gtrid)
@@ -254,6 +260,8 @@ class RecoveryProtocol:
         """Ask the log for ROLLBACK, and return the outcome that counts: the application may only have been slow."""
         if RecoveryViolation.ROLLBACK_UNDECIDED in self._violations:
             return Outcome.ROLLBACK
+        if RecoveryViolation.MISSING_ROW_IS_COMMIT in self._violations and may_be_in_database(gtrid):
+            return Outcome.COMMIT
         decision = await self._decide(Decision(gtrid, Outcome.ROLLBACK, (), self._clock.now_ms(), self._by))
         crash.point("xa.recover.decided")
         return Outcome.ROLLBACK if RecoveryViolation.DECISION_IGNORED in self._violations else decision.outcome

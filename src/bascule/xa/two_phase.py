@@ -67,6 +67,8 @@ class TwoPhaseViolation(enum.StrEnum):
     UNTOLD_IS_FORGOTTEN = "two-phase-untold-is-forgotten"
     #: A transaction with several branches commits the last one in one phase although others are prepared.
     LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
+    #: A commit that came after a rollback by recovery is reported as if the work itself had failed.
+    RECOVERY_IS_FAILURE = "two-phase-recovery-is-failure"
 
 
 @dataclass(slots=True)
@@ -337,9 +339,7 @@ class TwoPhase:
             await self._undo()
             if (refused := self._refused_by) is not None:
                 raise TransactionRolledBack(f"was rolled back: {refused}", transaction_id=self.id, cause=refused) from refused
-            text = f"was rolled back by {decision.by} before the commit"
-            # The work itself did not fail, so it can be repeated.
-            raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
+            raise rolled_back_by(decision.by, self.id, self._violations)
         self._move(TransactionEvent.COMMIT_STANDS)
         self.unfinished.update({each.participant.name: _NOT_TOLD for each in prepared})
         try:
@@ -471,3 +471,13 @@ class TwoPhase:
         if bad := [each for each in self.heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
             raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)
+
+
+def rolled_back_by(by: str, transaction_id: str, violations: Collection[enum.StrEnum] = frozenset()) -> TransactionRolledBack:
+    """Return what to raise for a commit that came after another process had rolled the transaction back.
+
+    The work may be repeated: the cause has the code XA_RBTRANSIENT (XA specification, section 4.3).
+    """
+    text = f"was rolled back by {by} before the commit"
+    cause = None if TwoPhaseViolation.RECOVERY_IS_FAILURE in violations else BranchRolledBack(text, Code.XA_RBTRANSIENT)
+    return TransactionRolledBack(text, transaction_id=transaction_id, cause=cause)

@@ -229,3 +229,29 @@ def test_snapshot_records_that_commits_were_forgotten(bench: Bench, monkeypatch:
     since = bench.engine.journaling.confirmed_sequence
     commit_some(bench, b"d")
     assert not asked_for_rollback(bench, b"lost", since).forgotten
+
+
+@pytest.mark.parametrize("forgotten_before", [False, True])
+@pytest.mark.parametrize("says_since", [False, True])
+def test_commit_that_comes_when_its_refusal_is_forgotten_is_rolled_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, forgotten_before: bool, says_since: bool
+) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    since = bench.engine.journaling.confirmed_sequence if says_since else None
+    late = bench.engine.begin(b"late")
+    bench.put("message", to="out", transaction=late)
+    if forgotten_before:
+        commit_some(bench, b"a", b"b", b"c")
+    asked_for_rollback(bench, b"late", since)
+    commit_some(bench, b"d", b"e", b"f")
+    for each in (b"x", b"y", b"z"):
+        asked_for_rollback(bench, each, None)
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(bench.engine, late, Xid(7, b"late", b""), lambda _: None, since)
+    bench.engine.journaling.after_barrier(lambda: None)  # as each answer about a branch that is unknown
+    bench.broker.settle()
+    now = bench.engine.journaling.confirmed_sequence
+    bench.put("message", to="out", transaction=(young := bench.engine.begin(b"young")))
+    branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, now if says_since else None)
+    bench.broker.settle()
+    assert bench.engine.branches.ended[Xid(7, b"young", b"")] is Ending.COMMITTED
