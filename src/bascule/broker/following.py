@@ -38,7 +38,7 @@ class FollowingViolation(enum.StrEnum):
     """Rules of following that a test can break."""
 
     LAST_RECORD_MISSED = "a load ends before the last record in front of the epoch's start"
-    NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is passed over, and no other one is tried"
+    NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is skipped, and no other one is tried"
     FORMER_LEADER_BELIEVED = "topics that contradict one another are taken for damaged, though a former leader may have answered"
 
 

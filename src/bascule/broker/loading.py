@@ -43,7 +43,7 @@ class LoadingViolation(enum.StrEnum):
     DELIVERY_COUNTS_FORGOTTEN = "a new epoch forgets journaled delivery counts"
     INGRESS_POSITIONS_FORGOTTEN = "a new epoch reads the ingress topic from its start"
     BRANCHES_LOADED_EMPTY = "prepared branches lose the messages that they have received"
-    BRANCH_ENDS_PASSED_OVER = "the end of a branch in the journal is passed over"
+    BRANCH_ENDS_PASSED_OVER = "the end of a branch in the journal is skipped"
     UNWANTED_MESSAGES_NOT_COUNTED = "a message's number in its record counts only the messages that the snapshot names"
     UNANNOUNCED_SNAPSHOTS_COUNT = "a snapshot counts before the journal announces it"
 
