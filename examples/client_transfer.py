@@ -11,7 +11,7 @@ NEW, CHECKED = Queue("orders.new"), Queue("orders.checked")
 
 
 def checked(order: Message) -> Message:
-    # If a commit is in doubt the order may come again: by this name of our own the broker knows what it has already.
+    # If a commit is in doubt, the broker may redeliver the order. The id of the answer lets the broker recognise a repeated answer.
     return Message(f"{order.body}, checked", properties={"_AMQ_DUPL_ID": f"checked {order.body}"})
 
 
