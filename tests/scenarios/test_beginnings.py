@@ -191,7 +191,7 @@ def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(so
     source.grow(3)
     taken = source.stored()
     assert len(taken) == 2
-    with pytest.raises(PositionTaken, match="'ingress:in' is held by 'second"):
+    with pytest.raises(PositionTaken, match="'ingress:in' is held by another driver of the bridge, 'second"):
         source.take(first, 3)
     assert source.stored() == taken
 
@@ -217,7 +217,7 @@ def test_a_driver_that_stood_still_before_it_had_all_sources_takes_none_from_its
         return take(positions, pipeline, partition, topic_id)
 
     monkeypatch.setattr(Positions, "_take_source", take_later)
-    with pytest.raises(PositionTaken, match="is held by 'second"):
+    with pytest.raises(PositionTaken, match="is held by another driver of the bridge, 'second"):
         source.take(first)
     assert all(position.owner.startswith("second") for position in source.stored().values())
 
