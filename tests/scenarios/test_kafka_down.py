@@ -77,7 +77,7 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
     patient.send("before, too")
     with paused(pid(own_kafka)):
         waiting, repeated = producer.submit_send("in doubt"), patient.submit_send("repeated until it is stored")
-        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes in \d+ s") as failed:
+        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes within \d+ s") as failed:
             waiting.result(60)
         assert "amqp:connection:forced" in " ".join([failed.value.message, *failed.value.linked])
         code, reason = readiness(system)
