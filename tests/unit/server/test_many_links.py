@@ -6,15 +6,23 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from bascule.amqp.events import AttachConfirmed, ConnectionClosed, Detached, Transferred
+from bascule.broker import node
+from bascule.client import Queue
+from bascule.client.blocking import Context
+from bascule.core.errors import BasculeError
 from bascule.server.client_turns import ClientTurns
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.unit.server.broker_process import SOON_S, called, kafka, serving
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
+__all__ = ["kafka"]
 LINKS = 40
 
 
@@ -253,3 +261,34 @@ async def test_links_of_a_lost_client_are_released_in_each_turn_however_many_cli
     busy.connection.connection_lost(None)
     assert await turns_until(lambda: not busy.connection.client.leaving) <= 2 * LINKS
     assert min(served_clients) >= LINKS // 10
+
+
+class SlowTurns(ClientTurns):
+    """One link a turn, and few turns, as with thousands of links on a busy machine."""
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_later(0.02, self._turn)
+
+
+@run_async
+async def test_broker_that_is_told_to_stop_tells_a_client_with_many_links_before_it_ends(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "CLIENTS_LEAVE_S", SOON_S)
+
+    def consume(context: Context) -> None:
+        for number in range(LINKS):
+            context.consumer(Queue(f"q{number}"))
+
+    async with serving(kafka, tmp_path) as broker:
+        context = await called(broker.connect)
+        await called(consume, context)
+        (connection,) = broker.node.connections
+        broker.node.client_turns = SlowTurns(slice_s=0.0)
+        await broker.stop()
+        assert not connection.client.leaving
+        assert not any(queue.consumers for queue in connection.client.engine.addresses.queues.values())
+        with pytest.raises(BasculeError, match="shutting down"):
+            await called(context.send, Queue("q0"), "x")
