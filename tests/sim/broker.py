@@ -357,6 +357,9 @@ class BrokerNode(ProcessEffects):
             for connection in list(self._broker.connections):
                 connection.end()
 
+    async def clients_left(self, timeout_s: float) -> None:
+        """Do nothing: clients leave at once here."""
+
     async def hand_over(self, timeout_s: float) -> None:
         """Do nothing: no broker stops in an orderly way here."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Final, Protocol
 
 from bascule.broker.errors import BrokerFault
@@ -19,6 +20,8 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 RETRY_S: Final = 1.0
 #: A broker that is not elected within this time reports that it stands by. A broker without competitors is elected sooner.
 STANDBY_AFTER_S: Final = 4.0
+#: Longest wait until all that closed clients held is released, which takes a few milliseconds for a thousand links.
+CLIENTS_LEAVE_S: Final = 3.0
 #: Longest wait for the snapshot of a hand-over. Storing a snapshot of a million messages takes a few seconds.
 HANDOVER_SNAPSHOT_S: Final = 6.0
 
@@ -103,6 +106,10 @@ class NodeEffects(Protocol):
 
     def close_clients(self, error: BasculeError | None) -> None:
         """Close every connection; None means that the broker stops in an orderly way."""
+        ...
+
+    async def clients_left(self, timeout_s: float) -> None:
+        """Wait until all that closed clients held is released, and the clients are told. Raises TimeoutError."""
         ...
 
     async def hand_over(self, timeout_s: float) -> None:
@@ -255,6 +262,8 @@ class NodeProtocol:
         if NodeViolation.CLIENTS_KEPT_OPEN not in self._violations:
             effects.close_clients(error)  # first: Kafka's client may take long to stop, and clients must not wait for it
         await effects.stop_intake()
+        with suppress(TimeoutError):  # clients that are not told find their connections broken, as after a crash
+            await effects.clients_left(CLIENTS_LEAVE_S)
         if error is None:
             effects.flush()
             crash.point("handover.before")

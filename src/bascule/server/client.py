@@ -342,11 +342,14 @@ class Client:
         if self._gone:
             return
         self._gone = self.full = self.leaving = True
+        self.sessions.uncount()
+        self.links.uncount()
+        self.transactions.uncount()
         self._server.container_ids.leaves(self.container)
         self.drop_request()
         self._refused_sessions.clear()
         telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
-        self._server.client_turns.in_slices(self._release_all(failed, telling), self._server.dispatch)
+        self._server.client_turns.in_slices(self._release_all(failed, telling), self._server.dispatch, awaited=True)
 
     def _release_all(self, failed: bool, telling: set[Session]) -> Iterator[None]:
         """Release links and transactions one by one. Until all messages are back, their queues deliver none: one would overtake others.
@@ -376,7 +379,7 @@ class Client:
     def _queues(self) -> Iterator[BrokerQueue]:
         """The queues of the messages that the client holds."""
         for link in self.links:
-            if isinstance(link.context, ConsumerLink) and link.context.consumer is not None:
+            if isinstance(link.context, ConsumerLink) and link.context.consumer is not None and link.context.consumer.unacked:
                 yield link.context.consumer.queue
         for transaction in self.transactions.values():
             yield from transaction.queues

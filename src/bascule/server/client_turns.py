@@ -14,6 +14,8 @@ from typing import Final
 CLIENTS_TURN_S: Final = 0.02
 #: Processor time of work on all links of one client in one turn, beside the last link: a connection may have thousands of links.
 SLICE_S: Final = 0.005
+#: Share of the time of a turn for work for whose end other clients wait.
+AWAITED_SHARE: Final = 0.5
 
 
 class ClientTurns:
@@ -24,6 +26,7 @@ class ClientTurns:
         self._slice_s = slice_s
         self._spent_s = 0.0
         self._waiting: deque[Callable[[], None]] = deque()
+        self._awaited: deque[Callable[[], None]] = deque()  # slices of work for whose end other clients wait
         self._planned = False
 
     @property
@@ -41,10 +44,11 @@ class ClientTurns:
         self._do(action)
         self._plan()
 
-    def in_slices(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+    def in_slices(self, work: Iterator[None], behind: Callable[[], None], *, awaited: bool = False) -> None:
         """Do work piece by piece: a first slice at once, if this turn has time left, and the rest in later turns.
 
-        ``behind`` is called after each slice in a later turn. Neither ``work`` nor ``behind`` may raise.
+        ``behind`` is called after each slice in a later turn. Neither ``work`` nor ``behind`` may raise. ``awaited``: other clients wait
+        for the end of the work, so it gets a share of each turn, however many clients are busy.
         """
         going_on = True
         if not self.over:
@@ -53,11 +57,13 @@ class ClientTurns:
             self._spent_s += time.thread_time() - began_s
             self._plan()
         if going_on:
-            self.later(partial(self._next_slice, work, behind))
+            slices = self._awaited if awaited else self._waiting
+            slices.append(partial(self._next_slice, work, behind, slices))
+            self._plan()
 
-    def _next_slice(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+    def _next_slice(self, work: Iterator[None], behind: Callable[[], None], slices: deque[Callable[[], None]]) -> None:
         if not self._slice(work):
-            self.later(partial(self._next_slice, work, behind))
+            slices.append(partial(self._next_slice, work, behind, slices))
         behind()
 
     def _slice(self, work: Iterator[None]) -> bool:
@@ -80,10 +86,15 @@ class ClientTurns:
         self._planned = False
         self._spent_s = 0.0
         try:
-            for _ in range(len(self._waiting)):
-                self._do(self._waiting.popleft())
-                if self.over:
-                    break
+            self._do_some(self._awaited, AWAITED_SHARE * self._turn_s)
+            self._do_some(self._waiting, self._turn_s)
         finally:
-            if self._waiting:
+            if self._waiting or self._awaited:
                 self._plan()
+
+    def _do_some(self, actions: deque[Callable[[], None]], until_s: float) -> None:
+        """Do each action once, at least the first one, until ``until_s`` of the turn are used."""
+        for _ in range(len(actions)):
+            self._do(actions.popleft())
+            if self._spent_s >= until_s:
+                break

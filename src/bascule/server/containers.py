@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ class ContainerIds:
     def __init__(self) -> None:
         self._connections: dict[str, dict[ClientConnection, None]] = {}
         self._leaving: Counter[str] = Counter()  # clients that have gone, of which not all links are released yet
+        self.nobody_leaves = asyncio.Event()
+        self.nobody_leaves.set()
 
     def opened(self, connection: ClientConnection, container: str) -> bool:
         """Record a connection that opens under an id. Return whether another open connection has the id."""
@@ -35,12 +38,15 @@ class ContainerIds:
     def leaves(self, container: str) -> None:
         """A client has gone. The broker releases what the client holds, until ``left``."""
         self._leaving[container] += 1
+        self.nobody_leaves.clear()
 
     def left(self, container: str) -> None:
         """Nothing is held for a client that has gone."""
         self._leaving[container] -= 1
         if not self._leaving[container]:
             del self._leaving[container]
+        if not self._leaving:
+            self.nobody_leaves.set()
 
     def is_leaving(self, container: str) -> bool:
         """Return whether a client with this id has gone and something is still held for it, for example a subscription."""

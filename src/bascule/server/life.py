@@ -252,6 +252,10 @@ class BrokerLife(LoopEffects):
         """Close every connection."""
         self._node.close_clients(error)
 
+    async def clients_left(self, timeout_s: float) -> None:
+        """Wait until all that closed clients held is released. Raises TimeoutError."""
+        await asyncio.wait_for(self._node.container_ids.nobody_leaves.wait(), timeout_s)
+
     async def hand_over(self, timeout_s: float) -> None:
         """Make a snapshot for the next broker. Raises TimeoutError."""
         housekeeping = self._present.housekeeping

@@ -73,6 +73,12 @@ class Holdings(MutableMapping[K, V]):
         del self._held[key]
         self.tally.count -= 1
 
+    def uncount(self) -> None:
+        """Count the resources towards no limit, because their client has left; they are released later."""
+        self.tally.count -= len(self._held)
+        self.tally = Tally(0, "", "")
+        self.tally.count = len(self._held)
+
     def __contains__(self, key: object) -> bool:
         return key in self._held
 

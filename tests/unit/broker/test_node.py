@@ -8,14 +8,14 @@ import pytest
 
 from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
 from bascule.broker.errors import BrokerFault, JournalUnavailable
-from bascule.broker.node import HANDOVER_SNAPSHOT_S, ElectionOutcome, NodeProtocol
+from bascule.broker.node import CLIENTS_LEAVE_S, HANDOVER_SNAPSHOT_S, ElectionOutcome, NodeProtocol
 from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.journal.records import DamagedRecord
 
 SERVED = ["listen", "begin", "start", "serve", "ready"]
-LEFT = ["stop listening", "close clients", "stop intake"]
+LEFT = ["stop listening", "close clients", "stop intake", "clients left"]
 CLOSED = ["close epoch", "stop listening"]
 
 
@@ -36,7 +36,7 @@ class Surroundings:
         self.stop_error: BasculeError | None = None
         self.elected = True
         self.room: BasculeError | None = None
-        self.slow_snapshot = False
+        self.slow_snapshot = self.slow_clients = False
         self.pauses = 0
         self.notes: list[str] = []
         self.while_serving: Callable[[], None] = lambda: None
@@ -104,6 +104,12 @@ class Surroundings:
     def close_clients(self, error: BasculeError | None) -> None:
         self.done.append("close clients")
 
+    async def clients_left(self, timeout_s: float) -> None:
+        assert timeout_s == CLIENTS_LEAVE_S
+        self.done.append("clients left")
+        if self.slow_clients:
+            raise TimeoutError
+
     async def hand_over(self, timeout_s: float) -> None:
         assert timeout_s == HANDOVER_SNAPSHOT_S
         self.done.append("hand over")
@@ -151,6 +157,12 @@ def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundi
     around.live()
     assert around.done[-2:] == CLOSED
     assert any("Kafka has not stored the snapshot in time" in note for note in around.notes)
+
+
+def test_clients_that_take_too_long_do_not_hold_up_the_end(around: Surroundings) -> None:
+    around.elections, around.slow_clients = [ElectionOutcome.ELECTED], True
+    around.live()
+    assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
 
 
 def test_end_of_an_epoch_disconnects_clients_and_the_next_epoch_begins(around: Surroundings) -> None:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from bascule.amqp.events import AttachConfirmed, ConnectionClosed, Detached, Transferred
+from bascule.broker import node
+from bascule.client import Queue
+from bascule.client.blocking import Context
+from bascule.core.errors import BasculeError
 from bascule.server.client_turns import ClientTurns
+from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.unit.server.broker_process import SOON_S, called, kafka, serving
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
+__all__ = ["kafka"]
 LINKS = 40
 
 
@@ -192,3 +202,93 @@ async def test_clients_that_are_lost_at_the_same_time_share_the_time_of_a_turn()
     assert [len(client.connection.client.links) for client in clients] == [1, 1, 1]
     await turns_until(lambda: not any(client.connection.client.leaving for client in clients))
     assert served.engine.addresses.producers == {}
+
+
+@run_async
+async def test_what_a_lost_client_has_left_counts_towards_no_limit_of_its_user() -> None:
+    """As its connection: the application may come back under another client id before all links are released."""
+    served = Sliced(usage=UsageLimits(sessions_per_user=2, links_per_user=LINKS + 1, transactions_per_user=1))
+    busy, other = Client(served, "busy"), Client(served, "other", begins=False)
+    for number in range(LINKS):
+        busy.consumer(f"q{number}", name=f"link-{number}")
+    busy.connection.client.begin()
+    usage = served.usage.users["anonymous"]
+    served.slice()
+    busy.connection.connection_lost(None)
+    assert busy.connection.client.leaving
+    assert (usage.sessions.count, usage.links.count, usage.transactions.count) == (0, 0, 0)
+    again = Client(served, "again")
+    for number in range(2):
+        again.consumer(f"q{number}", name=f"again-{number}")
+    assert again.told(Detached) == []
+    await turns_until(lambda: not busy.connection.client.leaving)
+    assert (usage.sessions.count, usage.links.count, usage.transactions.count) == (1, 2, 0)
+    assert other.told(ConnectionClosed) == []
+
+
+@run_async
+async def test_queue_from_which_a_lost_client_holds_no_message_delivers_while_its_links_are_released() -> None:
+    served = Sliced()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    for number in range(LINKS):
+        busy.consumer("inbox", credit=1, name=f"link-{number}")
+    inbox = other.consumer("inbox", credit=1)
+    served.slice()
+    busy.connection.connection_lost(None)
+    served.fill("inbox", 1)
+    served.dispatch()
+    other.run()
+    assert busy.connection.client.leaving
+    assert other.received(inbox) == 1
+
+
+@run_async
+async def test_links_of_a_lost_client_are_released_in_each_turn_however_many_clients_are_busy() -> None:
+    served = Sliced()
+    busy = Client(served, "busy")
+    for number in range(LINKS):
+        busy.consumer(f"q{number}", name=f"link-{number}")
+    served.slice(turn_s=0.0)  # each turn has time for one client
+    turns = served.client_turns
+    served_clients = [0] * 10
+
+    def act(client: int) -> None:
+        served_clients[client] += 1
+        turns.later(partial(act, client))
+
+    for client in range(10):
+        turns.later(partial(act, client))
+    busy.connection.connection_lost(None)
+    assert await turns_until(lambda: not busy.connection.client.leaving) <= 2 * LINKS
+    assert min(served_clients) >= LINKS // 10
+
+
+class SlowTurns(ClientTurns):
+    """One link a turn, and few turns, as with thousands of links on a busy machine."""
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_later(0.02, self._turn)
+
+
+@run_async
+async def test_broker_that_is_told_to_stop_tells_a_client_with_many_links_before_it_ends(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "CLIENTS_LEAVE_S", SOON_S)
+
+    def consume(context: Context) -> None:
+        for number in range(LINKS):
+            context.consumer(Queue(f"q{number}"))
+
+    async with serving(kafka, tmp_path) as broker:
+        context = await called(broker.connect)
+        await called(consume, context)
+        (connection,) = broker.node.connections
+        broker.node.client_turns = SlowTurns(slice_s=0.0)
+        await broker.stop()
+        assert not connection.client.leaving
+        assert not any(queue.consumers for queue in connection.client.engine.addresses.queues.values())
+        with pytest.raises(BasculeError, match="shutting down"):
+            await called(context.send, Queue("q0"), "x")
