@@ -272,21 +272,31 @@ class RecoveryProtocol:
         found = Pass()
         state, _ = await self._read(found)
         self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
-        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in state.decisions:
-            if found.unreachable:
-                raise Unavailable(
-                    f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
-                )
-            raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
-        # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
-        decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
-        decision = await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
+        decision = await self._wanted(xid, outcome, f"{who}, {self._by}", state, found)
         for participant in [self._participants[only]] if only else self._participants.values():
             for each in await participant.recover():
                 if each.gtrid == xid.gtrid:
                     token = decision.token(participant.name)
                     await finish(participant, each, decision.outcome, self._log, self._clock, token=token, violations=self._violations)
         return decision.outcome
+
+    async def _wanted(self, xid: Xid, outcome: Outcome, by: str, state: LogState, found: Pass) -> Decision:
+        """Store the outcome that somebody wants for a transaction, and return the decision that counts.
+
+        Raises InvalidInput for a COMMIT that only a database can decide.
+        """
+        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid):
+            # Only its row counts: an entry in the log would contradict a ROLLBACK, and let recovery delete the row of a COMMIT too early.
+            if (decided := state.decisions.get(xid.gtrid)) is not None:
+                return decided
+            if found.unreachable:
+                raise Unavailable(
+                    f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
+                )
+            raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
+        # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
+        decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), by)
+        return await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
 
     def _refuse_other_manager(self, xid: Xid) -> None:
         if manager_of_gtrid(xid.gtrid) != self._manager:

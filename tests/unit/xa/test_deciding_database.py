@@ -395,6 +395,33 @@ def test_operator_cannot_commit_what_the_database_has_not_committed(shop: Shop) 
     assert len(shop.decisions()) == 1  # a slow application is refused by it
 
 
+def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(shop: Shop) -> None:
+    """The process that stored the ROLLBACK in the table has ended, or the log was unavailable, before the log had it."""
+    gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+    xid = branch(gtrid, "broker")
+    shop.durable.prepared[xid] = ["message"]
+    shop.database.decide(Decision(gtrid, Outcome.ROLLBACK, (), 1, "application"))
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+    assert recoverer.finish_now(xid, Outcome.COMMIT) is Outcome.ROLLBACK
+    assert shop.where == NEITHER
+    assert shop.durable.prepared == {}
+
+
+def test_commit_by_an_operator_leaves_the_row_for_the_process_that_has_not_got_the_answer(shop: Shop) -> None:
+    def finish() -> None:
+        (xid,) = shop.durable.prepared
+        recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+        assert recoverer.finish_now(xid, Outcome.COMMIT) is Outcome.COMMIT
+        for _ in range(2):
+            recoverer.run()
+
+    transaction = shop.begin()
+    shop.unanswered(transaction, carried_out=True, error=sqlite3.OperationalError("connection lost"), then=finish)
+    run_blocking(transaction.commit())
+    assert transaction.status is TransactionStatus.COMMITTED
+    assert shop.where == BOTH
+
+
 def test_first_decision_in_the_table_stands_and_only_a_manager_s_own_are_read(shop: Shop) -> None:
     own, like = (new_gtrid(name, 0, "aaaaaaaa", decides=True) for name in ("sh_p", "shop"))
     commit, rollback = (Decision(own, outcome, ("broker",), 1, "x") for outcome in Outcome)
