@@ -300,6 +300,26 @@ def test_commit_that_is_not_answered_is_not_told_as_rolled_back_when_another_pro
     assert shop.log.durable.heuristics == {}
 
 
+def test_managers_that_their_host_and_process_id_do_not_tell_apart_keep_each_other_s_rows(shop: Shop) -> None:
+    """Two containers that share the network of their host have its name, and each program is process 1."""
+    other = TransactionManager("shop", shop.log, shop.process(), shared=True)
+
+    def finish() -> None:
+        recoverer = other.recoverer()
+        for _ in range(2):
+            recoverer.run(patient=False)
+        assert shop.where == BOTH
+
+    with TransactionManager("shop", shop.log, [shop.broker, shop.database], shared=True) as manager:
+        transaction = manager.begin()
+        transaction.enlist(shop.broker).append("message")
+        transaction.enlist(shop.database).execute("INSERT INTO payments VALUES ('row')")
+        work = shop.database._work[branch(transaction.gtrid, "database")]
+        work.raw = Unanswered(work.raw, True, sqlite3.OperationalError("connection lost"), finish)
+        transaction.commit()
+        assert transaction.status is TransactionStatus.COMMITTED
+
+
 @pytest.mark.parametrize("by", ["application", "recoverer"])
 def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop: Shop, by: str) -> None:
     shop.at["broker.commit.before"] = killed
