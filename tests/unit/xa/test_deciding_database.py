@@ -346,6 +346,38 @@ def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop
     assert shop.log.durable.decisions == {}
 
 
+def test_commit_that_was_carried_out_is_not_told_again_when_the_database_was_away(shop: Shop) -> None:
+    """A broker may have forgotten the outcome of the branch by then: its answer would be recorded as heuristic."""
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="recoverer", patient=False)
+    recoverer.run()
+    shop.away = sqlite3.OperationalError("unable to open database file")
+    recoverer.run()
+    shop.away = None
+    assert recoverer.run().steps == []
+
+
+def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for_a_rollback(shop: Shop, tmp_path: Path) -> None:
+    """A recoverer does not know which database decides, and asks one after the other."""
+    another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
+    another.check()
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    (xid,) = shop.durable.prepared
+    another.decide(Decision(xid.gtrid, Outcome.ROLLBACK, (), 1, "a recoverer that was killed"))
+    recoverer = Recoverer("shop", shop.log, (another, *shop.process()), by="application", patient=False)
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
+    assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.COMMIT
+    assert shop.where == BOTH
+    shop.database.forget_decisions([xid.gtrid])  # as the process of the transaction does
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
+    shop.database.decisions("shop")
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOTHING_LEFT
+
+
 def test_row_that_is_deleted_while_somebody_asks_for_a_rollback_was_a_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.COMMIT, ("broker",), 1, "x")
     shop.database.decide(commit)
