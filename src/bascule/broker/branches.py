@@ -184,12 +184,12 @@ class Branches:
             self.refused_at[xid] = sequence
         self._forget_old()
 
-    def may_have_refused(self, begun_at: int, since: int | None) -> bool:
-        """Return whether the broker may have forgotten the refusal of a branch.
+    def may_have_refused(self, begun_at: int) -> bool:
+        """Return whether the broker may have forgotten the refusal of a branch, which is never older than the branch's transaction.
 
-        ``begun_at`` is the journal sequence at the beginning of the branch's transaction; for ``since`` see ``may_have_forgotten``.
+        ``begun_at`` is the journal sequence at the beginning of the transaction.
         """
-        return self.refusals_forgotten_to >= min(begun_at, begun_at if since is None else since)
+        return self.refusals_forgotten_to >= begun_at
 
     def may_have_forgotten(self, since: int | None) -> bool:
         """Return whether the broker may have forgotten a commit.
@@ -331,7 +331,7 @@ def commit_one_phase(
         engine.journaling.tell(done, None)
         return
     error = _taken(branches, xid)
-    if error is None and branches.may_have_refused(transaction.begun_at, since):
+    if error is None and branches.may_have_refused(transaction.begun_at):
         error = UnknownBranch(f"a rollback of branch {xid} may have been requested; the broker remembers only the most recent requests")
     if error is not None:
         engine.rollback(transaction)

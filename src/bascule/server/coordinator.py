@@ -68,6 +68,7 @@ class CoordinatorLink:
             transaction = self.client.begin()
         except ResourceLimit as error:
             self._answer(delivery_id, error)
+            self.link.flow(PRODUCER_CREDIT)
             return
         self._declared[transaction.id] = transaction
         if self._first == b"":

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import random
+import secrets
 import socket
 import threading
 import time
@@ -483,8 +484,8 @@ class TransactionManager:
 
 
 def _this_process() -> str:
-    """Return the name of this process for its decisions."""
-    return f"{socket.gethostname()}/{os.getpid()}"
+    """Return the name of a manager in this process for its decisions. Containers may have the same host name and process ids."""
+    return f"{socket.gethostname()}/{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def _here() -> object:

@@ -109,6 +109,8 @@ class RecoveryProtocol:
         found = Pass()
         at_work = dict.fromkeys(live())
         before, in_database = await self._read(found)
+        if not found.unreachable:  # else the decisions of a database that does not answer are not known to be gone
+            self._carried_out &= before.decisions.keys()
         branches: dict[str, Sequence[Xid]] = {}
         for name, participant in self._participants.items():
             try:
@@ -117,7 +119,6 @@ class RecoveryProtocol:
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # a transaction that began meanwhile may have listed branches
         after, _ = await self._read(found)
-        self._carried_out &= before.decisions.keys()
         view = RecoveryView(
             branches,
             before,
@@ -145,12 +146,15 @@ class RecoveryProtocol:
         return state, state.decisions.keys() - in_log
 
     async def _read_databases(self, state: LogState, found: Pass) -> None:
+        decisions: list[Decision] = []
         for name, decider in self._deciders():
             try:
-                for decision in await decider.decisions(self._manager):
-                    state.add(decision)
+                decisions += await decider.decisions(self._manager)
             except Exception as error:
                 found.unreachable[name] = said_of(error)
+        # A recoverer may have asked a database for ROLLBACK before another one, which decides, answered COMMIT.
+        for decision in sorted(decisions, key=lambda each: each.outcome is not Outcome.COMMIT):
+            state.add(decision)
 
     def _deciders(self) -> list[tuple[str, Decider]]:
         found = ((name, participant.decider) for name, participant in self._participants.items())
@@ -164,8 +168,10 @@ class RecoveryProtocol:
         if may_be_in_database(decision.gtrid):
             if not (deciders := self._deciders()):
                 raise InvalidInput("the decision may be in a database that the manager does not have; add the resource of that database")
-            for _, decider in deciders:
+            for place, (_, decider) in enumerate(deciders):
                 if (stands := await decider.decide(decision)).outcome is not decision.outcome:
+                    for _, other in deciders[:place]:  # did not take part; its row would be taken for the outcome
+                        await other.forget_decisions([decision.gtrid])
                     return stands
         return await self._log.decide(decision)
 
@@ -272,21 +278,31 @@ class RecoveryProtocol:
         found = Pass()
         state, _ = await self._read(found)
         self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
-        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid) and xid.gtrid not in state.decisions:
-            if found.unreachable:
-                raise Unavailable(
-                    f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
-                )
-            raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
-        # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
-        decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
-        decision = await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
+        decision = await self._wanted(xid, outcome, f"{who}, {self._by}", state, found)
         for participant in [self._participants[only]] if only else self._participants.values():
             for each in await participant.recover():
                 if each.gtrid == xid.gtrid:
                     token = decision.token(participant.name)
                     await finish(participant, each, decision.outcome, self._log, self._clock, token=token, violations=self._violations)
         return decision.outcome
+
+    async def _wanted(self, xid: Xid, outcome: Outcome, by: str, state: LogState, found: Pass) -> Decision:
+        """Store the outcome that somebody wants for a transaction, and return the decision that counts.
+
+        Raises InvalidInput for a COMMIT that only a database can decide.
+        """
+        if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid):
+            # Only its row counts: an entry in the log would contradict a ROLLBACK, and let recovery delete the row of a COMMIT too early.
+            if (decided := state.decisions.get(xid.gtrid)) is not None:
+                return decided
+            if found.unreachable:
+                raise Unavailable(
+                    f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
+                )
+            raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
+        # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
+        decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), by)
+        return await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
 
     def _refuse_other_manager(self, xid: Xid) -> None:
         if manager_of_gtrid(xid.gtrid) != self._manager:

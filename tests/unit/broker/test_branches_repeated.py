@@ -255,3 +255,17 @@ def test_commit_that_comes_when_its_refusal_is_forgotten_is_rolled_back(
     branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, now if says_since else None)
     bench.broker.settle()
     assert bench.engine.branches.ended[Xid(7, b"young", b"")] is Ending.COMMITTED
+
+
+def test_commit_of_a_young_transaction_is_carried_out_whatever_older_position_its_client_knows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal is never older than its transaction. The last answer that a client has got may be hours old."""
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    since = bench.engine.journaling.confirmed_sequence
+    asked_for_rollback(bench, b"lost", since)
+    commit_some(bench, b"a", b"b", b"c")
+    bench.put("message", to="out", transaction=(young := bench.engine.begin(b"young")))
+    branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, since)
+    bench.broker.settle()
+    assert bench.engine.branches.ended[Xid(7, b"young", b"")] is Ending.COMMITTED

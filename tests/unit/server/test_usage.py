@@ -14,6 +14,7 @@ from bascule.amqp.transactions import encode_control
 from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
 from bascule.server import client as client_module
+from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
@@ -137,6 +138,7 @@ async def test_transaction_beyond_a_limit_is_refused_until_another_one_ends() ->
     refused = ask(Declare())
     assert "the limit of 1 open transactions of user 'anonymous' is reached" in refused.error.description
     assert refused.error.condition == RESOURCE_LIMIT_EXCEEDED
+    assert coordinator.credit == PRODUCER_CREDIT  # a client may try again as often as it likes
     ask(Discharge(declared.txn_id, True))
     assert isinstance(ask(Declare()), Declared)
 

@@ -300,6 +300,26 @@ def test_commit_that_is_not_answered_is_not_told_as_rolled_back_when_another_pro
     assert shop.log.durable.heuristics == {}
 
 
+def test_managers_that_their_host_and_process_id_do_not_tell_apart_keep_each_other_s_rows(shop: Shop) -> None:
+    """Two containers that share the network of their host have its name, and each program is process 1."""
+    other = TransactionManager("shop", shop.log, shop.process(), shared=True)
+
+    def finish() -> None:
+        recoverer = other.recoverer()
+        for _ in range(2):
+            recoverer.run(patient=False)
+        assert shop.where == BOTH
+
+    with TransactionManager("shop", shop.log, [shop.broker, shop.database], shared=True) as manager:
+        transaction = manager.begin()
+        transaction.enlist(shop.broker).append("message")
+        transaction.enlist(shop.database).execute("INSERT INTO payments VALUES ('row')")
+        work = shop.database._work[branch(transaction.gtrid, "database")]
+        work.raw = Unanswered(work.raw, True, sqlite3.OperationalError("connection lost"), finish)
+        transaction.commit()
+        assert transaction.status is TransactionStatus.COMMITTED
+
+
 @pytest.mark.parametrize("by", ["application", "recoverer"])
 def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop: Shop, by: str) -> None:
     shop.at["broker.commit.before"] = killed
@@ -324,6 +344,38 @@ def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop
     run()
     assert shop.decisions() == []
     assert shop.log.durable.decisions == {}
+
+
+def test_commit_that_was_carried_out_is_not_told_again_when_the_database_was_away(shop: Shop) -> None:
+    """A broker may have forgotten the outcome of the branch by then: its answer would be recorded as heuristic."""
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="recoverer", patient=False)
+    recoverer.run()
+    shop.away = sqlite3.OperationalError("unable to open database file")
+    recoverer.run()
+    shop.away = None
+    assert recoverer.run().steps == []
+
+
+def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for_a_rollback(shop: Shop, tmp_path: Path) -> None:
+    """A recoverer does not know which database decides, and asks one after the other."""
+    another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
+    another.check()
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    (xid,) = shop.durable.prepared
+    another.decide(Decision(xid.gtrid, Outcome.ROLLBACK, (), 1, "a recoverer that was killed"))
+    recoverer = Recoverer("shop", shop.log, (another, *shop.process()), by="application", patient=False)
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
+    assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.COMMIT
+    assert shop.where == BOTH
+    shop.database.forget_decisions([xid.gtrid])  # as the process of the transaction does
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
+    shop.database.decisions("shop")
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOTHING_LEFT
 
 
 def test_row_that_is_deleted_while_somebody_asks_for_a_rollback_was_a_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +445,33 @@ def test_operator_cannot_commit_what_the_database_has_not_committed(shop: Shop) 
     assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.ROLLBACK
     assert shop.durable.prepared == {}
     assert len(shop.decisions()) == 1  # a slow application is refused by it
+
+
+def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(shop: Shop) -> None:
+    """The process that stored the ROLLBACK in the table has ended, or the log was unavailable, before the log had it."""
+    gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+    xid = branch(gtrid, "broker")
+    shop.durable.prepared[xid] = ["message"]
+    shop.database.decide(Decision(gtrid, Outcome.ROLLBACK, (), 1, "application"))
+    recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+    assert recoverer.finish_now(xid, Outcome.COMMIT) is Outcome.ROLLBACK
+    assert shop.where == NEITHER
+    assert shop.durable.prepared == {}
+
+
+def test_commit_by_an_operator_leaves_the_row_for_the_process_that_has_not_got_the_answer(shop: Shop) -> None:
+    def finish() -> None:
+        (xid,) = shop.durable.prepared
+        recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)
+        assert recoverer.finish_now(xid, Outcome.COMMIT) is Outcome.COMMIT
+        for _ in range(2):
+            recoverer.run()
+
+    transaction = shop.begin()
+    shop.unanswered(transaction, carried_out=True, error=sqlite3.OperationalError("connection lost"), then=finish)
+    run_blocking(transaction.commit())
+    assert transaction.status is TransactionStatus.COMMITTED
+    assert shop.where == BOTH
 
 
 def test_first_decision_in_the_table_stands_and_only_a_manager_s_own_are_read(shop: Shop) -> None:
