@@ -17,7 +17,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 
 AdminOption = Annotated[
     str | None,
-    typer.Option("--admin", metavar="URL", help="Address of the admin server [default: admin.host and .port]", show_default=False),
+    typer.Option("--admin", metavar="URL", help="Address of the admin server (default: admin.host and .port)", show_default=False),
 ]
 
 #: The broker answers a question from memory; one that takes longer is in trouble.
