@@ -2,7 +2,7 @@ import jakarta.jms.*;
 import org.apache.qpid.jms.JmsConnectionFactory;
 
 /**
- * Request and reply in plain JMS; that a Kafka application is at the other end shows nowhere.
+ * Request and reply in plain JMS. The program does not know that a Kafka application is at the other end.
  *
  * <pre>
  * java -cp "$(python -m bascule.embedded.jars path qpid-jms)" examples/Quotes.java ask quotes 'AAPL'

@@ -1,4 +1,4 @@
-"""Readings of many sensors to one topic, and a subscriber of each room, in one event loop.
+"""Send readings of many sensors to one topic, with a subscriber for each room, in one event loop.
 
 python examples/client_asyncio.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 """

@@ -1,4 +1,4 @@
-"""Ask a service and wait for its answer, which comes by a temporary queue.
+"""Send requests to a service, and wait for each reply in a temporary queue.
 
 python examples/client_requests.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 """

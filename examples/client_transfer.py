@@ -1,4 +1,4 @@
-"""Move orders from one queue to another, each in a transaction: in one of them whatever dies, never in both or none.
+"""Move orders from one queue to another, each in a transaction. Whatever dies, each order is in exactly one of the queues.
 
 python examples/client_transfer.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 """
@@ -11,7 +11,7 @@ NEW, CHECKED = Queue("orders.new"), Queue("orders.checked")
 
 
 def checked(order: Message) -> Message:
-    # If a commit is in doubt, the broker may redeliver the order. The id of the answer lets the broker recognise a repeated answer.
+    # If a commit is in doubt, the order may be redelivered. By this id the broker recognises a message that it already has.
     return Message(f"{order.body}, checked", properties={"_AMQ_DUPL_ID": f"checked {order.body}"})
 
 

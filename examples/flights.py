@@ -1,6 +1,6 @@
-"""A divert's transformation in Python: a function from message rows to records, each row by itself.
+"""A divert's transformation in Python: a function from message rows to records, which treats each row separately.
 
-The driver calls it once, to plan; Spark runs the plan. examples/transformed.toml names it, so this directory must be on PYTHONPATH.
+The driver calls it once to make a plan, and Spark runs the plan. examples/transformed.toml names it: PYTHONPATH must have this directory.
 """
 
 from pyspark.sql import DataFrame
@@ -10,7 +10,7 @@ AIRLINES = [("B6", "JetBlue"), ("UA", "United")]
 
 
 def named(messages: DataFrame) -> DataFrame:
-    """Leave out airlines nobody knows, and write the name of the others."""
+    """Leave out unknown airlines, and write the names of the others."""
     airlines = messages.sparkSession.createDataFrame(AIRLINES, "carrier string, airline string")
     known = messages.join(F.broadcast(airlines), F.col("properties")["carrier"] == F.col("carrier"))
     return known.withColumn("key", F.col("carrier")).withColumn(

@@ -3,7 +3,7 @@
     python examples/kafka_quotes.py answer 3
     python examples/kafka_quotes.py ask 'EUR/USD'
 
-It finds the Kafka of the `bascule up` that runs in the working directory; a third argument names another.
+Kafka is that of the `bascule up` that runs in the working directory; a third argument names another Kafka.
 """
 
 import json
@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer
 
 
 def answer(bootstrap: str, count: int) -> None:
-    """Answer questions of the topic quotes.questions where each asks to be answered."""
+    """Reply to requests in the topic quotes.questions, each to the destination that it names."""
     consumer, producer = reader(bootstrap, "quotes.questions", "quotes"), Producer({"bootstrap.servers": bootstrap})
     while count:
         question = consumer.poll(1.0)
@@ -33,7 +33,7 @@ def answer(bootstrap: str, count: int) -> None:
 
 
 def ask(bootstrap: str, text: str) -> None:
-    """Put a question into the topic rates.questions, and wait in a topic of one's own for the answer."""
+    """Write a request to the topic rates.questions, and wait for the reply in a topic of this program."""
     mine, number = "rates.answers.desk-1", str(uuid.uuid4())
     consumer, producer = reader(bootstrap, mine, f"desk-1-{number}"), Producer({"bootstrap.servers": bootstrap})
     producer.produce("rates.questions", text, headers={"reply-topic": mine, "jms.JMSCorrelationID": number})

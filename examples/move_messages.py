@@ -9,7 +9,7 @@ import sys
 
 from bascule.client import Acknowledge, Context, Message, Queue, connect
 
-#: A queue that gives no message for so long is empty.
+#: A queue that gives no message for this time counts as empty.
 EMPTY_AFTER_S = 5.0
 
 

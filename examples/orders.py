@@ -1,4 +1,4 @@
-"""Send orders to a queue and take them again, each acknowledged when it is done with.
+"""Send orders to a queue, receive them, and acknowledge each after its processing.
 
 python examples/orders.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 """

@@ -1,4 +1,4 @@
-"""Payment orders: an order comes over JMS, becomes a row in PostgreSQL and a confirmation over JMS. Once each, whatever is killed.
+"""Receive payment orders over JMS; write a row in PostgreSQL and send a confirmation for each, exactly once whatever is killed.
 
     python examples/payments.py 'failover:(amqp://127.0.0.1:5672)' 'host=127.0.0.1 dbname=shop user=shop' payments.xalog
 
@@ -26,7 +26,7 @@ WAIT_S = 1.0
 
 
 def pay_next(manager: TransactionManager, broker: JmsResource, database: PostgresResource) -> None:
-    """One order, if there is one: all of it, or nothing."""
+    """Process one order, if there is one, in one transaction."""
     with manager.begin(timeout_s=30) as transaction:
         jms = transaction.enlist(broker)
         message = jms.consumer(ORDERS).receive(WAIT_S)
@@ -37,18 +37,18 @@ def pay_next(manager: TransactionManager, broker: JmsResource, database: Postgre
 
 
 def main() -> None:
-    """Order after order, until SIGTERM."""
+    """Process orders until SIGTERM."""
     url, conninfo, log = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS payments (number bigint, amount bigint)")
-    # By these names the next start finds what a crash has left.
+    # By these names, recovery finds the branches that a crash has left.
     broker, database = JmsResource("broker", url), PostgresResource("payments-db", conninfo)
     with TransactionManager("payments", FileLog(Path(log)), [broker, database]) as manager:
         while True:
             try:
                 pay_next(manager, broker, database)
-            except BasculeError as error:  # who is away may be back; what is in doubt, the manager finishes
+            except BasculeError as error:  # retry later; the manager finishes transactions in doubt
                 print(error, file=sys.stderr)
                 time.sleep(WAIT_S)
 

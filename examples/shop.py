@@ -1,4 +1,4 @@
-"""An online store's payments: the app writes a request to Kafka; the shop charges once and confirms once, whatever dies.
+"""Payments of an online store: the app writes a request to Kafka; the shop charges once and confirms once, whatever dies.
 
 python examples/shop.py [HOST:PORT of Kafka] [conninfo of PostgreSQL] [directory of its transaction log]
 """
@@ -18,7 +18,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS charges (payment text, customer text, amount
 
 
 class Notifications:
-    """Knows JMS and the name of a factory, and nothing of Kafka."""
+    """Sends confirmations through JMS. It knows the name of a connection factory, and nothing about Kafka."""
 
     def confirm(self, payment: str, amount: int) -> None:
         with lookup("kafka/notifications").connection() as connection:
@@ -33,14 +33,14 @@ def main(servers: str, conninfo: str, directory: str) -> None:
     inbound = InboundLog("payments", settings, group="shop.payments")
     manager = TransactionManager("shop", FileLog(Path(directory, "shop.xalog")), [inbound, database, kafka])
     bind("kafka/notifications", KafkaConnectionFactory(settings, transacted=XaSends(manager, kafka)))
-    adapter = ResourceAdapter({**settings, "group.instance.id": "shop"})  # a name, so that a restart goes on at once
+    adapter = ResourceAdapter({**settings, "group.instance.id": "shop"})  # with this name, a restarted process continues at once
     spec = ActivationSpec(topics=("payments",), group="shop.payments", workers=8, retries=3, transacted=Xa(manager, inbound, kafka))
 
     @adapter.endpoint(spec)
     def charge(record: Record) -> None:
         request = json.loads(record.value or b"")
         if request["amount"] <= 0:
-            raise ValueError(f"a payment of {request['amount']}")  # tried again, and then in shop.payments.dead-letter
+            raise ValueError(f"a payment of {request['amount']}")  # retried, then dead-lettered
         row = (request["payment"], request["customer"], request["amount"])
         manager.enlist(database).execute("INSERT INTO charges VALUES (%s, %s, %s)", row)
         Notifications().confirm(request["payment"], request["amount"])

@@ -23,9 +23,9 @@ commands.add_typer(dead_letters, name="dead-letters")
 
 GroupOption = Annotated[str, typer.Option("--group", help="Consumer group of the endpoint")]
 KafkaOption = Annotated[
-    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Address of Kafka [default: kafka.bootstrap_servers]", show_default=False)
+    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Address of Kafka (default: kafka.bootstrap_servers)", show_default=False)
 ]
-TopicOption = Annotated[str, typer.Option("--topic", help="Dead-letter topic [default: GROUP.dead-letter]", show_default=False)]
+TopicOption = Annotated[str, typer.Option("--topic", help="Dead-letter topic (default: GROUP.dead-letter)", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def status(
     group: GroupOption,
     kafka: KafkaOption = None,
-    log: Annotated[str, typer.Option("--log", help="Topic of the inbound log [default: GROUP.inbound]", show_default=False)] = "",
+    log: Annotated[str, typer.Option("--log", help="Topic of the inbound log (default: GROUP.inbound)", show_default=False)] = "",
     topic: TopicOption = "",
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
@@ -96,7 +96,7 @@ def list_letters(
 def send_back(
     group: GroupOption,
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="Return at most N of the oldest dead letters [default: all]", show_default=False)
+        int | None, typer.Option("--count", min=1, help="Return at most N of the oldest dead letters (default: all)", show_default=False)
     ] = None,
     kafka: KafkaOption = None,
     topic: TopicOption = "",

@@ -18,7 +18,7 @@ from bascule.core.masking import mask_url
 
 AdminOption = Annotated[
     str | None,
-    typer.Option("--admin", metavar="URL", help="Address of the admin server [default: admin.host and .port]", show_default=False),
+    typer.Option("--admin", metavar="URL", help="Address of the admin server (default: admin.host and .port)", show_default=False),
 ]
 
 #: Timeout, in seconds, of a query, which the broker answers from memory.

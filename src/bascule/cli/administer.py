@@ -27,7 +27,7 @@ BranchXid = Annotated[str, typer.Argument(metavar="XID", help="Xid of the branch
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Delete the queue even if it has messages or consumers")]
 DeadLettersOption = Annotated[
-    str, typer.Option("--queue", metavar="QUEUE", help="Queue that contains them [default: the dead-letter address]", show_default=False)
+    str, typer.Option("--queue", metavar="QUEUE", help="Queue that contains them (default: the dead-letter address)", show_default=False)
 ]
 
 

@@ -11,7 +11,7 @@ from bascule.cli.output import Format, FormatOption, as_json, line, table
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="Configuration file [default: $BASCULE_CONFIG, or ./bascule.toml if it exists]", show_default=False),
+    typer.Option("--config", help="Configuration file (default: $BASCULE_CONFIG, or ./bascule.toml if it exists)", show_default=False),
 ]
 
 commands = typer.Typer(help="Check and show the settings.", no_args_is_help=True)

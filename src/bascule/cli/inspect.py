@@ -54,15 +54,15 @@ def status(
 def verify(
     config: ConfigOption = None,
     divert: Annotated[
-        list[str] | None, typer.Option("--divert", help="Name of a divert; may be repeated [default: all]", show_default=False)
+        list[str] | None, typer.Option("--divert", help="Name of a divert; may be repeated (default: all)", show_default=False)
     ] = None,
     since: Annotated[
-        int | None, typer.Option("--from-offset", min=0, help="First journal offset [default: the oldest offset]", show_default=False)
+        int | None, typer.Option("--from-offset", min=0, help="First journal offset (default: the oldest offset)", show_default=False)
     ] = None,
     until: Annotated[
         int | None,
         typer.Option(
-            "--to-offset", min=0, help="Stop before this journal offset [default: the position of the pipelines]", show_default=False
+            "--to-offset", min=0, help="Stop before this journal offset (default: the position of the pipelines)", show_default=False
         ),
     ] = None,
     log_format: LogFormatOption = None,

@@ -31,7 +31,10 @@ Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of
 BrokerOption = Annotated[
     str | None,
     typer.Option(
-        "--broker", metavar="URL", help="amqp[s]://[USER:PASSWORD@]HOST[:PORT] [default: the broker in the settings]", show_default=False
+        "--broker",
+        metavar="URL",
+        help="amqp://[USER:PASSWORD@]HOST[:PORT], or amqps:// for TLS (default: the broker in the settings)",
+        show_default=False,
     ),
 ]
 UserOption = Annotated[
@@ -131,7 +134,7 @@ def receive(
 
 def browse(
     destination: Destination,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="Show at most N messages [default: all]", show_default=False)] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Show at most N messages (default: all)", show_default=False)] = None,
     selector: SelectorOption = "",
     broker: BrokerOption = None,
     user: UserOption = None,

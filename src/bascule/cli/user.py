@@ -28,7 +28,7 @@ def _root() -> None:
     """Create password hashes of users."""
 
 
-@commands.command("hash", epilog='Example:  bascule user hash    (then, in [broker.users]:  ann = "SCRAM-SHA-256$...")')
+@commands.command("hash", epilog='Example:  bascule user hash    (then, in the table broker.users:  ann = "SCRAM-SHA-256$...")')
 def hash_password(
     iterations: Annotated[
         int,
@@ -40,7 +40,7 @@ def hash_password(
         ),
     ] = ITERATIONS,
 ) -> None:
-    """Read a password from the terminal or standard input, and print its hash for `[broker.users]`."""
+    """Read a password from the terminal or standard input, and print its hash for the table `broker.users`."""
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:

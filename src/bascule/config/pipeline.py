@@ -108,7 +108,7 @@ class Ingress(Pipeline):
     )
     reply_to: str = Field(
         default="",
-        description="JMSReplyTo, with the same replacements as `to`. If a record lacks the header, its message has no JMSReplyTo",
+        description="JMSReplyTo, with the same replacements as `to`. If unset, or a record lacks the header: header jms.JMSReplyTo",
     )
     routing: Literal["multicast", "anycast"] = Field(
         default="multicast", description="Kind of the destination: multicast = a JMS topic, anycast = a JMS queue"
