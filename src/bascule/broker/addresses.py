@@ -59,11 +59,12 @@ class Route(NamedTuple):
     steps: int  # of finding the queues that want a message, and putting it into them
 
 
-#: Steps of the selectors of all subscriptions of one address, and of all whose address has wildcards: each message asks them in one turn.
+#: Steps of the selectors of all subscriptions of one address, together with all subscriptions whose address has wildcards: the broker
+#: evaluates them for a message in one turn.
 SELECTOR_STEPS_MAX = 50_000
 #: Steps of deciding a message for one queue.
 PUT_STEPS = 2
-#: Anonymous producers may name any number of addresses; routes are cheap to work out again.
+#: Maximum number of addresses whose route is cached: anonymous producers may name any number of addresses. Routes are cheap to compute.
 ROUTES_MAX = 10_000
 
 

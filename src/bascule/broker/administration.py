@@ -44,7 +44,7 @@ STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
 #: Steps of dealing with a message, at least.
 ACT_STEPS = 40
-#: Characters of a text in what a dead letter says of itself: an answer lists up to a thousand of them.
+#: Characters of an annotation text in a list of dead letters. One answer lists up to a thousand dead letters.
 TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
 FAILED = "the broker failed; see the broker's log"

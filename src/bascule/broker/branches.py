@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
-#: Branches that wait for their outcome, and their size: managers that never return must not fill the memory.
+#: Maximum number and total size of branches that wait for their outcome: managers that never return must not fill the memory.
 PREPARED_MAX = 10_000
 PREPARED_BYTES_MAX = 256 << 20
 #: Outcomes that are remembered, to answer clients that did not receive them.

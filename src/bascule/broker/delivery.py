@@ -31,7 +31,7 @@ GO_ON_STEPS = 20
 #: The same of a message that comes into one queue, and of one whose delay there has ended.
 ARRIVAL_STEPS = 2
 DUE_STEPS = 4
-#: Actions of the schedule in one turn, so that it stays short: messages whose delay has ended, for example.
+#: Due actions in one turn, so that the turn stays short. An action delivers, for example, a message whose delay has ended.
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
 COUNTS_MAX = 10_000

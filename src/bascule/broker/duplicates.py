@@ -18,7 +18,8 @@ from bascule.journal.records import DIGEST_SIZE
 WINDOW_COUNT = DUPLICATE_WINDOW_COUNT
 #: A client that could not reconnect for longer than this has given up.
 WINDOW_MS = DUPLICATE_WINDOW_S * 1000
-#: Addresses with a window: each temporary queue that is replied to gets one, and outlives neither its client nor this.
+#: Maximum number of addresses with a window. Each temporary queue that receives a reply gets a window, which remains when the queue is
+#: deleted.
 WINDOWS_MAX = 10_000
 
 #: A digest, and when it was accepted, in ms since the epoch.

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-#: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long: that is below 50 ms.
+#: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long: even then a turn takes less than
+#: 50 ms.
 TURN_STEPS: Final = 10_000
 #: So many pieces of work share the steps of a turn, so that short work does not wait for long work.
 SLICES: Final = 10

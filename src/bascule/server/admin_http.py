@@ -22,12 +22,13 @@ REQUEST_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
-#: Connections that have not sent a whole request, in total and from one address: monitors and consoles have a few.
+#: Maximum number of connections that have not sent a whole request, in total and from one address: monitors and consoles have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
-#: Connections at once, with those that are being answered; each may hold an answer of some megabytes.
+#: Maximum number of open connections. Each may hold an answer of some megabytes.
 CONNECTIONS_MAX: Final = 128
-#: Parsed in one turn of the event loop: a chunk of one byte takes six, and some 20 µs. Most requests have less.
+#: Bytes of a request parsed in one turn of the event loop. In the worst case, chunks of one byte, 6 bytes take some 20 µs. Most requests
+#: are smaller.
 PIECE_BYTES: Final = 4 << 10
 
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)

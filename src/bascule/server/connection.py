@@ -43,7 +43,8 @@ PIECE_BYTES = 4 << 10
 DELIVERIES_PER_PIECE = 20
 #: Of messages in many frames that a client is sent, before others have their turns: in frames of 512 bytes this takes some 2 ms.
 FRAMES_PER_PIECE_BYTES = 256 << 10
-#: For one client in one turn of the event loop, beside the last piece: others wait no longer for one that sends 256 KiB of attaches.
+#: Time for the frames of one client in one turn of the event loop, in addition to the last piece: other clients wait no longer, even if a
+#: client sends 256 KiB of attaches.
 TURN_S = 0.01
 #: How often heartbeats and idle time are looked at, at least.
 TICK_S = 10.0

@@ -37,7 +37,7 @@ from bascule.server.housekeeping import Housekeeping
 
 log = get_log(__name__)
 
-#: Bytes on their way at which producers get no more credit: Kafka's client holds them until they are stored.
+#: Bytes of records that Kafka has not stored yet, at which the broker reads no more from clients: Kafka's client holds them in memory.
 IN_FLIGHT_BYTES_MAX = 32 << 20
 #: Of the session time, after which Kafka replaces a broker. It counts from the last heartbeat, which was up to a twelfth of it before this
 #: process stood still, and another one may have been lost.

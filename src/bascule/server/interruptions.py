@@ -18,7 +18,7 @@ PRODUCT: Final = "QpidJMS"
 RETURN_S: Final = 60.0
 #: So long a client may stay away: networks that are mended by hand.
 REMEMBERED_S: Final = 3600.0
-#: Clients that are remembered: more than reconnect after one interruption.
+#: Maximum number of clients that are remembered: more than reconnect after one interruption.
 REMEMBERED_MAX: Final = 10_000
 
 
