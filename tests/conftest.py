@@ -32,40 +32,40 @@ from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
 
 TESTS = Path(__file__).parent
-#: Where child processes import the product and the tests' own packages from.
+#: Import paths of child processes: the product, and the packages of the tests.
 IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
-#: With the grace that a test has to end by itself (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes, on a slow
-#: machine later.
+#: With the grace period after a test's time (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes; on a slow machine
+#: later.
 TIMEOUT_MAX_S = 280
-#: Tests in these directories work for longer than that, and bound each of their steps themselves.
+#: Tests in these directories take longer than that, and limit each of their steps themselves.
 LASTING_DIRECTORIES = ("chaos", "simulation", "property")
-#: In lines of libraries that no test may print: librdkafka's log but for what ends a client (its level 0, which
-#: no setting turns off), and asyncio's of an error that nobody was told.
+#: Lines of libraries that no test may print: librdkafka's log, except messages about the end of a client (level 0, which no setting turns
+#: off), and asyncio's messages about errors that nobody has retrieved.
 NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never retrieved")
 #: A descriptor for the standard error of the run, which tests do not capture.
 _STDERR = pytest.StashKey[int]()
 _WATCHDOG = pytest.StashKey[Watchdog]()
-#: Seconds that a file of a directory takes, about. Tests that compute and tests that wait for services take turns, so that each kind has
-#: its share of a run from the beginning to the end: those that wait leave the processors to the others. Within a kind the long files come
-#: first: no process of a run is left alone with a long one at the end.
+#: Approximate seconds of a file in each directory. Tests that compute and tests that wait for services alternate during the whole run, so
+#: that waiting tests leave the processors to the others. Within each kind long files come first, so that no process is left with a long one
+#: at the end.
 COMPUTING_S = {"simulation": 130.0, "property": 35.0, "tidy": 5.0, "unit": 3.0}
 WAITING_S = {"chaos": 350.0, "scenarios": 60.0, "examples": 50.0, "interop": 30.0}
-#: In the environment of every process of a run, and so in that of every descendant.
+#: In the environment of every process of a run, and thus of all its descendants.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-#: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
+#: A JVM whose parent was killed cleans up before it ends, which takes some seconds on a busy machine.
 LEAVE_TIMEOUT_S = 60.0
-#: Test processes at once, each with services of its own. About one of them computes at a time, and three keep two processors busy. With
-#: four that computed, Kafka was left without a turn for 30 s.
+#: Number of test processes, each with its own services. On average one of them computes at a time, and three keep two processors busy. When
+#: four computed at once, Kafka got no processor time for 30 s.
 WORKERS = 3
-#: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
+#: For every JVM of a run. They live for seconds, so the second compiler would cost half of the processor and never pay off.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 _numbers = itertools.count(1)
 
-# How fast the machine is decides no test, nor does chance: who looks for what nobody has thought of asks for other examples.
+# Neither the speed of the machine nor chance decides about a test. Set the variable to search with other examples.
 settings.register_profile(
     "bascule", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="BASCULE_OTHER_EXAMPLES" not in os.environ
 )
@@ -73,7 +73,7 @@ settings.load_profile("bascule")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of several processes of a run each chooses ports from a share of its own: that of a broker is free to the others while it is dead."""
+    """Give each process of a run its own share of ports: the port of a dead broker would otherwise be free for other processes."""
     # pytest redirects descriptor 2 while it imports this file and while a test runs, but not while it calls this hook.
     config.stash[_STDERR] = os.dup(2)
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -89,16 +89,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
+            if item.get_closest_marker("on_mock_cluster"):
+                item.add_marker(pytest.mark.slow)
         if item.config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
 
 
 def _shares(items: list[pytest.Item]) -> dict[Path, float]:
-    """For each file, the share of the work of its kind that comes before the middle of the file."""
+    """Return for each file the share of its kind's work that comes before the middle of the file."""
     directories = {item.path: _directory(item) for item in items}
     shares: dict[Path, float] = {}
     for usual_s in (COMPUTING_S, WAITING_S):
-        # Of a directory large files come first: they take longer, and do not all need Spark at the same time.
+        # Within a directory large files come first: they take longer, and do not all need Spark at the same time.
         files = sorted((path for path, name in directories.items() if name in usual_s), key=lambda path: (
             -usual_s[directories[path]], -path.stat().st_size, path,
         ))  # fmt: skip
@@ -108,7 +110,7 @@ def _shares(items: list[pytest.Item]) -> dict[Path, float]:
 
 
 def _timeout_s(item: pytest.Item) -> float:
-    """Of a test on a machine of the usual speed, where the command line names none."""
+    """Return the timeout of a test on a machine of the usual speed, if the command line sets none."""
     services = _directory(item) in SERVICE_DIRECTORIES
     lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
     marker = item.get_closest_marker("timeout")
@@ -119,7 +121,7 @@ def _timeout_s(item: pytest.Item) -> float:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """More than processors, as many tests wait for a time to pass."""
+    """Return more workers than processors, since many tests wait for time to pass."""
     return WORKERS
 
 
@@ -129,7 +131,7 @@ def _directory(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """The stacks of all processes of the run are taken shortly before a test's time is up."""
+    """Collect the stacks of all processes of the run shortly before a test's time is over."""
     limit_s = pytest_timeout._get_item_settings(item).timeout
     if not limit_s:
         return (yield)
@@ -140,7 +142,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _noise(report: pytest.TestReport) -> list[str]:
-    """What a Kafka client or asyncio has written to standard error or to a log during the test."""
+    """Return the lines that a Kafka client or asyncio has written to standard error or to a log during the test."""
     return [line for line in (report.capstderr + report.caplog).splitlines() if NOISE.search(line)]
 
 
@@ -163,16 +165,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A failure is told at once: a run that is ended from outside has no summary."""
+    """Print a failure at once, since a run that is ended from outside has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         stacks = "\n".join(text for title, text in report.sections if title.startswith("stacks"))
         print(f"\n{report.nodeid} ({report.when}) failed\n{report.longreprtext}\n{stacks}", flush=True)  # noqa: T201
 
 
 def _processes_of_run(run: str) -> dict[int, str]:
-    """Process id and command line of whatever else carries this run's mark in its environment.
+    """Return process id and command line of all other processes with this run's mark in their environment.
 
-    Python's tracker of shared resources is left out: it ends with the process that started it, and not before.
+    Python's tracker of shared resources is left out, since it ends with the process that started it, and not before.
     """
     mark = f"{RUN_VARIABLE}={run}".encode()
     found = {}
@@ -191,7 +193,7 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ[RUN_VARIABLE] = run
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, IMPORT_PATHS))
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
-    # Hundreds of short processes: each would compile the sources again, for a third of its start.
+    # Without this, hundreds of short processes would each compile the sources again, which takes a third of their start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     yield
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
@@ -205,7 +207,7 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(autouse=True)
 def _log_restored() -> Iterator[None]:
-    """Restore levels and handlers: a command that a test runs in its own process configures the logging of that process."""
+    """Restore levels and handlers, since a command that a test runs in its own process configures logging for that process."""
     loggers = [logging.getLogger(), logging.getLogger(PRODUCT)]
     before = [(each, each.level, [*each.handlers]) for each in loggers]
     yield
@@ -216,15 +218,15 @@ def _log_restored() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A Kafka for the whole run: use names of your own (``topic_prefix``), and never stop it."""
+    """Return a Kafka for the whole run. Use your own names (``topic_prefix``), and never stop it."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL for the whole run: make tables of your own (``name``), and never stop it."""
-    # As root it runs as nobody, who does not get into the directories of pytest.
+    """Return a PostgreSQL for the whole run. Create your own tables (``name``), and never stop it."""
+    # Started by root, PostgreSQL runs as nobody, who has no access to the directories of pytest.
     directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
     directory.chmod(0o755)
     try:
@@ -236,21 +238,21 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="session")
 def qpid_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QpidPeer]:
-    """The unmodified Java client, for the whole run: open connections of your own."""
+    """Return the unmodified Java client, for the whole run. Open your own connections."""
     with QpidPeer(tmp_path_factory.mktemp("qpid") / "peer.log") as peer:
         yield peer
 
 
 @pytest.fixture
 def connect_to(qpid_peer: QpidPeer) -> Iterator[Callable[..., Connection]]:
-    """Opens connections of the Java client as ``QpidPeer.connect`` does, and closes them after the test."""
+    """Return a function that opens connections of the Java client as ``QpidPeer.connect`` does. They are closed after the test."""
     with ExitStack() as opened:
 
         def connect(url: str, **options: Any) -> Connection:
             connection = qpid_peer.connect(url, **options)
 
             def close() -> None:
-                with suppress(JmsError):  # the test has done it
+                with suppress(JmsError):  # the test has closed it
                     connection.close()
 
             opened.callback(close)
@@ -261,13 +263,13 @@ def connect_to(qpid_peer: QpidPeer) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture(scope="session")
 def qpid_jms_classpath() -> str:
-    """For ``java -cp``."""
+    """Return the class path for ``java -cp``."""
     return os.pathsep.join(map(str, classpath("qpid-jms")))
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A directory that does not exist yet."""
+    """Return a directory that does not exist yet."""
     return tmp_path / "data"
 
 
@@ -278,24 +280,24 @@ def free_port() -> int:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """For a destination, a subscription or a client that no other test of the run has."""
+    """Return a name for a destination, a subscription or a client that no other test of the run uses."""
     return f"{re.sub(r'[^a-z0-9]+', '.', request.node.name.lower().removeprefix('test_'))[:40].strip('.')}.{next(_numbers)}"
 
 
 @pytest.fixture
 def queue(name: str) -> str:
-    """A queue that no other test of the run has, as the Java client is told it."""
+    """Return a queue that no other test of the run uses, in the syntax of the Java client."""
     return f"queue:{name}"
 
 
 @pytest.fixture
 def topic(name: str) -> str:
-    """A JMS topic that no other test of the run has, as the Java client is told it."""
+    """Return a JMS topic that no other test of the run uses, in the syntax of the Java client."""
     return f"topic:{name}"
 
 
 @pytest.fixture
 def topic_prefix(request: pytest.FixtureRequest) -> str:
-    """For Kafka topics, groups and transactional ids that no other test of the run has."""
+    """Return a prefix for Kafka topics, groups and transactional ids that no other test of the run uses."""
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
     return f"{name[:60]}-{next(_numbers)}"

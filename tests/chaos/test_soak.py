@@ -20,8 +20,9 @@ from tests.soak.report import write_report
 from tests.soak.run import Evidence
 from tests.support.history import ANOMALIES, Operation
 
-FAULTS = 15
-SECONDS = 50.0
+#: Each kind once.
+FAULTS = len(KINDS)
+SECONDS = 30.0
 ROUNDS = int(os.environ.get("BASCULE_CHAOS_ROUNDS", "20"))
 ROUND_S = 5.0
 

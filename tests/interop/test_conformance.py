@@ -24,6 +24,8 @@ from tests.support.system import System
 
 #: The two lines of Qpid JMS: Jakarta Messaging 3.1 and JMS 2.0.
 LINES = {"jakarta": JARS, "javax": JAVAX_JARS}
+#: The client of both is one source, and sends the same frames: the ordinary suite has the newer line.
+EACH_LINE = pytest.mark.parametrize("line", ["jakarta", pytest.param("javax", marks=pytest.mark.slow)])
 #: Cases at once. They wait more than they work; more than this makes them wait for the processor.
 THREADS = 6
 #: The largest message of a case is there several times, in the case and in the client.
@@ -138,18 +140,19 @@ def said(results: Results, cases: Iterable[str]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("line", LINES)
+@EACH_LINE
 def test_a_client_is_given_what_the_specification_promises(bascule: Run, line: str, case: str) -> None:
     result = bascule(line)[case]
     assert result.ok, result.message
 
 
-@pytest.mark.parametrize("line", LINES)
+@EACH_LINE
 def test_every_case_ran_and_there_are_enough_of_them(bascule: Run, line: str) -> None:
     assert len(CASES) == len(set(CASES)) >= 300
     assert bascule(line).keys() == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_artemis_differs_where_it_is_explained_and_nowhere_else(line: str, artemis: Twin, tmp_path: Path) -> None:
     results = dict(artemis.results[line])

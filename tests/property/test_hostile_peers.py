@@ -28,7 +28,7 @@ from tests.support.costs import COST_S_MAX, LEFT_BYTES_MAX, left_bytes, quiet
 from tests.support.hostile import END, Hostile, performative
 from tests.unit.server.served import Client, Served, Wire
 
-SEEDS_OF_ONE_TEST = 40
+SEEDS_OF_ONE_TEST = 13
 SEEDS_LEFT = 8
 FRAMES = 40
 LONG_AFTER_MS = 10**13
@@ -208,7 +208,7 @@ def test_hostile_peers_that_are_gone_leave_nothing_behind() -> None:
 @pytest.mark.timeout(3600)
 def test_many_hostile_peers() -> None:
     """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
-    first = int(os.environ.get("BASCULE_HOSTILE_FIRST", "1000"))
+    first = int(os.environ.get("BASCULE_HOSTILE_FIRST", str(4 * SEEDS_OF_ONE_TEST)))
     for seed in range(first, first + int(os.environ.get("BASCULE_HOSTILE_SEEDS", "2000"))):
         work(seed)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from bascule.client import Queue, connect
 from bascule.embedded.jars import classpath
@@ -30,6 +31,8 @@ LONG_TIMEOUT_S = round(30 * SLOWNESS)
 SOURCES = [*(XA_PROJECT / "bascule-xa-jakarta" / "src" / "main" / "java").rglob("*.java"), *(XA_PROJECT / "payments").glob("*.java")]
 #: Transaction managers, by their sets of jars.
 MANAGERS = ("narayana", "atomikos")
+#: For tests that the ordinary suite runs with one of them.
+MANAGER_PARAMS = [MANAGERS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MANAGERS[1:])]
 COMMITTED, ROLLED_BACK = "committed", "rolled back"
 #: How many orders wait, rows and bills there are.
 Outcome = tuple[int, int, int]

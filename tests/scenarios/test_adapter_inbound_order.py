@@ -107,6 +107,7 @@ def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_tak
     assert "nothing of it counts" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: EmbeddedKafka, topic: str) -> None:
     seen = Seen(lambda _: time.sleep(0.005))
     spec = ActivationSpec(topics=(topic,), group=topic, workers=4)

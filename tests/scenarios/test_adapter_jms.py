@@ -109,6 +109,7 @@ def kill_at(billing: Billing, points: list[str]) -> None:
     billing.check()
 
 
+@pytest.mark.slow
 def test_member_is_killed_between_prepare_and_commit_of_messages_row_and_record(billing: Billing) -> None:
     kill_at(billing, SHORT)
 

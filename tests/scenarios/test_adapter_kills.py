@@ -136,6 +136,7 @@ def test_a_member_is_killed_at_points_of_a_delivery(group: Group) -> None:
     kill_at(group, [f"{name}:1" for name in SHORT])
 
 
+@pytest.mark.slow
 def test_what_was_in_flight_before_its_offset_was_committed_is_not_read_again_when_it_is_done(group: Group) -> None:
     kill_at(group, ["inbound.log.after:1", "inbound.done.after:1", "inbound.done.after:2"])
 
@@ -190,6 +191,7 @@ def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_don
     group.check()
 
 
+@pytest.mark.slow
 def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_nothing_from_who_has_them_by_then(group: Group) -> None:
     group.where = replace(group.where, workers=2)
     first = group.start("m1", armed="inbound.take.before:1:stop")
@@ -211,6 +213,7 @@ def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_noth
     group.check()
 
 
+@pytest.mark.slow
 def test_what_failed_is_tried_again_by_the_next_member_though_the_group_begins_at_the_end(group: Group) -> None:
     group.where = replace(group.where, start="latest")
     for partition in (0, 1):

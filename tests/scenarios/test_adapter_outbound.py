@@ -46,7 +46,7 @@ def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic:
         with pytest.raises(OutOfOrder, match="no transactions"), connection.transaction():
             pass
     assert factory.leases() == []
-    with pytest.raises(OutOfOrder, match="given back"):
+    with pytest.raises(OutOfOrder, match="returned to its pool"):
         connection.send(topic, b"late")
     assert watcher.wait(1) == ["one"]
     (record,) = watcher.records

@@ -20,6 +20,7 @@ from tests.support.system import wait_for
 SLOW = 40
 
 
+@pytest.mark.slow
 def test_slow_endpoint_of_a_pool_holds_up_no_other_and_both_end_in_order(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     slow_topic, quick_topic = f"{topic_prefix}.slow", f"{topic_prefix}.quick"
     create(kafka.bootstrap, slow_topic, quick_topic)

@@ -81,6 +81,7 @@ def shop(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Shop]:
     shop.kafka.close()
 
 
+@pytest.mark.slow
 def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: EmbeddedKafka) -> None:
     go_on = threading.Event()
 
@@ -110,6 +111,7 @@ def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: 
     assert (counts["failed"], counts["dead_lettered"], counts["delivered"]) == (0, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_while_a_record_is_handled_is_no_failure_of_the_record(
     kafka: EmbeddedKafka, topic_prefix: str, system: System
 ) -> None:

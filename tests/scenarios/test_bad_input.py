@@ -114,6 +114,7 @@ def test_a_hostile_peer_harms_its_own_connection_and_others_work_on(connect_to: 
     assert "Traceback" not in system.broker.said()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_with_its_setting(system: System, tmp_path: Path) -> None:
     for setting, port in (("--amqp-port", system.port), ("--admin-port", system.admin_port)):
         ports = {"--amqp-port": 0, "--admin-port": 0, setting: port}
@@ -127,6 +128,7 @@ def test_a_port_in_use_is_named_with_its_setting(system: System, tmp_path: Path)
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unreachable_kafka_is_named_with_its_setting(tmp_path: Path, free_port: int) -> None:
     done = bascule(tmp_path, "broker", "--amqp-port", "0", "--admin-port", "0", BASCULE_KAFKA__BOOTSTRAP_SERVERS=f"127.0.0.1:{free_port}")
     assert (done.returncode, done.stdout) == (3, "")

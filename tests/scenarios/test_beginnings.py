@@ -85,7 +85,14 @@ def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joine
     assert second.stored(second.late).offset == 0
 
 
-@pytest.mark.parametrize("key", ["diverts/{}/0", "divert:gone/{}/0", "ingress:shelved/a/0", "ingress:shelved", "ingress:gone/b/0"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "diverts/{}/0",
+        "ingress:gone/b/0",
+        *(pytest.param(key, marks=pytest.mark.slow) for key in ("divert:gone/{}/0", "ingress:shelved/a/0", "ingress:shelved")),
+    ],
+)
 def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_starts(
     kafka: EmbeddedKafka, topic_prefix: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +236,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
     assert source.take(Positions(source.pipelines, "fourth")) == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: Source) -> None:
     first, second = source.drivers
     assert source.take(first) == [RECORDS, RECORDS]

@@ -69,6 +69,7 @@ def send(bridge: Bridge, *sent: tuple[str, str]) -> None:
     bridge.journal.flush()
 
 
+@pytest.mark.slow
 def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_nothing_up(
     guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:

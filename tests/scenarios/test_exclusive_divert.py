@@ -134,6 +134,7 @@ def change(system: System, sender: Sender, selector: str) -> int:
     return changed
 
 
+@pytest.mark.slow
 def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_and_removed_under_load(system: System) -> None:
     from_kafka = clients.producer({"bootstrap.servers": system.bootstrap, "message.max.bytes": 8 << 20})
     from_kafka.produce(f"{system.prefix}.in", LARGE, headers={"jms.int.size": b"1"})

@@ -26,6 +26,7 @@ def leave_the_second(bridge: Bridge) -> None:
     bridge.send("2", taken_by=["x"])
 
 
+@pytest.mark.on_mock_cluster
 def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for_the_first_time(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("before")
@@ -45,6 +46,7 @@ def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for
     assert bridge.dead() == []
 
 
+@pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("vacant", [False, True])
 def test_a_new_one_carries_what_is_left_of_an_epoch_whose_start_is_trimmed(bridge: Bridge, vacant: bool) -> None:
     if vacant:
@@ -92,6 +94,7 @@ def test_what_one_takes_of_which_running_pipelines_have_not_been_told_waits_unti
     assert bridge.dead() == []
 
 
+@pytest.mark.on_mock_cluster
 def test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_dead_lettered(bridge: Bridge) -> None:
     plain = bridge.divert("plain")
     bridge.journal.start_epoch(["x"])
@@ -105,6 +108,7 @@ def test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_
     assert bridge.dead() == ["x: 1"]
 
 
+@pytest.mark.on_mock_cluster
 def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_when_it_is_enabled(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     bridge.send("1", taken_by=["x"])
@@ -116,6 +120,7 @@ def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_
     assert bridge.carried("x") == ["1"]
 
 
+@pytest.mark.on_mock_cluster
 def test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_lettered(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     bridge.send("1", taken_by=["x"])
@@ -141,6 +146,7 @@ def test_what_one_took_before_it_was_renamed_is_dead_lettered_though_it_is_the_o
     assert bridge.carried("y") == ["3", "4"]
 
 
+@pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("away", ["parked", "apart"])
 def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_lettered(bridge: Bridge, away: str) -> None:
     plain = bridge.divert("plain")
@@ -166,6 +172,7 @@ def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_let
     assert sorted(bridge.dead()) == [f"x: {number}" for number in ("2", "3", "4", "5") if number != "3" or away == "apart"]
 
 
+@pytest.mark.on_mock_cluster
 def test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_lettered(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
@@ -185,6 +192,7 @@ def test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_let
     assert bridge.carried("plain") == ["1", "2"]
 
 
+@pytest.mark.on_mock_cluster
 def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it_was(bridge: Bridge) -> None:
     plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
     bridge.journal.start_epoch(["x"])
@@ -203,6 +211,7 @@ def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it
     assert bridge.carried("x") == ["2", "3"]
 
 
+@pytest.mark.on_mock_cluster
 def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bridge: Bridge) -> None:
     plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
     bridge.journal.start_epoch(["x"])
@@ -219,6 +228,7 @@ def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bri
     assert bridge.dead() == ["x: 2"]
 
 
+@pytest.mark.on_mock_cluster
 def test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_then_nothing_is_read_any_more(bridge: Bridge) -> None:
     leave_the_second(bridge)
     with bridge.running() as running:

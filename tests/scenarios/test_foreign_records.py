@@ -52,6 +52,7 @@ def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: 
     assert system.depth("orders") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["snapshots", "store"])
 def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and_told(system: System, hand: Hand, topic: str) -> None:
     send(system, "one")
@@ -76,7 +77,7 @@ def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System,
     offset = hand.put(bytes(record), b"S")
     said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal, offset {offset}: " in said
-    reason = {"damaged": "checksum mismatch", "newer": f"journal format {VERSION + 1}; this Bascule reads up to {VERSION}"}
+    reason = {"damaged": "checksum mismatch", "newer": f"journal format {VERSION + 1}; this version of Bascule reads up to {VERSION}"}
     assert reason[what] in said
 
 
@@ -95,6 +96,7 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
     assert f"error: journal {system.prefix}.journal was recreated" in said
 
 
+@pytest.mark.slow
 def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
     topic = f"{system.prefix}.ingress"
     producer = clients.producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
@@ -110,8 +112,15 @@ def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_
     wait_for(lambda: (system.depth("orders"), system.status()["reason"]) == (2, ""), "what waited")
 
 
-@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown"])
-@pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
+@pytest.mark.parametrize(
+    ("at_work", "grown"),
+    [
+        pytest.param(True, True, id="at work-grown"),
+        pytest.param(True, False, id="at work-shorter", marks=pytest.mark.slow),
+        pytest.param(False, True, id="at the start-grown", marks=pytest.mark.slow),
+        pytest.param(False, False, id="at the start-shorter", marks=pytest.mark.slow),
+    ],
+)
 def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_owner_says_so(
     tidying: System, at_work: bool, grown: bool
 ) -> None:

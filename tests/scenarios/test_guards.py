@@ -36,6 +36,7 @@ __all__ = ["hand", "system"]  # fixtures
 LIFE_S = 6.0
 
 
+@pytest.mark.slow
 def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system: System, hand: Hand) -> None:
     send(system, "before")
     system.broker.stop()
@@ -76,6 +77,7 @@ def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_rig
     assert system.broker.said().count("unsafe topic setting") == 1
 
 
+@pytest.mark.slow
 def test_topics_of_pipelines_and_programs_are_looked_at_while_a_broker_works_too(system: System, hand: Hand) -> None:
     dead_letters = f"{system.prefix}.dead-letter"
     Topics(hand.kafka).create(dead_letters, 1, {"cleanup.policy": "delete"})
@@ -126,6 +128,7 @@ def test_a_journal_whose_limit_is_lowered_at_work_costs_one_epoch_and_then_the_m
     assert system.broker.said().count("the epoch ends") == 1
 
 
+@pytest.mark.slow
 def test_a_broker_keeps_an_expired_message_that_the_journal_does_not_take_and_serves_others(system: System, hand: Hand) -> None:
     """It has to move the message, and no sender answers for its size."""
     with connect(system.url) as context:
@@ -222,10 +225,12 @@ def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kaf
         assert log.read().decisions == {}
         assert resource.recover() == []
         offset = hand.put(b"what is this?", b"somebody's", "decisions")
-        with pytest.raises(LogDamaged, match=rf"^decision log '{topic_prefix}\.decisions': offset {offset}, key b\"somebody's\": unreadable entry b'what"):
+        named = rf"^decision log '{topic_prefix}\.decisions': offset {offset}, key b\"somebody's\": unreadable entry b'what"
+        with pytest.raises(LogDamaged, match=named):
             log.read()
         offset = hand.put(b"what is this?", b"\xff", "log")
-        with pytest.raises(ResourceError, match=rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': the key is not a branch id"):
+        named = rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': the key is not a branch id"
+        with pytest.raises(ResourceError, match=named):
             resource.recover()
 
 

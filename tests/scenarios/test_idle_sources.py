@@ -96,6 +96,7 @@ def test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(source: Sour
     assert source.take("second").offset == source.end()
 
 
+@pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("taken", [0, RECORDS])
 def test_no_record_is_passed_over(source: Source, taken: int) -> None:
     source.put()
@@ -111,6 +112,7 @@ def test_no_record_is_passed_over(source: Source, taken: int) -> None:
         source.take("second")
 
 
+@pytest.mark.on_mock_cluster
 def test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle(source: Source) -> None:
     source.put()
     position = source.carry(source.take("first"), RECORDS)
@@ -139,6 +141,7 @@ def test_a_task_ends_where_the_position_is_not_between_what_it_knew_and_its_firs
     assert source.positions.stored()[source.key].offset == offset
 
 
+@pytest.mark.on_mock_cluster
 def test_of_what_has_come_to_its_end_nothing_is_asked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.put()
     position = source.carry(source.take("first"), source.end())
@@ -147,6 +150,7 @@ def test_of_what_has_come_to_its_end_nothing_is_asked(source: Source, monkeypatc
     assert source.positions.pass_over({claim: source.end()}) == [claim]
 
 
+@pytest.mark.on_mock_cluster
 def test_a_position_that_another_driver_has_taken_stays(source: Source) -> None:
     source.put()
     position = source.carry(source.take("first"), RECORDS)

@@ -25,7 +25,7 @@ SOON_S = 20.0
 AGAIN_S = 2.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
 #: After which a client gives a request up; each of its other requests is to be answered by then, on a busy machine too.
-ANSWER_MS = int(10_000 * SLOWNESS)
+ANSWER_MS = int(4_000 * SLOWNESS)
 #: How a client begins a transaction: a described list, in a message.
 DECLARE = b"\x00\x53\x31"
 
@@ -95,7 +95,7 @@ def wait_restored(connection: Connection) -> None:
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
 @pytest.mark.parametrize("received_again", [0, 3])
-@pytest.mark.parametrize("prefetch", [1, 1000])
+@pytest.mark.parametrize("prefetch", [pytest.param(1, marks=pytest.mark.slow), 1000])
 @pytest.mark.parametrize("sending", [False, True])
 def test_each_message_is_processed_once_and_in_order(
     connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int, prefetch: int, sending: bool
@@ -120,7 +120,7 @@ def test_each_message_is_processed_once_and_in_order(
     assert system.depth(name) == 0
 
 
-@pytest.mark.parametrize(("how", "received_again"), [("commit", 3), ("rollback", 0)])
+@pytest.mark.parametrize(("how", "received_again"), [("commit", 3), pytest.param("rollback", 0, marks=pytest.mark.slow)])
 def test_so_it_is_when_the_broker_is_killed(
     connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int
 ) -> None:
@@ -137,7 +137,7 @@ def test_so_it_is_when_the_broker_is_killed(
     assert system.depth(name) == 0
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, system: System, name: str, queue: str, batch: int) -> None:
     count = 2000
     connect_to(system.url).session().producer(queue).send("{n}", count=count)

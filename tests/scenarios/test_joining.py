@@ -15,6 +15,7 @@ from bascule.writer.position import COMMON, Position
 from tests.scenarios.sparkless import Bridge, without_spark
 
 
+@pytest.mark.on_mock_cluster
 def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def leave_in_doubt(patch: pytest.MonkeyPatch, *, away: bool) -> None:
     patch.setattr(Positions, "move", moved)
 
 
+@pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("away", [False, True])
 def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, away: bool
@@ -91,6 +93,7 @@ def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
     assert bridge.carried("now") == ["3", "4"]
 
 
+@pytest.mark.on_mock_cluster
 def test_what_a_removed_divert_took_is_answered_for_though_its_joining_was_committed_in_doubt(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

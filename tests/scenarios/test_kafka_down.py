@@ -55,6 +55,7 @@ def pid(kafka: EmbeddedKafka) -> int:
     return kafka.pid
 
 
+@pytest.mark.slow
 def test_a_send_waits_for_kafka_and_is_answered_when_it_goes_on(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
     )
 
 
+@pytest.mark.slow
 def test_what_comes_due_while_kafka_stands_still_lets_no_client_in(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
@@ -143,6 +145,7 @@ def test_kafka_dies_and_comes_back_and_clients_work_on(connect_to: Connect, syst
     assert [message.body for message in messages] == ["before", "meanwhile"]
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_changed_after_kafka_was_away_is_told_too(system: System, own_kafka: EmbeddedKafka) -> None:
     own_kafka.kill()
     own_kafka.start()

@@ -38,6 +38,7 @@ def load(system: System, cluster: DividedCluster, tmp_path: Path) -> Iterator[Lo
         cluster.heal()
 
 
+@pytest.mark.slow
 def test_broker_goes_on_where_the_peers_of_a_leader_do_not_reach_it_and_the_broker_does(load: Load, cluster: DividedCluster) -> None:
     former = load.leader()
     cluster.isolate(former)
@@ -59,6 +60,7 @@ def test_sends_wait_where_the_broker_does_not_reach_a_leader_and_its_peers_do(lo
     load.judge()
 
 
+@pytest.mark.slow
 def test_broker_goes_on_where_it_does_not_reach_a_node_that_leads_nothing_it_needs(load: Load, cluster: DividedCluster) -> None:
     needed = (load.leader(), load.coordinator())
     cluster.shut_out(next(node for node in cluster.nodes if node not in needed))

@@ -40,6 +40,10 @@ BATCH = 5
 #: For pipelines, in some batches: one of them is under way when a fault begins.
 MANY = 10 * MESSAGES
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+#: Of the slow links the one with jitter is the slowest: the ordinary suite has it between broker and Kafka.
+EACH_FAULT_BUT_JITTER = pytest.mark.parametrize(
+    "fault", [pytest.param(fault, id=name, marks=[pytest.mark.slow] if name == "jitter" else []) for name, fault in FAULTS.items()]
+)
 
 
 @contextmanager
@@ -103,7 +107,7 @@ def take(context: Context, queue: Queue, count: int) -> list[Message]:
     return found
 
 
-@EACH_FAULT
+@EACH_FAULT_BUT_JITTER
 def test_between_client_and_broker_nothing_is_lost_and_what_comes_again_is_marked(bad: Bad, name: str, fault: Fault) -> None:
     sent, taken = Queue(f"{name}.sent"), Queue(f"{name}.taken")
     bodies = [str(n) for n in range(MESSAGES)]
@@ -151,7 +155,7 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
     wait_for(lambda: not bad.system.depth(name), "the acknowledgements")
 
 
-@EACH_FAULT
+@EACH_FAULT_BUT_JITTER
 def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
     topic = f"{topic_prefix}.out"
     pipelines = PipelinesSpec(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))

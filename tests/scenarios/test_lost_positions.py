@@ -39,6 +39,7 @@ def ingress(bridge: Bridge) -> IngressSpec:
     return IngressSpec("in", "queue", (topic,))
 
 
+@pytest.mark.on_mock_cluster
 def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
         bridge.send("2")
@@ -47,6 +48,7 @@ def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plai
     assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
 
 
+@pytest.mark.on_mock_cluster
 def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain) as running:
         bridge.send("2")
@@ -57,6 +59,7 @@ def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: Div
     assert bridge.positions.own_key("x") not in bridge.stored()
 
 
+@pytest.mark.on_mock_cluster
 def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
         bridge.send("2")
@@ -70,6 +73,7 @@ def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridg
     assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
 
 
+@pytest.mark.on_mock_cluster
 def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpec, ingress: IngressSpec) -> None:
     bridge.send("2")
     bridge.trim(bridge.end())
@@ -80,6 +84,7 @@ def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpe
         assert running.query("ingress:in").isActive
 
 
+@pytest.mark.slow
 def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge: Bridge, ingress: IngressSpec) -> None:
     bridge.journal.start_epoch()
     bridge.send(*map(str, range(10)))

@@ -70,6 +70,7 @@ def carry(pipelines: PipelinesSpec, position: Position, end: int) -> None:
         carrier.commit()
 
 
+@pytest.mark.slow
 def test_an_ingress_whose_topic_has_lost_its_tail_stops_however_much_the_topic_has_grown(broken: EmbeddedKafka, tmp_path: Path) -> None:
     pipelines = PipelinesSpec("b1", {"bootstrap.servers": broken.bootstrap, "log_level": 0}, topics=JournalTopics("lost-tail"))
     Positions(pipelines, "").prepare_topics()

@@ -127,6 +127,7 @@ def test_prepared_branches_are_listed_and_can_be_committed(system: System, old_k
         assert reader.read_until("last") == ["paid 1", "paid 2", "last"]
 
 
+@pytest.mark.slow
 def test_pipelines_go_on_behind_their_positions(system: System, old_kafka: EmbeddedKafka) -> None:
     produce(old_kafka.bootstrap, "golden.flights", ["mark"])
     with connect(system.url) as context:

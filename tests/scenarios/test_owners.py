@@ -165,6 +165,7 @@ def test_a_task_that_starts_when_its_driver_was_replaced_reads_nothing(first: Ru
     assert carried(journal, "late") == []
 
 
+@pytest.mark.slow
 def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first: Run, journal: Journal) -> None:
     shared = first.positions.read(first.common)
     journal.send("more")
@@ -185,6 +186,7 @@ def test_a_driver_that_was_replaced_takes_no_divert_back(first: Run, second: Run
         assert second.positions.read(key).offset == taken.offset
 
 
+@pytest.mark.slow
 def test_a_driver_that_stood_still_before_it_had_all_positions_does_not_stop_its_successor(
     first: Run, second: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_driver_that_stood_still_before_it_had_all_positions_does_not_stop_its
     assert third.positions.read(third.late).offset == 0
 
 
+@pytest.mark.slow
 def test_of_two_drivers_that_start_at_once_one_has_the_diverts(first: Run, second: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     third = Run(first.journal, "third")
     at(monkeypatch, "driver.take.before", third.take)

@@ -78,6 +78,7 @@ def test_it_is_disabled(bridge: Bridge) -> None:
         assert reasons(bridge) == {COMMON: "", "divert:x": DISABLED}
 
 
+@pytest.mark.slow
 def test_the_only_one_is_disabled(bridge: Bridge) -> None:
     with bridge.running(bridge.divert("x")) as running:
         running.settle()
@@ -95,6 +96,7 @@ def test_no_pipelines_know_an_exclusive_one_yet(bridge: Bridge) -> None:
     assert reasons(bridge) == {"divert:x": UNTOLD}
 
 
+@pytest.mark.slow
 def test_it_has_stopped_for_good(bridge: Bridge) -> None:
     plain = bridge.divert("plain")
     with bridge.running(plain, bridge.divert("x")) as running:
@@ -111,6 +113,7 @@ def test_it_has_stopped_for_good(bridge: Bridge) -> None:
     assert reasons(bridge)["divert:x"] == stopped
 
 
+@pytest.mark.slow
 def test_it_has_stopped_while_what_was_shown_before_is_on_its_way(kafka: EmbeddedKafka, topic_prefix: str, bridge: Bridge) -> None:
     with KafkaProxy(kafka.port) as proxy:
         bridge.pipelines = replace(bridge.pipelines, kafka={"bootstrap.servers": proxy.bootstrap})

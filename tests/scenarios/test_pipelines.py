@@ -8,7 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,9 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
     bridge.child.stop(60)
 
 
-def test_each_message_arrives_exactly_once_though_driver_and_workers_are_killed(bridge: Bridge) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_message_arrives_exactly_once_though_driver_and_workers_are_killed(bridge: Bridge, kills: int) -> None:
+    """Half of the kills are of the driver, and half of the workers."""
     bridge.configure(
         """
 [[divert]]
@@ -75,7 +77,7 @@ start = "earliest"
     send(2000)
     bridge.start()
     everything, late = bridge.reader(f"{bridge.prefix}.flights.all"), bridge.reader(f"{bridge.prefix}.flights.late")
-    for round_number in range(4):
+    for round_number in range(kills):
         send(500)
         everything.wait_for(sent - 400)
         if round_number % 2:
@@ -197,7 +199,9 @@ def send_of(body: bytes, address: str) -> bytes:
     return send_entry(Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body))
 
 
-def test_transformations_are_applied_and_what_they_fail_on_is_dead_lettered(bridge: Bridge) -> None:
+# Besides one message. Each that is looked for costs Spark a worker; the slow suite has more of them than are looked for at once.
+@pytest.mark.parametrize("bad", [1, pytest.param(BAD_AT_ONCE + 1, marks=pytest.mark.slow)])
+def test_transformations_are_applied_and_what_they_fail_on_is_dead_lettered(bridge: Bridge, bad: int) -> None:
     prefix = bridge.prefix
     (bridge.directory / "changes.py").write_text("""
 from pyspark.sql import functions as F
@@ -234,8 +238,8 @@ start = "earliest"
 """)
     journal = bridge.journal
     journal.start_epoch()
-    # Several senders' messages to a record; on those from 100 on one transformation fails, more than are looked for at once.
-    sent = 100 + BAD_AT_ONCE + 1
+    # Several senders' messages to a record; on those from 100 on one transformation fails.
+    sent = 100 + bad
     for first in range(0, sent, 3):
         journal.send(*(text_message(str(number), properties={"n": number}) for number in range(first, min(first + 3, sent))))
     journal.flush()
@@ -341,55 +345,88 @@ def sent(message: Message) -> Send:
     return decode_send(value, start, end)
 
 
-def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge) -> None:
-    job = Child(
-        [sys.executable, EXAMPLE, bridge.servers, bridge.directory / "checkpoint"],
-        log_file=bridge.directory / "job.log",
-        env={"BASCULE_JOURNAL__PREFIX": bridge.prefix, "BASCULE_BRIDGE__ID": bridge.prefix},
-        name="job",
-    )
-    journal = bridge.journal
-    journal.start_epoch()
-    bridge.topics.create(f"{bridge.prefix}.ingress", 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})
+class UsersJob:
+    """The job of the guide, on a journal that the test writes."""
 
-    def send(start: int, end: int) -> None:
+    def __init__(self, bridge: Bridge) -> None:
+        self._journal = bridge.journal
+        self._journal.start_epoch()
+        topic = f"{bridge.prefix}.ingress"
+        bridge.topics.create(topic, 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})
+        self.child = Child(
+            [sys.executable, EXAMPLE, bridge.servers, bridge.directory / "checkpoint"],
+            log_file=bridge.directory / "job.log",
+            env={"BASCULE_JOURNAL__PREFIX": bridge.prefix, "BASCULE_BRIDGE__ID": bridge.prefix},
+            name="job",
+        )
+        self.reader = bridge.reader(topic)
+
+    def send(self, start: int, end: int) -> None:
         for number in range(start, end):
             properties = {"carrier": "AA", "dep_delay": 30 + 60 * (number % 2)}
-            journal.send(text_message("{}", message_id=f"ID:{number}", properties=properties), address="flights" if number % 3 else "else")
-        journal.flush()
+            body = text_message("{}", message_id=f"ID:{number}", properties=properties)
+            self._journal.send(body, address="flights" if number % 3 else "else")
+        self._journal.flush()
 
-    def expected(end: int) -> list[int]:
+    def expected(self, end: int) -> list[int]:
+        """Of the messages before ``end`` those that the job answers."""
         return [number for number in range(end) if number % 2 and number % 3]
 
-    # No JMS message: it has a row without properties, which the job leaves out.
-    journal.send(section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"), address="flights")
-    send(0, 300)
-    job.start()
-    reader = bridge.reader(f"{bridge.prefix}.ingress")
+    def check(self, end: int) -> None:
+        """Each of them is answered once, in order, as the job says."""
+        self.reader.poll()
+        sends = [sent(message) for message in self.reader.seen]
+        assert [int((decode_message(send.body).message_id or "").removeprefix("ID:")) for send in sends] == self.expected(end)
+        message = decode_message(sends[0].body)
+        assert (message.body, message.destination, message.destination_kind) == ("AA is late by 90", "late", "queue")
+        assert message.properties == {"carrier": "AA", "dep_delay": "90"}
+
+
+@contextmanager
+def users_job(bridge: Bridge) -> Iterator[UsersJob]:
+    """Stopped at the end, and Spark with it."""
+    job = UsersJob(bridge)
+    spark: list[int] = []
     try:
-        reader.wait_for(len(expected(300)))
-        send(300, 600)
-        reader.wait_for(len(expected(300)) + 1)
-        job.kill()
-        send(600, 900)
-        job.start()
-        reader.wait_for(len(expected(900)))
-        spark = list(descendants(job.pid or 0))
+        yield job
+        spark += descendants(job.child.pid or 0)
     finally:
-        job.stop(60)
+        job.child.stop(60)
     await_end(spark)
-    reader.poll()
-    sends = [sent(message) for message in reader.seen]
-    assert [int((decode_message(send.body).message_id or "").removeprefix("ID:")) for send in sends] == expected(900)
-    message = decode_message(sends[0].body)
-    assert (message.body, message.destination, message.destination_kind) == ("AA is late by 90", "late", "queue")
-    assert message.properties == {"carrier": "AA", "dep_delay": "90"}
+
+
+def test_a_users_own_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
+    """As the guide has it, without a disturbance."""
+    with users_job(bridge) as job:
+        job.send(0, 300)
+        job.child.start()
+        job.reader.wait_for(len(job.expected(300)))
+    job.check(300)
+    job.reader.close()
+
+
+@pytest.mark.slow
+def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge) -> None:
+    with users_job(bridge) as job:
+        # No JMS message: it has a row without properties, which the job leaves out.
+        bridge.journal.send(section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"), address="flights")
+        job.send(0, 300)
+        job.child.start()
+        job.reader.wait_for(len(job.expected(300)))
+        job.send(300, 600)
+        job.reader.wait_for(len(job.expected(300)) + 1)
+        job.child.kill()
+        job.send(600, 900)
+        job.child.start()
+        job.reader.wait_for(len(job.expected(900)))
+    job.check(900)
 
     # Without its checkpoint it would begin again, and write what it has written.
     shutil.rmtree(bridge.directory / "checkpoint")
-    job.start()
-    assert job.wait(START_TIMEOUT_S * SLOWNESS)
+    job.child.start()
+    assert job.child.wait(START_TIMEOUT_S * SLOWNESS)
     assert "PositionLost: writer 'late' belongs to query" in (bridge.directory / "job.log").read_text()
-    reader.poll()
-    assert len(reader.seen) == len(sends)
-    reader.close()
+    seen = len(job.reader.seen)
+    job.reader.poll()
+    assert len(job.reader.seen) == seen
+    job.reader.close()

@@ -197,6 +197,7 @@ def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(k
     asyncio.run(go_on())
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_gets_one(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_stream_stops_at_a_journal_that_was_made_anew_be_it_shorter_or_longer(
     assert Job(bridge).batch() == ["3", "4", "5"]
 
 
+@pytest.mark.on_mock_cluster
 def test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its_journal_from_then_on(bridge: Bridge) -> None:
     job = Job(bridge)
     job.offset = {"offset": 2}
@@ -113,6 +114,7 @@ def test_what_is_no_jms_message_has_a_row_as_it_was_sent(bridge: Bridge, malform
     assert (row["priority"], row["timestamp"] is None, row["expiration"]) == (4, False, None)
 
 
+@pytest.mark.on_mock_cluster
 def test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so(
     bridge: Bridge, malformed: tuple[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +124,7 @@ def test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so(
     assert reason in caplog.text
 
 
+@pytest.mark.on_mock_cluster
 def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_it_goes_on(
     bridge: Bridge, malformed: tuple[str, bytes]
 ) -> None:
@@ -134,6 +137,7 @@ def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_i
     assert job.batch() == ["1", "2", "3", None, "4"]
 
 
+@pytest.mark.on_mock_cluster
 def test_a_mode_that_there_is_not_is_refused_by_name(bridge: Bridge) -> None:
     with pytest.raises(InvalidInput, match="option mode is 'lenient'; must be one of PERMISSIVE, DROPMALFORMED, FAILFAST"):
         Job(bridge, mode="lenient")

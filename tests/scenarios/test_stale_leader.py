@@ -137,6 +137,7 @@ def go_on(site: Site, writer: TransactionalWriter) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_writer_that_asks_former_leader_moves_no_position_back_and_doubles_no_record(cluster: DividedCluster, site: Site) -> None:
     with closing(site.writer()) as stale:
         stale.write(site.outputs(0, 1), None, at(1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
 from tests.support.system import wait_for
@@ -15,6 +17,7 @@ from = "orders"
 """
 
 
+@pytest.mark.slow
 def test_second_driver_stands_by_and_takes_over_from_one_that_is_killed(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     first, second = (Bridge(kafka, topic_prefix, tmp_path / name) for name in ("first", "second"))
     first.journal.start_epoch()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from operator import attrgetter
 
+import pytest
+
 from bascule.client import connect
 from bascule.core.destination import ADDRESS_MAX
 from bascule.jms.sections import PROPERTIES, section_bytes
@@ -46,6 +48,7 @@ def received(system: System, count: int) -> list[object]:
         return [message.body for _ in range(count) if (message := consumer.receive(10.0)) is not None]
 
 
+@pytest.mark.slow
 def test_broker_comes_up_with_any_message_that_was_stored_and_moves_it_and_serves_on(system: System, hand: Hand) -> None:
     send(system, "before")
     system.broker.kill()

@@ -180,6 +180,7 @@ def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connec
         third.broker.stop()
 
 
+@pytest.mark.slow
 def test_a_second_broker_in_the_same_data_directory_is_refused(both: Pair, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     serving = both.serving()
     twin = System(kafka.bootstrap, tmp_path, prefix="takeover", env={"BASCULE_EMBEDDED__DATA_DIR": str(serving_directory(serving))})
@@ -214,6 +215,7 @@ def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka:
         assert active.serves()
 
 
+@pytest.mark.slow
 def test_of_a_broker_killed_while_another_joins_and_started_at_once_one_serves_without_waiting(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
@@ -257,6 +259,7 @@ def test_what_a_standby_takes_over_it_has_read_before(
         ]
 
 
+@pytest.mark.slow
 def test_of_two_standbys_that_both_believe_themselves_elected_one_is_believed(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(pl
     assert place.values("3") == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("bad", [0, 2500, 4999])
+@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2500, marks=pytest.mark.slow), 4999])
 def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_limit(
     place: Place, writer: TransactionalWriter, bad: int
 ) -> None:
@@ -115,6 +115,7 @@ def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_li
     assert {at: fault.code() for at, fault in refused.value.faults.items()} == {bad: KafkaError.MSG_SIZE_TOO_LARGE}
 
 
+@pytest.mark.slow
 def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
     kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_of_what_is_too_much_to_be_held_the_parts_are_carried_in_order_and_a_rec
     assert bridge.dead() == []
 
 
+@pytest.mark.slow
 def test_a_failure_that_pyspark_has_no_class_for_is_a_messages_own_like_any(spark: SparkSession, bridge: Bridge) -> None:
     bridge.send('{"a": 1}', "no JSON", '{"a": 2}')
     select = "string(from_json(text, 'a int', map('mode', 'FAILFAST')).a) AS value"
@@ -94,6 +95,7 @@ def test_a_failure_that_pyspark_has_no_class_for_is_a_messages_own_like_any(spar
     assert bridge.dead() == ["strict: no JSON"]
 
 
+@pytest.mark.slow
 def test_what_fails_without_any_message_is_no_messages_fault(
     spark: SparkSession, bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

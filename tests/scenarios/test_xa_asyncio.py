@@ -84,7 +84,7 @@ def test_message_row_record_and_message_are_one(
             await jms.send(bills, "bill")
             if fails:
                 raise LookupError
-        with pytest.raises(IllegalState, match="is over"):
+        with pytest.raises(IllegalState, match="has ended"):
             await jms.send(bills, "late")
         with pytest.raises(psycopg.OperationalError, match="closed"):
             await connection.execute("SELECT 1")

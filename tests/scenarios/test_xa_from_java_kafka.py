@@ -10,7 +10,7 @@ import pytest
 from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from tests.scenarios.jta_shop import COMMITTED, MANAGERS, OUTCOMES, ROLLED_BACK, Shop, mortal_postgres
+from tests.scenarios.jta_shop import COMMITTED, MANAGER_PARAMS, OUTCOMES, ROLLED_BACK, Shop, mortal_postgres
 from tests.scenarios.topics import Reader, create
 from tests.support.system import System
 
@@ -46,7 +46,7 @@ def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("manager", MANAGER_PARAMS)
 def test_message_to_an_exclusive_divert_is_one_kafka_record_if_the_transaction_commits(
     manager: str, bridge: System, own_postgres: EmbeddedPostgres, tmp_path: Path, name: str
 ) -> None:

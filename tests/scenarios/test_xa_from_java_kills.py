@@ -9,7 +9,17 @@ import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from tests.scenarios.jta_shop import COMMITTED, LONG_TIMEOUT_S, MANAGERS, OUTCOMES, ROLLED_BACK, Outcome, Shop, mortal_postgres
+from tests.scenarios.jta_shop import (
+    COMMITTED,
+    LONG_TIMEOUT_S,
+    MANAGER_PARAMS,
+    MANAGERS,
+    OUTCOMES,
+    ROLLED_BACK,
+    Outcome,
+    Shop,
+    mortal_postgres,
+)
 from tests.support.system import System
 
 RESOURCES = ("database", "jms")
@@ -71,6 +81,7 @@ def test_manager_commits_or_rolls_back_messages_and_rows_together(shop: Shop, ac
 
 
 @some_and_all(SHORT)
+@pytest.mark.parametrize("shop", MANAGER_PARAMS, indirect=True)
 def test_manager_recovers_after_the_application_is_killed(shop: Shop, points: tuple[str, ...]) -> None:
     names = {point: shop.order() for point in points}
     for point, name in names.items():

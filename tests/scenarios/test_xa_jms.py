@@ -102,6 +102,7 @@ def work(broker: System, name: str) -> Work:
     return Work(broker, name)
 
 
+@pytest.mark.slow
 def test_a_prepared_branch_is_nobodys_until_any_process_commits_it(work: Work, make: Make) -> None:
     first, second = make(), make()
     work.prepared_in(first)
@@ -407,6 +408,7 @@ def test_the_management_node_is_no_queue_and_no_part_of_a_transaction(broker: Sy
     assert broker.queue("$management") is None
 
 
+@pytest.mark.slow
 def test_a_standby_takes_prepared_branches_over(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
         active, standby = (System(kafka.bootstrap, tmp_path / name, prefix="xa-jms-takeover") for name in ("one", "two"))

@@ -30,8 +30,8 @@ SHAPES = [
     Case("", parts=("jms", "db"), ending="rollback"),
 ]
 #: In the ordinary suite, so many points of the application's, and so many of the broker's.
-SHORT = 10
-SHORT_BROKER = 4
+SHORT = 6
+SHORT_BROKER = 3
 #: Some kills find the broker dead already, from the one before.
 KILLS_MIN = 120
 #: Where the broker ends by itself: in every transaction that is prepared and commits; in one that commits in one phase.

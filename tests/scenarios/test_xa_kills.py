@@ -248,6 +248,7 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(directory)
 
 
+@pytest.mark.slow
 def test_the_database_is_killed_at_every_point_of_a_transaction(
     kafka: EmbeddedKafka, own_postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
 ) -> None:

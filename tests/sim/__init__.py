@@ -1,1 +1,1 @@
-"""The whole of Bascule under one seed: broker, journal, pipelines and clients as they are, on a model of Kafka, in virtual time."""
+"""The simulation: the real broker, journal, pipelines and clients of Bascule on a model of Kafka, in virtual time, under one seed."""

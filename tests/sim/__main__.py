@@ -19,7 +19,7 @@ from tests.simulation import planting
 
 
 def main(arguments: list[str]) -> int:
-    """Return exit code 1 where an anomaly was found, or a planted fault was not."""
+    """Run the command, and return exit code 1 if an anomaly was found, or a planted fault was not."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", help="the seed of the first run, or the word record")
     parser.add_argument("count", nargs="?", type=int, help="the number of runs")
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def tell(seed: int) -> int:
-    """Run one seed and say what happened in it."""
+    """Run one seed and print what happened in it."""
     simulation = Simulation(seed, trace=True)
     tally = simulation.run()
     sys.stdout.write("\n".join(simulation.world.trace or ()) + f"\nseed {seed}: {tally}\n")
@@ -46,7 +46,7 @@ def tell(seed: int) -> int:
 
 
 def record() -> int:
-    """Keep the recorded seeds that still show their fault, and search for the others."""
+    """Keep the recorded seeds that still show their fault, and search seeds for the others."""
     known = planting.recorded()
     found: dict[str, int | None] = {}
     with multiprocessing.Pool(initializer=logging.disable) as pool:

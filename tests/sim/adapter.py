@@ -1,13 +1,14 @@
-"""The resource adapter in the simulated world: members of a group that die, stop and take partitions over, and the records they deliver.
+"""The resource adapter in the simulated world: members of a group that die, stop and take partitions over.
 
-The rules are those that ship (``bascule.adapter.inbound``): the log's protocol, the takeover, the order of log, offsets and delivery. Here
-is the world around them (with ``group``, ``member`` and ``inbound_view``): troubles, healing, and the judgement.
+The rules are those that ship (``bascule.adapter.inbound``): the log's protocol, the takeover, the order of log, offsets and delivery. This
+module (with ``group``, ``member`` and ``inbound_view``) is the world around them: records, troubles, healing, and the judgement.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection
+from random import Random
 from typing import Final
 
 from bascule.adapter.inbound.settling import RetryPolicy
@@ -20,16 +21,18 @@ from tests.sim.member import Member
 from tests.sim.world import World
 from tests.support.history import Tally
 
-#: How long things go wrong, and how soon after that each record must be done.
+#: How long faults happen, and how soon after that each record must be done.
 TROUBLE_MS: Final = 500.0
 HEALED_MS: Final = 6_000.0
 LOOK_MS: Final = 25.0
-#: A member that does not answer for so long is taken for dead.
+#: How often recovery takes an active transaction for abandoned.
+HASTY: Final = 0.15
+#: A member that does not answer for this time is taken for dead.
 SESSION_MS: Final = 60.0
 
 
 class InboundSimulation:
-    """One run: a seed draws the records, the faults and their times; then all is healed, and each record must be done."""
+    """One run. The seed draws the records, the faults and their times; then all is healed, and each record must be done."""
 
     def __init__(self, seed: int, violations: Collection[enum.StrEnum] = (), *, trace: bool = False) -> None:
         world = self.world = World(seed, violations)
@@ -49,6 +52,8 @@ class InboundSimulation:
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
         self.policy = RetryPolicy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
         self.doubt = some(0.1)
+        #: Recovery rolls transactions back before their members have decided. Apart from the world's chance, which goes on as before.
+        self.hasty = Random(f"recovery {seed}").random() < HASTY
         tempers = {each: pick.choice((1, 2, 3, 99)) for each in self._records() if pick.random() < 0.2}
         self.books = SharedState(self.kafka.partition(*RETRY), tempers)
         self.group = Group(world)
@@ -57,7 +62,7 @@ class InboundSimulation:
         self._all: list[Member] = []
 
     def run(self) -> Tally:
-        """Trouble, healing, and the verdict."""
+        """Run troubles and healing, and return the verdict."""
         world = self.world
         for place in SOURCES:
             world.after(0, self._feed, place, 0)
@@ -82,7 +87,7 @@ class InboundSimulation:
             self.world.after(self.random.random() * self.pause_ms * 2, self._trouble, until_ms)
 
     def join(self) -> None:
-        """One more member."""
+        """Start another member."""
         if len(self.group.members) < 3:
             self._members += 1
             member = Member(self, f"m{self._members}")
@@ -98,14 +103,14 @@ class InboundSimulation:
             self.group.spread()
 
     def kill(self) -> None:
-        """kill -9 of a member; the group finds out."""
+        """Kill a member (kill -9); the group finds out."""
         member = self.random.choice(self.group.members)
         self.world.note("kill member", member.process.name)
         member.process.kill()
         self.world.after(self.random.random() * SESSION_MS, self._leave, member)
 
     def stop(self) -> None:
-        """SIGSTOP for a while. The group may take it for dead; it joins anew when it has found out."""
+        """Suspend a member (SIGSTOP). The group may take it for dead; it rejoins when it has found out."""
         member = self.random.choice(self.group.members)
         self.world.note("stop member", member.process.name)
         member.process.stop()
@@ -114,12 +119,12 @@ class InboundSimulation:
             self.world.after(self.random.random() * SESSION_MS, self._leave, member)
 
     def rebalance(self) -> None:
-        """The group gives partitions to others, for whatever reason."""
+        """Give partitions to other members."""
         self.world.note("rebalance")
         self.group.spread()
 
     def compact(self) -> None:
-        """The log cleaner. Deletions go, too, once everybody who reads has read them."""
+        """Run the log cleaner. It also removes deletions that all readers have read."""
         partition: Partition = self.kafka.partition(LOG)
         below = min([each.view.next for each in self._all if each.process.alive] or [0])
         if partition.compact(below):

@@ -11,6 +11,7 @@ from typing import Final
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
+from bascule.writer.incarnation import Attempt
 from bascule.writer.reading import read_behind_barrier
 from bascule.writer.table import TableTransactions
 from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
@@ -20,11 +21,14 @@ from tests.sim.world import Process, Promise
 from tests.sim.writer import TransactionalCalls, fault_of
 
 TOPICS: Final = BranchTopics("xa.side", "xa.log", 2)
-#: How long a Kafka transaction is tried again.
+#: How long a Kafka transaction is retried.
 WRITE_S: Final = 0.4
-#: How long Kafka takes at most to tell how much a topic takes.
+#: The longest time for Kafka to report the size limit of a topic.
 ROOM_MS: Final = 10.0
-#: The header of a record on the side topic that has its timestamp, in ms.
+#: Timeouts of Kafka transactions on a slow line, as in ``bascule.kafka.slot``: of the first try, and of the next one.
+TRANSACTION_MS: Final = 50.0
+LONG_TRANSACTION_MS: Final = 900.0
+#: The header of a record on the side topic with its timestamp in ms.
 AT: Final = "at"
 
 Log = Mapping[bytes, Stored]
@@ -33,16 +37,26 @@ Log = Mapping[bytes, Stored]
 class SlotCalls(TransactionalCalls, Table):
     """The effects of ``bascule.writer.table``: a transactional id, and its partition of the log."""
 
-    def __init__(self, kafka: Kafka, process: Process, slot: str) -> None:
+    def __init__(self, kafka: Kafka, process: Process, slot: str, line_ms: float) -> None:
+        """``line_ms`` is how long a record is on its way to Kafka."""
+        self._line_ms = line_ms
         TransactionalCalls.__init__(self, kafka, process, slot)
         Table.__init__(self, kafka, process, [kafka.partition(TOPICS.log, TOPICS.partition_of(slot))])
 
+    def time_out_ms(self, attempt: Attempt) -> float | None:
+        """See TransactionalCalls. As ``bascule.kafka.slot`` has it, where the line is slow."""
+        if not self._line_ms:
+            return None
+        return LONG_TRANSACTION_MS if attempt.long else TRANSACTION_MS
+
     async def write(self, producer: Producer, records: Sequence[Outgoing]) -> None:
-        """See SlotEffects."""
+        """Write records as SlotEffects says."""
         try:
             producer.begin()
             for record in records:
                 at = self.kafka.partition(record.topic, max(0, record.partition))
+                if self._line_ms:
+                    await self.process.sleep(self._line_ms)
                 await producer.produce(at, [ToWrite(record.key, record.value, record.headers)])
             await producer.end(commit=True)
         except KafkaFault as fault:
@@ -54,18 +68,18 @@ Slot = TableTransactions[Producer, Outgoing, Log]
 
 
 class Receipt:
-    """See ``bascule.xa.kafka_protocol.Receipt``."""
+    """A receipt as ``bascule.xa.kafka_protocol.Receipt``."""
 
     def __init__(self, stored: Promise[int | None]) -> None:
         self._stored = stored
 
     async def offset(self) -> int | None:
-        """See Receipt."""
+        """Return the offset as Receipt says."""
         return await self._stored
 
 
 class Turn:
-    """Lets one coroutine of a process in at a time."""
+    """A lock that admits one coroutine of a process at a time."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -87,8 +101,9 @@ class Turn:
 class SimulatedCalls:
     """The effects of one process."""
 
-    def __init__(self, kafka: Kafka, process: Process, own_slots: Sequence[str], slow: Random | None) -> None:
-        """``slow`` draws how long Kafka takes to tell how much a topic takes; None: no time."""
+    def __init__(self, kafka: Kafka, process: Process, own_slots: Sequence[str], slow: Random | None, line_ms: float) -> None:
+        """Create the effects. ``slow`` draws the time for a topic's size limit; None: no time. For ``line_ms`` see SlotCalls."""
+        self._line_ms = line_ms
         self._kafka, self._process, self._own_slots, self._slow = kafka, process, own_slots, slow
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, Turn] = {}
@@ -176,7 +191,7 @@ class SimulatedCalls:
 
     def _slot(self, slot: str) -> Slot:
         if (found := self._slots.get(slot)) is None:
-            effects = SlotCalls(self._kafka, self._process, slot)
+            effects = SlotCalls(self._kafka, self._process, slot, self._line_ms)
             effects.held_up = self._end_transactions
             own = slot in self._own_slots
             found = TableTransactions(effects, ahead=own, deadline_s=WRITE_S, violations=self._process.world.violations)
@@ -185,7 +200,7 @@ class SimulatedCalls:
         return found
 
     def _end_transactions(self, table: Log) -> None:
-        """Somebody died in the middle of one, under an id that its branches name."""
+        """End the open transactions of a process that died, under ids that its branches name."""
         for slot in sorted(slots_of(table).difference(self._own_slots)):
             self._process.world.note("end open transaction", self._process.name)
             self._process.spawn(Producer(self._kafka, self._process, slot).init())

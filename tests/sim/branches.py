@@ -1,7 +1,8 @@
 """Transactions over Kafka and a database in the simulated world, with the decision log on the same Kafka.
 
 Several processes of one manager work and recover at once; they die, stop, and may share their transactional ids. The rules are those that
-ship: ``two_phase``, ``recovery_protocol``, ``log_topic``, ``kafka_protocol`` and ``bascule.writer.table``. Here is the world around them.
+ship: ``two_phase``, ``recovery_protocol``, ``log_topic``, ``kafka_protocol`` and ``bascule.writer.table``. This module is the world around
+them.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tests.sim.world import Process, World
 from tests.sim.xa_resources import Database, FaultRates
 from tests.support.history import Tally
 
-#: How long things go wrong, and how soon after that all transactions must be over.
+#: How long faults happen, and how soon after that all transactions must have ended.
 TROUBLE_MS: Final = 700.0
 HEALED_MS: Final = 12_000.0
 LOOK_MS: Final = 25.0
 MANAGER: Final = "tm"
 KAFKA, DATABASE = "kafka", "database"
 TARGETS: Final = ("out.a", "out.b")
-#: Processes share the names by which Kafka knows them, as on one host.
+#: Processes share their names in Kafka, as on one host.
 INSTANCES: Final = ("one", "two", "three")
 SLOTS: Final = 2
 PROCESSES_MAX: Final = 3
@@ -50,15 +51,19 @@ PAUSE_MAX_MS: Final = 70.0
 DEADLINES_MS: Final = (40, 200)
 TIMEOUTS_S: Final = (0.15, 100.0, 100.0)
 OUTAGE_MS: Final = 200.0
-#: How many runs have applications with several tasks in one transaction, and how often one of these sends while another one commits.
+#: Share of the runs with applications that use several tasks in one transaction, and how often one of these sends while another one
+#: commits.
 SEVERAL_TASKS: Final = 0.25
 BESIDE: Final = 0.5
+#: How many runs have a slow line, so that Kafka aborts some transactions by their time-out; and how slow it is.
+SLOW_LINES: Final = 0.1
+SLOW_LINE_MS: Final = 12.0
 PREPARE_WITHIN_S, UNPREPARED_KEPT_S = 0.12, 0.3
 
 
 @dataclass(slots=True)
 class Work:
-    """A transaction as the one sees it who sees everything."""
+    """A transaction, as an all-seeing observer knows it."""
 
     gtrid: bytes
     alone: bool
@@ -117,7 +122,7 @@ class KafkaPart:
 
 
 class Worker:
-    """One process of the manager: begins transactions, and recovers."""
+    """One process of the manager, which begins transactions and recovers."""
 
     def __init__(self, run: BranchSimulation, name: str) -> None:
         world = self.world = run.world
@@ -128,7 +133,7 @@ class Worker:
         self.patient = world.chance(0.5)
         instance = world.random.choice(INSTANCES)
         slots = [f"xa.{instance}.{number}" for number in range(SLOTS)]
-        calls = SimulatedCalls(run.kafka, self.process, slots, run.tasks)
+        calls = SimulatedCalls(run.kafka, self.process, slots, run.tasks, run.line_ms)
         self.branches = KafkaBranches(
             KAFKA, TOPICS, slots, calls, instance=instance, limits=run.limits, violations=world.violations
         )  # fmt: skip
@@ -142,12 +147,12 @@ class Worker:
             running.then(running.result)  # an error of this module ends the run
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process (kill -9)."""
         self.process.kill()
         self.live.clear()
 
     async def pause(self) -> None:
-        """Between two calls anything may take its time."""
+        """Sleep for a random time, since anything may be slow between two calls."""
         if self.world.chance(0.6):
             await self.process.sleep(self.world.random.random() * PAUSE_MAX_MS)
 
@@ -195,7 +200,7 @@ class Worker:
         self.world.say(f"{work.gtrid.decode()}: {transaction.status.value}, told {work.told}")
 
     async def _send_beside(self, work: Work, xid: Xid) -> None:
-        """Another task of the application sends a message of the transaction; soon this one goes on to the commit."""
+        """Send a message of the transaction in another task, while this one soon continues to the commit."""
         tasks = self.run.tasks
         if tasks is not None and tasks.random() < BESIDE:
             running = self.process.spawn(self._sent_beside(work, xid, Outgoing(TARGETS[0], None, work.gtrid + b"#beside")))
@@ -209,17 +214,17 @@ class Worker:
             self.world.note("refuse beside", self.process.name)
             return
         self.world.note("send beside", self.process.name)
-        work.sent.setdefault(message.topic, []).append(message.value or b"")  # it was told that the message is part of the transaction
+        work.sent.setdefault(message.topic, []).append(message.value or b"")  # the application believes that the message is sent
 
     async def _recover(self) -> None:
         while True:
-            with suppress(BasculeError):  # then the next time
+            with suppress(BasculeError):  # else the next time
                 await self._recovery.run(lambda: self.live, patient=self.patient)
             await self.process.sleep(self.world.random.random() * RECOVER_MS)
 
 
 class BranchSimulation:
-    """A run."""
+    """A run of the simulation of branches."""
 
     def __init__(
         self,
@@ -229,13 +234,16 @@ class BranchSimulation:
         trace: bool = False,
         arrange: Callable[[BranchSimulation], None] | None = None,
     ) -> None:
-        """``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
+        """Draw a run. ``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
         world = self.world = World(seed, violations)
         world.trace = [] if trace else None
         self.kafka = Kafka(world)
-        #: For applications with several tasks in one transaction, in some runs. Apart from the world's, whose course it shall not change.
+        #: Chance for applications with several tasks in one transaction, in some runs; separate from the world's chance, whose course must
+        #: not change.
         tasks = Random(f"tasks {seed}")
         self.tasks = tasks if tasks.random() < SEVERAL_TASKS else None
+        #: How long a record of a branch is on its way to Kafka.
+        self.line_ms = SLOW_LINE_MS if Random(f"line {seed}").random() < SLOW_LINES else 0.0
         self.mishaps = FaultRates()
         self.database = Database(world, self.mishaps)
         self.left = world.random.choice((4, 8))
@@ -271,7 +279,7 @@ class BranchSimulation:
         self.pause_ms = pick.choice((15.0, 60.0, 200.0))
 
     def begin(self) -> Work:
-        """The next transaction."""
+        """Begin the next transaction."""
         self.left -= 1
         pick, world = self.world.random, self.world
         gtrid = f"{MANAGER}/{int(world.now_ms) + pick.choice(DEADLINES_MS):012x}{pick.getrandbits(80):020x}".encode()
@@ -279,7 +287,7 @@ class BranchSimulation:
         return work
 
     def run(self) -> Tally:
-        """Trouble, healing, and the verdict."""
+        """Run troubles and healing, and return the verdict."""
         for _ in range(self.world.random.randint(1, 2)):
             self.launch()
         self.world.after(self.world.random.random() * 40, self._trouble)
@@ -293,11 +301,11 @@ class BranchSimulation:
 
     @property
     def alive(self) -> list[Worker]:
-        """The processes that live."""
+        """Return the live processes."""
         return [each for each in self.processes if each.process.alive]
 
     def launch(self) -> None:
-        """One more process, if there are not enough."""
+        """Start another process, if there are not enough."""
         if len(self.alive) < PROCESSES_MAX:
             self.processes.append(Worker(self, f"{MANAGER}{len(self.processes)}"))
 
@@ -308,14 +316,14 @@ class BranchSimulation:
             self.world.after(self.world.random.random() * self.pause_ms * 2, self._trouble)
 
     def kill(self) -> None:
-        """kill -9 of a process; another one starts, at once or when nobody is left."""
+        """Kill a process (kill -9). Another one starts soon."""
         for each in self.world.random.sample(self.alive, min(1, len(self.alive))):
             self.world.note("kill manager", each.process.name)
             each.kill()
             self.world.after(self.world.random.random() * 60, self.launch)
 
     def stop(self) -> None:
-        """SIGSTOP for a while; others go on."""
+        """Suspend a process (SIGSTOP); others continue."""
         for each in self.world.random.sample(self.alive, min(1, len(self.alive))):
             self.world.note("stop manager", each.process.name)
             each.process.stop()
@@ -324,23 +332,23 @@ class BranchSimulation:
                 self.launch()
 
     def change_leader(self) -> None:
-        """A node of Kafka hands its partitions over to others."""
+        """Let a node of Kafka hand its partitions over to others."""
         self.kafka.cluster.change_leaders()
 
     def cut_off_node(self) -> None:
-        """A node is cut off from its peers, and not from its clients."""
+        """Cut a node off from its peers, but not from its clients."""
         self.kafka.cluster.leave(self.world.random.choice(NODES), cut_off=True)
 
     def stop_node(self) -> None:
-        """A node ends, and starts again."""
+        """Stop a node, and start it again."""
         self.kafka.cluster.leave(self.world.random.choice(NODES), cut_off=False)
 
     def lose_database(self) -> None:
-        """The database does not answer for a while."""
+        """Make the database unavailable for a while."""
         self.database.away_until_ms = self.world.now_ms + self.world.random.random() * OUTAGE_MS
 
     def compact(self) -> None:
-        """The log cleaner has been at the log of branches."""
+        """Run the log cleaner on the log of branches."""
         for index in range(TOPICS.partitions):
             partition = self.kafka.partition(TOPICS.log, index)
             if partition.compact(self.world.random.randint(0, partition.end)):
@@ -366,7 +374,7 @@ class BranchSimulation:
         self.world.after(LOOK_MS, self._look)
 
     def _open(self) -> Iterator[str]:
-        """What is not over yet."""
+        """Yield what has not ended yet."""
         prepared = self._latest(TOPICS.log, TOPICS.partitions)
         yield from (f"{key.decode()} in the log of branches" for key in prepared if not key.endswith(STARTED))
         yield from (f"{xid} in the database" for xid in self.database.prepared)
@@ -380,7 +388,7 @@ class BranchSimulation:
             yield f"{self.left} to begin"
 
     def _latest(self, topic: str, partitions: int) -> dict[bytes, bytes]:
-        """The values of all keys, in the order of their offsets."""
+        """Return the values of all keys, in the order of their offsets."""
         found: dict[bytes, bytes] = {}
         for record in (each for index in range(partitions) for each in self.kafka.partition(topic, index).all_committed()):
             found.pop(record.key or b"", None)
@@ -401,7 +409,7 @@ class BranchSimulation:
         return tally
 
     def _standing(self) -> dict[bytes, Outcome]:
-        """What was decided first for each transaction."""
+        """Return the first decision for each transaction."""
         standing: dict[bytes, Outcome] = {}
         for record in self.kafka.partition(DECISIONS).all_committed():
             entry = decode(record.value) if record.value is not None else None

@@ -29,17 +29,17 @@ from tests.sim.housekeeping import FETCH_MAX, INGRESS_ID, Following, Housekeepin
 from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, ToWrite
 from tests.sim.world import Process, Promise, World
 
-#: As the real limits, in small.
+#: Small versions of the real limits.
 LIMITS: Final = EpochLimits(append_timeout_s=0.25, still_max_s=0.15, in_flight_max=3, watch_s=0.05, probe_s=0.1)
 POLL_MS: Final = 20.0
-#: Before the next try of a broker that could not serve.
+#: Pause before the next try of a broker that could not serve.
 PAUSE_MS: Final = 30.0
 _KEY: Final = attrgetter("key")
 _EPOCH_KEY: Final = KEY_OF_KIND[Kind.EPOCH]
 
 
 class Broker:
-    """One broker. ``launch`` starts its process; it begins an epoch when it is elected, whether or not another broker serves."""
+    """One broker. ``launch`` starts its process, which begins an epoch when it is elected, whether or not another broker serves."""
 
     def __init__(self, world: World, kafka: Kafka, name: str, policy: Policy, diverts: Diverts) -> None:
         self.world = world
@@ -59,17 +59,18 @@ class Broker:
         self.on_delivery: Callable[[int, int, int, int], None] = lambda *_: None  # epoch, queue, mid, delivery count
         self.on_stale_delivery: Callable[[int], None] = lambda _: None  # mid
         self.stands_by = False  # from the beginning of a run
-        self.elected_unawares = True  # a process that starts again is elected, whoever has been elected meanwhile
-        self.slowness = 0.0  # how often it takes its time over a load
-        self.hesitates = False  # over the next one it takes its time for sure
+        self.ended_max: int | None = None  # remembered outcomes of branches; None: as many as the product
+        self.elected_unawares = True  # a restarted process is elected, even if another one was elected meanwhile
+        self.slowness = 0.0  # how often a load is slow
+        self.hesitates = False  # the next load is slow for sure
         self.elected: Promise[None] = Promise()
         self.journal = kafka.partition(JOURNAL)
-        self.failure: Exception | None = None  # what keeps it from ever serving again
+        self.failure: Exception | None = None  # an error that keeps it from ever serving again
         self.current: BrokerEpoch | None = None
         self._launches = 0
 
     def launch(self, *, elected: bool = True) -> None:
-        """Start, or start again, to serve or to stand by."""
+        """Start or restart the process, to serve or to stand by."""
         self._launches += 1
         self.elected = Promise()
         if elected:
@@ -86,7 +87,7 @@ class Broker:
             self.failure = error
         except BasculeError as error:
             self.world.note("epoch ended", f"{process.name}, {error}")
-            self.world.after(self.world.random.random() * PAUSE_MS, self._launch_again, process)  # by its supervisor
+            self.world.after(self.world.random.random() * PAUSE_MS, self._launch_again, process)  # restarted by its supervisor
 
     def _launch_again(self, process: Process) -> None:
         if self.process is process and process.alive:
@@ -94,7 +95,7 @@ class Broker:
             self.launch(elected=self.elected_unawares or not self.superseded)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process (kill -9)."""
         self.process.kill()
         if self.current is not None:
             self.current.appender.close()
@@ -102,13 +103,13 @@ class Broker:
         self.serving = False
 
     def close_clients(self) -> None:
-        """Every connection ends."""
+        """End every connection."""
         connections, self.connections = self.connections, {}
         for connection in connections:
             connection.close_by_broker()
 
     def connect(self, name: str) -> Connection | None:
-        """A connection, if this broker takes any."""
+        """Return a connection, if this broker accepts any."""
         if not self.serving or not self.process.alive or self.process.stopped:
             return None
         connection = Connection(self, name)
@@ -117,43 +118,45 @@ class Broker:
 
     @property
     def engine(self) -> Engine:
-        """Of the present epoch."""
+        """Return the engine of the current epoch."""
         if self.current is None:
             raise RuntimeError(f"{self.name} has no epoch")
         return self.current.protocol.engine
 
     @property
     def standing_by(self) -> bool:
-        """Whether it follows the journal until it is elected."""
+        """Return True if it follows the journal until it is elected."""
         return self.process.alive and not self.elected.done
 
     @property
     def replaced_unawares(self) -> bool:
-        """Whether it stood still in this epoch, and a newer one has begun."""
+        """Return True if it was suspended in this epoch, and a newer epoch has begun."""
         return self.current is not None and self.current.stood_still and self.superseded
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer epoch has begun, known to this broker or not."""
+        """Return True if a newer epoch has begun, whether or not this broker knows."""
         return _EPOCH_KEY in map(_KEY, islice(self.journal.records, self.epoch + 1, None))
 
     def fresh_engine(self, journaling: Journaling | None = None) -> Engine:
-        """One without any state."""
+        """Return an engine without state."""
         violations = self.world.violations
         journaling = journaling or Journaling(lambda *_: None, violations=violations)
-        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.process.wall_ms), self.policy, violations=violations)
+        engine = Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.process.wall_ms), self.policy, violations=violations)
+        engine.branches.ended_max = self.ended_max
+        return engine
 
     def awake(self) -> bool:
-        """Whether it may act."""
+        """Return True if it may act."""
         return self.current is not None and self.current.protocol.awake()
 
     def dispatch(self) -> None:
-        """The end of a turn."""
+        """End a turn."""
         if self.awake():
             self.engine.dispatch()
 
     def lose_election(self, epoch: int) -> None:
-        """Another broker has been elected since this one began an epoch."""
+        """Note that another broker was elected after this one had begun an epoch."""
         if self.serving and self.epoch == epoch and self.current is not None:
             self.world.note("lose election", self.process.name)
             self.current.protocol.lose_election()
@@ -168,7 +171,7 @@ class BrokerEpoch(ProcessEffects):
         self.end: Promise[BasculeError] = Promise()
         self.housekeeping: Housekeeping | None = None
         self.stood_still = False  # for so long that another broker may serve
-        self._asked_s = 0.0  # when the protocol asked for the time
+        self._asked_s = 0.0  # when the protocol last asked for the time
         self.appender = Appender(self._kafka, process, self._journal, self._outcome)
         self.protocol = EpochProtocol(self, LIMITS, JOURNAL, broker.diverts, violations=process.world.violations)
         slowness, broker.hesitates = 1.0 if broker.hesitates else broker.slowness, False
@@ -176,7 +179,7 @@ class BrokerEpoch(ProcessEffects):
         self.loading = process.spawn(self.following.run())
 
     def now_s(self) -> float:
-        """The world's time, for which a broker that runs asks all the time."""
+        """Return the world's time. A running broker asks for it all the time."""
         now_s = super().now_s()
         if self.protocol.loaded and now_s - self._asked_s > LIMITS.still_max_s:
             self.stood_still = True
@@ -187,11 +190,11 @@ class BrokerEpoch(ProcessEffects):
         self.protocol.outcomes([(offset, failure)])
 
     def append(self, key: bytes, value: bytes) -> None:
-        """By the epoch's producer."""
+        """Append a record with the epoch's producer."""
         self.appender.append(ToWrite(key, value))
 
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
-        """Piece by piece."""
+        """Return records, which are fetched piece by piece."""
         found: list[tuple[int, bytes | None]] = []
         while start < end:
             count = min(FETCH_MAX, end - start)
@@ -200,11 +203,11 @@ class BrokerEpoch(ProcessEffects):
         return found
 
     async def recreated(self) -> bool:
-        """No topic is deleted here."""
+        """Return False: no topic is deleted here."""
         return False
 
     async def takes_appends(self) -> bool:
-        """Whether Kafka answers a new client."""
+        """Return True if Kafka answers a new client."""
         try:
             await answered(self._kafka.end_of(self.process, self._journal))
         except BasculeError:
@@ -212,17 +215,17 @@ class BrokerEpoch(ProcessEffects):
         return True
 
     async def state_before(self, end: int) -> Loader:
-        """When all of it is read."""
+        """Return the state when all of it is read."""
         self._broker.epoch = end - 1
         self.following.end = end
         return await self.loading
 
     def fresh_engine(self, journaling: Journaling) -> Engine:
-        """One without any state."""
+        """Return an engine without state."""
         return self._broker.fresh_engine(journaling)
 
     def loaded(self) -> None:
-        """Housekeeping begins."""
+        """Begin housekeeping."""
         broker, protocol = self._broker, self.protocol
         on_step = partial(broker.on_step, broker)
         self.housekeeping = Housekeeping(
@@ -230,29 +233,29 @@ class BrokerEpoch(ProcessEffects):
         )
 
     def stored(self, size_bytes: int) -> None:
-        """Housekeeping counts."""
+        """Count a stored record for housekeeping."""
         if self.housekeeping is not None:
             self.housekeeping.protocol.appended(size_bytes)
 
     def confirmed(self) -> None:
-        """Clients have been answered."""
+        """Tell the node that Kafka has stored something."""
         self._node.confirmed()
 
     def ticked(self) -> None:
-        """Nothing waits for that."""
+        """Do nothing."""
 
     def stalled(self, error: BasculeError) -> None:
-        """Nobody must wait here."""
+        """Tell the node that clients must not wait here."""
         self._node.stalled(error)
 
     def ended(self, error: BasculeError) -> None:
-        """The node leaves it."""
+        """Tell the node that the epoch has ended."""
         if isinstance(error, SteppedDown):
             self.process.world.note("step down", f"{self.process.name}, {error}")
         self.end.keep(error)
 
     def close(self) -> None:
-        """Nothing of it goes on."""
+        """End everything that belongs to the epoch."""
         self.protocol.close()
         self.appender.close()
         self.following.closed = True
@@ -274,26 +277,26 @@ class BrokerNode(ProcessEffects):
         return self._broker.current
 
     def stopping(self) -> bool:
-        """No broker is told to end here."""
+        """Return False: no broker is told to stop here."""
         return False
 
     async def listen(self) -> None:
-        """No port is taken here."""
+        """Do nothing: there are no ports here."""
 
     def stop_listening(self) -> None:
-        """Clients are refused."""
+        """Refuse clients."""
         self._broker.serving = False
 
     def begin_epoch(self) -> None:
-        """It follows the journal."""
+        """Begin to follow the journal."""
         self._broker.current = BrokerEpoch(self._broker, self.protocol, self.process)
 
     async def close_epoch(self) -> None:
-        """Nothing of it goes on."""
+        """End everything that belongs to the epoch."""
         self._epoch.close()
 
     async def election(self, timeout_s: float | None) -> ElectionOutcome:
-        """The first of what may come."""
+        """Return the first outcome of a wait for the election."""
         broker, loading = self._broker, self._epoch.loading
         either: Promise[None] = Promise()
         for promise in (broker.elected, loading):
@@ -306,27 +309,27 @@ class BrokerNode(ProcessEffects):
         return ElectionOutcome.LOAD_ENDED if loading.done else ElectionOutcome.TIMEOUT
 
     def is_elected(self) -> bool:
-        """As far as it knows."""
+        """Return True if it is elected, as far as it knows."""
         return self._broker.elected.done
 
     async def confirmed(self) -> bool:
-        """Kafka would say the same."""
+        """Return True if it is elected; Kafka would say the same."""
         return self._broker.elected.done
 
     async def load_ended(self) -> None:
-        """Raises why."""
+        """Raise the error that ended the load, if any."""
         self._epoch.loading.result()
 
     async def start_epoch(self) -> None:
-        """With a start record that says nothing but the diverts."""
+        """Start the epoch with a start record that has only the diverts."""
         await self._epoch.protocol.start({})
 
     def lose_election(self) -> None:
-        """The epoch ends."""
+        """End the epoch."""
         self._epoch.protocol.lose_election()
 
     async def serve(self) -> None:
-        """Clients may come."""
+        """Accept clients, and begin the intake."""
         broker, epoch = self._broker, self._epoch
         broker.serving = True
         broker.serving_since_ms = self.process.world.now_ms
@@ -334,20 +337,20 @@ class BrokerNode(ProcessEffects):
         self._intake = _Intake(broker, self.process, epoch.protocol.engine)
 
     async def epoch_end(self) -> BasculeError | None:
-        """Why it has ended."""
+        """Return why the epoch has ended."""
         return await self._epoch.end
 
     def flush(self) -> None:
-        """What has gathered."""
+        """Append the open record."""
         self._epoch.protocol.flush()
 
     async def stop_intake(self) -> None:
-        """Nothing more is taken."""
+        """Stop the intake."""
         if self._intake is not None:
             self._intake.over = True
 
     def close_clients(self, error: BasculeError | None) -> None:
-        """By a broker that may live on."""
+        """Close the connections. The broker may continue."""
         if self._epoch.protocol.ended:
             self._broker.close_clients()
         else:
@@ -355,28 +358,28 @@ class BrokerNode(ProcessEffects):
                 connection.end()
 
     async def hand_over(self, timeout_s: float) -> None:
-        """No broker goes down in order here."""
+        """Do nothing: no broker stops in an orderly way here."""
 
     def check_room(self) -> None:
-        """No record is too large here. Who has been replaced has lost the election, too."""
+        """Check nothing, since no record is too large here. A replaced broker has lost the election, too."""
         error = self._epoch.end.result()
         if isinstance(error, SteppedDown):
             self._broker.elected = Promise()
             self._broker.on_step_down()
 
     async def pause(self, delay_s: float) -> None:
-        """In small."""
+        """Pause for a scaled-down time."""
         await self.process.sleep(self.process.world.random.random() * delay_s * PAUSE_MS)
 
     def standing_by(self) -> None:
-        """Nobody waits for that."""
+        """Do nothing."""
 
     def ready(self) -> None:
-        """Clients try again and again."""
+        """Do nothing: clients retry."""
 
 
 class _Intake(ProcessEffects):
-    """Takes what the pipelines wrote for JMS destinations: see bascule.broker.ingress_tail.IngressEffects."""
+    """The intake of the pipelines' records for JMS destinations: see bascule.broker.ingress_tail.IngressEffects."""
 
     def __init__(self, broker: Broker, process: Process, engine: Engine) -> None:
         super().__init__(process)
@@ -384,25 +387,25 @@ class _Intake(ProcessEffects):
         self._partition = broker.kafka.partition(INGRESS)
         self._position, self._committed = 0, True
         self.over = False
-        self._stored: Promise[None] = Promise()  # what is on its way into the journal
+        self._stored: Promise[None] = Promise()  # the chunk that is in flight to the journal
         reading = IngressReading(self, INGRESS, 0, topic_id=engine.ingress_topic_id, violations=process.world.violations)
         self._taking = IngressTaking(engine, INGRESS, 0, soon=self.soon, taken=self._taken, ending=self.ending)
         process.spawn(reading.run(engine.ingress_positions.get(0, 0)))
 
     def ending(self) -> bool:
-        """Whether the epoch has ended."""
+        """Return True if the epoch has ended."""
         return self.over
 
     async def topic_id(self) -> str:
-        """It is never deleted."""
+        """Return the id of the topic, which is never deleted."""
         return INGRESS_ID
 
     async def open(self, offset: int, committed: bool) -> None:
-        """Nothing is asked for that."""
+        """Set the position; no request is needed."""
         self._position, self._committed = offset, committed
 
     async def read(self) -> Sequence[IngressRecord]:
-        """A few records."""
+        """Return a few records."""
         world = self.process.world
         await self.process.sleep(POLL_MS * world.random.random())
         fetched = self._kafka.fetch(
@@ -412,15 +415,15 @@ class _Intake(ProcessEffects):
         return [IngressRecord(record.offset, record.value, dict(record.headers).get("unbound") == b"keep") for record in records]
 
     async def open_transaction(self) -> int:
-        """Nobody looks."""
+        """Return -1: open transactions are not looked for here."""
         return -1
 
     async def pause(self, delay_s: float) -> None:
-        """In small."""
+        """Pause for a scaled-down time."""
         await self.process.sleep(self.process.world.random.random() * delay_s * PAUSE_MS)
 
     async def hand_over(self, chunk: Chunk) -> None:
-        """One at a time is on its way into the journal."""
+        """Pass a chunk on, one at a time."""
         if not self.over:
             room: Promise[None] = Promise()
             self._stored = room
@@ -431,9 +434,9 @@ class _Intake(ProcessEffects):
         self._stored.keep(None)
 
     def first_seen(self, topic_id: str) -> None:
-        """On the same thread."""
+        """Tell the engine, which is on the same thread."""
         self._engine.ingress_is(topic_id, dict(self._engine.ingress_positions))
 
     def largest(self) -> int:
-        """There is room for all."""
+        """Return the largest message, for which there is always room."""
         return self._engine.local_transactions.bytes_max

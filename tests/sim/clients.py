@@ -1,4 +1,4 @@
-"""JMS clients of the simulation, as Qpid JMS behaves: they reconnect, repeat an unanswered send, and never repeat a commit."""
+"""JMS clients of the simulation, which behave as Qpid JMS: they reconnect, repeat an unanswered send, and never repeat a commit."""
 
 from __future__ import annotations
 
@@ -23,46 +23,47 @@ from tests.sim.world import Process, Promise, TimeOut, World
 from tests.support.operations import Facts, Operation, Outcome, Place
 
 TOPIC: Final = "topic:"
-#: How long a consumer waits for a first message before it looks whether it should stop, and for more before it settles what it has.
+#: How long a consumer waits for a first message before it checks whether to stop, and for more before it settles what it has.
 FIRST_MS: Final = 150.0
 MORE_MS: Final = 5.0
 PREFETCH: Final = 6
-#: Who naps looks so often whether that is over.
+#: Interval at which a napping client checks whether its nap is over.
 STEP_MS: Final = 25.0
-#: How often a message of a transaction is refused, where the seed has some refused.
+#: How often a message of a transaction is refused, if the seed has refusals.
 REFUSED: Final = 0.15
 
 
 @lru_cache(maxsize=10_000)
 def id_of(body: bytes) -> str:
-    """What a message's text says."""
+    """Return the id in a message's text."""
     return str(decode_message(body).body)
 
 
 @dataclass(slots=True)
 class Stage:
-    """What all clients share. ``ending`` is set when consumers are to stop once nothing more comes."""
+    """The state that all clients share. ``ending`` is set when consumers should stop once no more messages come."""
 
     world: World
     brokers: Sequence[Broker]
     operations: list[Operation] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
     ending: bool = False
-    #: How long some consumers may leave lie what was given to them.
+    #: How long some consumers may leave their messages unsettled.
     nap_ms: float = 0.0
-    #: Deliveries of a broker that did not know yet of a newer epoch, and which it could not acknowledge any more. Only an election that is
-    #: in time can prevent them; that their acknowledgements do not count is what the fence is for.
+    #: Deliveries of a broker that did not know of a newer epoch yet. It can no longer acknowledge them. Only a timely election can prevent
+    #: such deliveries; the fence makes sure that their acknowledgements do not count.
     stale: int = 0
     last_work_ms: float = 0.0
-    #: Says which messages of transactions the broker refuses; None: none. Apart from the world's, whose course it shall not change.
+    #: Decides which messages of transactions the broker refuses; None: none. Separate from the world's chance, whose course must not
+    #: change.
     refusals: Random | None = None
 
     def refuses(self) -> bool:
-        """Whether the broker refuses the next message of a transaction."""
+        """Return True if the broker refuses the next message of a transaction."""
         return self.refusals is not None and self.refusals.random() < REFUSED
 
     def note(self, operation: Operation) -> int:
-        """An operation has ended; returns its place in the history."""
+        """Record an operation that has ended. Return its place in the history."""
         self.last_work_ms = self.world.now_ms
         self.world.say(f"{operation.client}: {operation.op} {','.join(operation.ids)} {operation.outcome}")
         self.operations.append(operation)
@@ -70,7 +71,7 @@ class Stage:
 
 
 class Client:
-    """A client with its process, which nobody kills: what it saw would be lost with it."""
+    """A client with its process. The process is never killed, since the client's observations would be lost."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.stage = stage
@@ -81,7 +82,7 @@ class Client:
         self._numbers = 0
 
     async def connect(self) -> Connection:
-        """A connection to some broker that serves."""
+        """Connect to some broker that serves."""
         while True:
             serving = [broker for broker in self.stage.brokers if broker.serving]
             for broker in self.world.random.sample(serving, len(serving)) if serving else ():
@@ -91,26 +92,26 @@ class Client:
             await self.process.sleep(4 + self.world.random.random() * 12)
 
     def message(self, to: str, facts: Facts) -> tuple[str, bytes, Scan]:
-        """A new message: its id, its bytes."""
+        """Return a new message: its id, its bytes and their scan."""
         id = f"{self.name}-{self._numbers}"
         self._numbers += 1
         self.stage.facts[id] = facts
         return id, *encoded(f"ID:{id}", to, id, facts.persistent, facts.priority, tuple(facts.properties.items()))
 
     def some_facts(self) -> Facts:
-        """What a new message is like."""
+        """Draw the properties of a new message."""
         pick = self.world.random
         return Facts(priority=pick.choice((4, 4, 4, 9)), persistent=pick.random() < 0.9, properties={"kind": pick.randrange(3)})
 
     def send(
         self, connection: Connection, engine: Engine, to: str, body: bytes, said: Scan, token: Any, transaction: LocalTransaction | None
     ) -> None:
-        """At the broker."""
+        """Send a message at the broker."""
         routing = Routing.MULTICAST if to.startswith(TOPIC) else Routing.ANYCAST
         engine.send(to.removeprefix(TOPIC), routing, body, said, self.name, connection, token, transaction)
 
     def note(self, op: str, ids: Sequence[str], outcome: Outcome, begun_ms: float, **more: Any) -> int:
-        """For the history."""
+        """Record an operation in the history."""
         if outcome == "indeterminate":
             self.world.note("doubt", self.name)
         facts = {id: self.stage.facts[id] for id in ids if id in self.stage.facts} if op == "send" else {}
@@ -120,7 +121,7 @@ class Client:
 
 
 class Sender(Client):
-    """Sends one message after another, and repeats each until it is answered."""
+    """A client that sends one message after another, and repeats each until it is answered."""
 
     def __init__(self, stage: Stage, name: str, to: str, count: int, pause_ms: float) -> None:
         super().__init__(stage, name)
@@ -139,7 +140,7 @@ class Sender(Client):
                 try:
                     await connection.ask(self.send_one, connection, body, said)
                 except ConnectionLost:
-                    refused = "indeterminate"  # whatever is said of the repetition
+                    refused = "indeterminate"  # whatever the answer to the repetition is
                     connection = await self.connect()
                     continue
                 except BasculeError:
@@ -148,18 +149,18 @@ class Sender(Client):
             self.note("send", [id], outcome, begun_ms, target=self._to)
 
     def send_one(self, connection: Connection, body: bytes, said: Scan, token: Promise[None]) -> None:
-        """At the broker."""
+        """Send a message at the broker."""
         self.send(connection, connection.broker.engine, self._to, body, said, token, None)
 
 
 class Transacted(Client):
-    """What transacted sessions have in common."""
+    """The common part of transacted sessions."""
 
     def _begin(self, connection: Connection, name: bytes) -> None:
         connection.transactions[name] = connection.broker.engine.begin(name)
 
     def _send_in(self, connection: Connection, name: bytes, to: str, body: bytes, said: Scan) -> None:
-        """The client commits without a look at the outcome, as Qpid JMS does."""
+        """Send in a transaction. The client commits without looking at the outcome, as Qpid JMS does."""
         if self.stage.refuses():
             self.world.note("refuse message", f"{id_of(body)} of {self.name}")
             full = QueueFull(f"{to!r} is full")
@@ -192,7 +193,7 @@ class Transacted(Client):
             queue = engine.queue(name)
         port.consumer = engine.attach(queue, port)
         connection.consumers.append(port)
-        # Only when the subscription is stored it is there for good.
+        # The subscription exists for good only once it is stored.
         engine.journaling.then(connection.down, attached.keep, port)
         self._credit(connection, port, PREFETCH)
 
@@ -215,7 +216,7 @@ class Transacted(Client):
         return port.inbox.popleft()
 
     async def end(self, connection: Connection, name: bytes, *, commit: bool = True) -> Outcome:
-        """Commit or roll back; what is known then of what took place."""
+        """Commit or roll back. Return what the client then knows of the outcome."""
         try:
             await connection.ask(self._end, connection, name, commit)
         except ConnectionLost:
@@ -226,7 +227,7 @@ class Transacted(Client):
 
 
 class TransactedSender(Transacted):
-    """Sends to several destinations in each transaction."""
+    """A client that sends to several destinations in each transaction."""
 
     def __init__(self, stage: Stage, name: str, targets: Sequence[str], count: int, pause_ms: float) -> None:
         super().__init__(stage, name)
@@ -257,7 +258,7 @@ class TransactedSender(Transacted):
 
 
 class ReceivingClient(Transacted):
-    """Receives, in transactions or message by message, and may send on what it got in the same transaction."""
+    """A client that receives in transactions or message by message, and may send on what it received in the same transaction."""
 
     def __init__(
         self,
@@ -334,7 +335,7 @@ class ReceivingClient(Transacted):
         connection.broker.engine.acknowledge(port.consumer, message)
 
     def _in_doubt(self, place: int) -> None:
-        """Nobody answers an acknowledgement: when the connection is lost later, it may have been lost with it."""
+        """Mark an acknowledgement as in doubt: no one answers it, so a lost connection may have lost it."""
         self.stage.operations[place] = replace(self.stage.operations[place], outcome="indeterminate")
 
     async def _settle(self, connection: Connection, port: Port, messages: Sequence[BrokerMessage], ids: Sequence[str]) -> Outcome:
@@ -351,7 +352,7 @@ class ReceivingClient(Transacted):
 
 
 def moved(to: str, id: str, facts: Mapping[str, Facts]) -> tuple[bytes, Scan]:
-    """A message that is sent on, in the persistence of the first one."""
+    """Return a message that is sent on, with the persistence of the original."""
     first = facts.get(id, Facts())
     return encoded(f"ID:{to}:{id}", to, id, first.persistent, first.priority)
 
@@ -360,7 +361,7 @@ def moved(to: str, id: str, facts: Mapping[str, Facts]) -> tuple[bytes, Scan]:
 def encoded(
     message_id: str, to: str, text: str, persistent: bool, priority: int, properties: Sequence[tuple[str, int]] = ()
 ) -> tuple[bytes, Scan]:
-    """A message's bytes, and what a scan of them says. Many runs send the same messages."""
+    """Return a message's bytes and their scan. Cached, because many runs send the same messages."""
     body = encode_message(
         JmsMessage(
             message_id=message_id, destination=to.removeprefix(TOPIC), destination_kind="topic" if to.startswith(TOPIC) else "queue",

@@ -14,12 +14,12 @@ from tests.sim.world import Process, World
 NODES: Final = (0, 1, 2)
 #: min.insync.replicas of every topic.
 IN_SYNC_MIN: Final = 2
-#: How long a node that does not answer counts as in sync, and how soon one that is back is in sync again.
+#: How long a node that does not answer counts as in sync, and how soon a returned node is in sync again.
 LAG_MAX_MS: Final = 30.0
 CATCH_UP_MS: Final = 60.0
-#: How long an election takes, and a new leader until it knows the high watermark.
+#: How long an election takes, and how long a new leader does not know the high watermark.
 ELECTION_MS: Final = 40.0
-#: How often an answer that waited for replicas is lost, since the leader is gone meanwhile.
+#: How often an answer that waited for replicas is lost, because the leader has changed.
 ANSWER_LOST: Final = 0.1
 #: How often a client takes a former leader for the leader, and how often it finds out when a request is not answered.
 STALE: Final = 0.5
@@ -30,20 +30,20 @@ FORGETFUL: Final = 0.5
 
 @dataclass(slots=True)
 class NetworkConditions:
-    """What the network and the servers do to requests; probabilities of one request."""
+    """The faults of network and servers for requests; probabilities for one request."""
 
-    lost: float = 0.0  # it never arrives
-    unanswered: float = 0.0  # it is carried out, and the answer is lost
-    held: float = 0.0  # it arrives after its own repetition
-    slow: float = 0.0  # it takes ten times as long
+    lost: float = 0.0  # the request never arrives
+    unanswered: float = 0.0  # the request is carried out, and the answer is lost
+    held: float = 0.0  # the request arrives after its own repetition
+    slow: float = 0.0  # the request takes ten times as long
     failed_append: float = 0.0  # an append is reported failed, stored or not
-    delay_ms: float = 1.0  # a way in the network takes up to this
+    delay_ms: float = 1.0  # longest way in the network
     transaction_ms: float = 900.0  # the coordinator ends a transaction that is open for longer
-    lag_ms: float = 0.0  # followers store what the leader has up to so much later
+    lag_ms: float = 0.0  # how much later followers store what the leader has, at most
 
 
 class Cluster:
-    """The nodes, and which of them leads which partition."""
+    """The nodes, and the leaders of the partitions."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -52,10 +52,10 @@ class Cluster:
         self.away: int | None = None  # the node that its peers do not reach
         self._leaderless: list[Partition] = []
         self.answer_lost = 0.0
-        self.prompt = True  # whether followers have a record as soon as the leader has it
+        self.prompt = True  # followers have a record as soon as the leader has it
 
     def partition(self, topic: str, index: int = 0) -> Partition:
-        """A partition; there from the first time it is asked for."""
+        """Return a partition, which is created on first use."""
         found = self.partitions.get((topic, index))
         if found is None:
             found = self.partitions[topic, index] = Partition(topic, index, self)
@@ -64,11 +64,11 @@ class Cluster:
         return found
 
     def away_from(self, node: int) -> int:
-        """A node that is not away: this one, or the next."""
+        """Return a node that is not away: this one, or the next."""
         return node if node != self.away else (node + 1) % len(NODES)
 
     def use(self, weather: NetworkConditions) -> None:
-        """From now on."""
+        """Use these conditions from now on."""
         self.weather = weather
         self.answer_lost = ANSWER_LOST if weather.lag_ms else 0.0
         self.prompt = not weather.lag_ms and self.away is None
@@ -76,13 +76,13 @@ class Cluster:
     # -- replication -------------------------------------------------------------------------------------------------
 
     def check_replicas(self, partition: Partition) -> None:
-        """Raises NotNow where fewer replicas than an append needs are in sync."""
+        """Check that enough replicas for an append are in sync. Raises NotNow."""
         if len(partition.in_sync) < IN_SYNC_MIN:
             self.world.note("too few in sync", partition.topic)
             raise NotNow
 
     def replicate(self, partition: Partition) -> None:
-        """The followers fetch what the leader has now, some time later."""
+        """Let the followers fetch what the leader has now, some time later."""
         self.world.after(
             self.world.random.random() * self.weather.lag_ms, self._replicated, partition, partition.log_end, partition.leader_epoch
         )
@@ -105,14 +105,14 @@ class Cluster:
     # -- leaders -----------------------------------------------------------------------------------------------------
 
     def change_leaders(self) -> None:
-        """A node that leads hands its partitions to others."""
+        """Let a leading node hand its partitions to others."""
         node = self.world.random.choice(NODES)
         for partition in list(self.partitions.values()):
             if partition.leader == node and node != self.away:
                 self._elect(partition, without=node)
 
     def leave(self, node: int, *, cut_off: bool) -> None:
-        """A node ends, or is cut off from its peers but not from its clients."""
+        """Stop a node, or cut it off from its peers but not from its clients."""
         if self.away is not None:
             return
         self.world.note("cut off node" if cut_off else "stop node", f"node {node}")
@@ -128,7 +128,7 @@ class Cluster:
         self.world.after(self.world.random.random() * 250, self.come_back, node)
 
     def come_back(self, node: int) -> None:
-        """It sees that it does not lead any more, truncates what it has alone, and catches up."""
+        """Let a node return: it no longer leads, truncates what only it has, and catches up."""
         if self.away == node:
             self.away = None
             self.prompt = not self.weather.lag_ms
@@ -139,7 +139,7 @@ class Cluster:
             self.world.after(self.world.random.random() * CATCH_UP_MS, self._join, node)
 
     def _elect(self, partition: Partition, *, without: int) -> bool:
-        """Another replica in sync leads from now on; without any the partition has no leader until the node is in sync again."""
+        """Elect another in-sync replica. Without any, the partition has no leader until the node is in sync again."""
         random = self.world.random
         others = sorted(partition.in_sync - {without, self.away})
         if not others:
@@ -169,7 +169,7 @@ class Cluster:
             self._elect(partition, without=-1)
 
     def heal(self) -> None:
-        """All nodes are there, and in sync."""
+        """Bring all nodes back, in sync."""
         self.use(NetworkConditions())
         if self.away is not None:
             self.come_back(self.away)
@@ -182,13 +182,13 @@ class Cluster:
     # -- what a client meets -----------------------------------------------------------------------------------------
 
     def takes_for_leader(self, process: Process, former: FormerLeader) -> bool:
-        """Whether a client's metadata says that a former leader leads. What it finds at first, it believes."""
+        """Return True if a client's metadata says that a former leader leads. The client keeps its first belief."""
         believes = former.believers.get(process)
         if believes is None:
             believes = former.believers[process] = self.world.random.random() < STALE
         return believes
 
     def refresh(self, process: Process, former: FormerLeader) -> None:
-        """The client has had no answer, and asks who leads; it may ask a node that does not know."""
+        """Let a client that got no answer ask for the leader; it may ask a node that does not know."""
         if self.world.random.random() < REFRESH:
             former.believers[process] = False

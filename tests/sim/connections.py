@@ -1,4 +1,4 @@
-"""Connections of clients to a broker of the simulation, and what hangs on them."""
+"""Connections of clients to a broker of the simulation, and their links."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.sim.world import Promise
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
 
-#: A client that hears nothing for so long takes the connection for broken.
+#: Silence after which a client takes the connection for broken.
 SILENCE_MS: Final = 300.0
-#: How long what a client says may be held up on its way. Its connection may be gone by then.
+#: How long a client's output may be delayed on its way. Its connection may be gone by then.
 HOLD_UP_MS: Final = 120.0
 
 
 class ConnectionLost(Exception):
-    """The connection is gone, and with it every answer."""
+    """Raised when the connection is gone, and with it every answer."""
 
 
 class Connection:
-    """A client's connection, with messages on their way in both directions, in order."""
+    """A client's connection, with messages in flight in both directions, in order."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker = broker
@@ -34,7 +34,7 @@ class Connection:
         self.name = name
         self.lost: Promise[None] = Promise()
         self.closed_by_broker = False
-        self.slowness = 0.0  # how often what the client says is held up
+        self.slowness = 0.0  # how often the client's output is delayed
         self.consumers: list[Port] = []
         self.transactions: dict[bytes, LocalTransaction] = {}
         self._process = broker.process
@@ -43,7 +43,7 @@ class Connection:
         self._up_ms = self._down_ms = 0.0
 
     def up(self, action: Callable[..., None], *arguments: Any) -> None:
-        """To the broker."""
+        """Do something at the broker, after the way there."""
         self._up_ms = max(self._up_ms, self.world.now_ms + self.world.random.random())
         if self.world.chance(self.slowness):
             self.world.note("hold up manager", self.name)
@@ -56,7 +56,7 @@ class Connection:
             self.broker.dispatch()
 
     def down(self, action: Callable[..., None], *arguments: Any) -> None:
-        """To the client."""
+        """Do something at the client, after the way there."""
         self._down_ms = max(self._down_ms, self.world.now_ms + self.world.random.random())
         self.world.after(self._down_ms - self.world.now_ms, self._at_client, action, arguments)
 
@@ -65,7 +65,7 @@ class Connection:
             action(*arguments)
 
     async def ask(self, action: Callable[..., None], *arguments: Any) -> Any:
-        """To the broker, and wait for what it keeps the promise with, which comes last of the arguments. Raises ConnectionLost."""
+        """Ask the broker, and wait until it keeps the promise that is the last argument. Raises ConnectionLost."""
         promise: Promise[Any] = Promise()
         if self.lost.done:
             raise ConnectionLost
@@ -82,7 +82,7 @@ class Connection:
             self.drop()
 
     def drop(self) -> None:
-        """The client's end is closed, or the network breaks; the broker's end hears of it later."""
+        """Close the client's end, or break the network. The broker's end hears of it later."""
         if not self.lost.done:
             self._forget()
             gone_ms = max(self._up_ms, self.world.now_ms + self.world.random.random() * 20)
@@ -96,13 +96,13 @@ class Connection:
             promise.fail(ConnectionLost())
 
     def close_by_broker(self) -> None:
-        """The broker's epoch has ended, or its life."""
+        """Close the connection because the broker's epoch, or its process, has ended."""
         if not self.closed_by_broker:
             self.closed_by_broker = True
             self.world.after(self.world.random.random() * 3, self._forget)
 
     def end(self) -> None:
-        """The broker ends it, and lives on."""
+        """End the connection by a broker that continues."""
         self._gone()
         self.world.after(self.world.random.random() * 3, self._forget)
 
@@ -117,19 +117,19 @@ class Connection:
             self._engine.detach(port.consumer, failed=False)
         self.broker.dispatch()
 
-    # What the broker answers by: a producer's link. Tokens are promises of the client.
+    # The producer's link, as the broker sees it. Tokens are promises of the client.
 
     def accepted(self, token: Promise[None]) -> None:
-        """The message is stored."""
+        """Tell the client that the message is stored."""
         self.down(token.keep, None)
 
     def refused(self, token: Promise[None], error: BasculeError) -> None:
-        """It will never be."""
+        """Tell the client that the message is refused."""
         self.down(token.fail, error)
 
 
 class Port:
-    """A consumer's link: what the broker gives goes down the connection, into the client's inbox."""
+    """A consumer's link. The broker's messages go down the connection, into the client's inbox."""
 
     def __init__(self, connection: Connection, credit: int) -> None:
         self.connection = connection
@@ -139,7 +139,7 @@ class Port:
         self.consumer: QueueConsumer
 
     def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """At the broker."""
+        """Deliver a message at the broker."""
         self.credit -= 1
         broker = self.connection.broker
         if broker.replaced_unawares:
@@ -153,8 +153,8 @@ class Port:
         arrived.keep(None)
 
     def dispatched(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: no client drains here."""
 
     def ended(self, error: BasculeError) -> None:
-        """No queue is deleted here while it has consumers."""
+        """Fail: no queue is deleted here while it has consumers."""
         raise AssertionError(error)

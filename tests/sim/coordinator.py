@@ -18,7 +18,7 @@ STATE_PARTITIONS: Final = 2
 
 
 class Coordinated(NamedTuple):
-    """What is known of a transactional id. ``state``: empty, ongoing, prepare-commit, complete-commit, and as -abort."""
+    """The state of a transactional id. ``state``: empty, ongoing, prepare-commit, complete-commit, and as -abort."""
 
     producer: int
     epoch: int
@@ -27,7 +27,7 @@ class Coordinated(NamedTuple):
 
 
 class Coordinator:
-    """Coordinates the ids of one partition of the state topic, on the node that leads it."""
+    """The coordinator of the ids in one partition of the state topic, on the node that leads it."""
 
     def __init__(self, cluster: Cluster, partition: Partition, new_producer: Callable[[], int]) -> None:
         self.partition = partition
@@ -38,12 +38,15 @@ class Coordinator:
         self._log: list[tuple[str, Coordinated]] = []  # by offset
         self._changing: dict[str, None] = {}  # ids whose change is not replicated yet
         self._leader_epoch = partition.leader_epoch
-        self._marking: dict[str, set[Partition]] = {}  # partitions without the marker of a transaction that ends
+        self._time_outs_ms: dict[str, float] = {}  # by id, for ids with their own timeout
+        self._marking: dict[str, set[Partition]] = {}  # partitions without the marker of an ending transaction
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def init(self, transactional_id: str) -> tuple[int, int]:
-        """InitProducerId: a new epoch, which ends what an older one has open."""
+    def init(self, transactional_id: str, time_out_ms: float | None = None) -> tuple[int, int]:
+        """InitProducerId: return a new epoch. The open transaction of an older epoch ends. ``time_out_ms`` is for its transactions."""
+        if time_out_ms is not None:
+            self._time_outs_ms[transactional_id] = time_out_ms
         known = self._current(transactional_id)
         if known is None:
             known = Coordinated(self._new_producer(), 0, "empty", Transaction())
@@ -58,25 +61,26 @@ class Coordinator:
         return self._change(transactional_id, known, (known.producer, known.epoch))
 
     def add_partition(self, transactional_id: str, producer: int, epoch: int, partition: Partition) -> None:
-        """AddPartitionsToTxn; the first one begins the transaction."""
+        """AddPartitionsToTxn: add a partition; the first one begins the transaction."""
         known = self._of(transactional_id, producer, epoch)
         if known.state.startswith("prepare"):
             raise NotNow
         if known.state != "ongoing":
             known = known._replace(state="ongoing", transaction=Transaction())
-            self._world.after(self._cluster.weather.transaction_ms, self._expire, transactional_id, known.transaction)
+            time_out_ms = self._time_outs_ms.get(transactional_id, self._cluster.weather.transaction_ms)
+            self._world.after(time_out_ms, self._expire, transactional_id, known.transaction)
         known.transaction.partitions[partition] = None
         self._change(transactional_id, known, None)
 
     def takes(self, transactional_id: str, epoch: int, partition: Partition) -> Transaction:
-        """The transaction that goes on, as a partition's leader asks for it. Raises KafkaFault."""
+        """Return the ongoing transaction, for the leader of a partition. Raises KafkaFault."""
         known = self._current(transactional_id)
         if known is None or known.state != "ongoing" or known.epoch != epoch or partition not in known.transaction.partitions:
             raise KafkaFault("fenced" if known is not None and known.epoch > epoch else "invalid-state")
         return known.transaction
 
     def end(self, transactional_id: str, producer: int, epoch: int, *, commit: bool) -> None:
-        """EndTxn. A repetition finds the transaction ended, or the next one going on: with protocol v1 nothing tells them apart."""
+        """EndTxn: end the transaction. A repetition finds it ended, or ends the next one: with protocol v1 nothing tells them apart."""
         known = self._of(transactional_id, producer, epoch)
         if known.state == "ongoing":
             self._end(transactional_id, known, commit=commit)
@@ -101,7 +105,7 @@ class Coordinator:
         return known
 
     def _replay(self) -> None:
-        """The node that leads now reads the log, and carries on what was under way."""
+        """Read the log on the node that leads now, and continue unfinished transactions."""
         self._world.note("move coordinator", f"node {self.partition.leader}")
         self._leader_epoch = self.partition.leader_epoch
         del self._log[self.partition.log_end :]
@@ -113,7 +117,7 @@ class Coordinator:
                 self._send_markers(transactional_id, known)
 
     def _change(self, transactional_id: str, known: Coordinated, value: T, then: Callable[[], None] = lambda: None) -> T:
-        """Append a state; the value is the answer when it is replicated. Raises Later, NotNow."""
+        """Append a state. Return the answer ``value`` when the state is replicated. Raises Later, NotNow."""
         leader_epoch = self._leader_epoch
         try:
             self.partition.store(ToWrite(transactional_id.encode(), f"{known.producer} {known.epoch} {known.state}".encode()))
@@ -172,7 +176,7 @@ class Coordinator:
 
     def _mark(self, transactional_id: str, known: Coordinated, partition: Partition, due: set[Partition]) -> None:
         if self._marking.get(transactional_id) is not due:
-            return  # another coordinator sees to it
+            return  # another coordinator continues
         if self._world.now_ms < partition.away_until_ms:
             self._send_marker(transactional_id, known, partition, due)
             return
@@ -201,17 +205,17 @@ class Coordinator:
 
 
 class Coordinators:
-    """All of them."""
+    """All coordinators of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._producers = 0
         self._all = [Coordinator(cluster, cluster.partition(STATE_TOPIC, index), self.new_producer) for index in range(STATE_PARTITIONS)]
 
     def new_producer(self) -> int:
-        """A producer id."""
+        """Return a new producer id."""
         self._producers += 1
         return self._producers
 
     def of(self, transactional_id: str) -> Coordinator:
-        """The coordinator of an id."""
+        """Return the coordinator of an id."""
         return self._all[zlib.crc32(transactional_id.encode()) % STATE_PARTITIONS]

@@ -1,4 +1,4 @@
-"""The calls on a decision log by the protocol that ships, for the simulated logs: they differ in how a record reaches the topic."""
+"""The calls on a decision log by the protocol that ships, for the simulated logs, which differ in how a record reaches the topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.xa.xid import Xid
 
 
 class TopicDecisions(TopicCalls):
-    """``bascule.xa.effects.Decisions`` over the calls on a topic that a class below it makes."""
+    """A ``bascule.xa.effects.Decisions`` over the calls on a topic that a subclass makes."""
 
     _violations: Collection[StrEnum]
 

@@ -1,4 +1,4 @@
-"""Effects that several protocols have in common, performed in the simulated world."""
+"""The common effects of several protocols, performed in the simulated world."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def answered(promise: Promise[T]) -> T:
-    """What Kafka says. Raises Unavailable, or Trimmed, in place of a fault of the model."""
+    """Return what Kafka answers. Raises Unavailable, or Trimmed, in place of a fault of the model."""
     try:
         return await promise
     except KafkaFault as fault:
@@ -24,7 +24,7 @@ async def answered(promise: Promise[T]) -> T:
 
 
 def at_once(process: Process) -> AtOnce:
-    """Steps that a process takes at the same time, in virtual time."""
+    """Return a function that runs steps of a process concurrently, in virtual time."""
 
     async def take(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
         promises = [process.spawn(step()) for step in steps]
@@ -49,7 +49,7 @@ class PromiseWaiter(Generic[T]):
         self.fail = self._promise.fail
 
     async def wait(self, timeout_s: float) -> T:
-        """The value. Raises the error, or TimeoutError."""
+        """Return the value. Raises the error, or TimeoutError."""
         try:
             return await self._process.within(timeout_s * 1000, self._promise)
         except TimeOut as error:
@@ -57,7 +57,7 @@ class PromiseWaiter(Generic[T]):
 
 
 class SimulatedTimer:
-    """Something that a process will do later."""
+    """A timer of a process."""
 
     def __init__(self, process: Process, delay_s: float, action: Callable[[], None]) -> None:
         self._action = action
@@ -65,7 +65,7 @@ class SimulatedTimer:
         process.sleep(delay_s * 1000).then(lambda: process.do(self._fire))
 
     def cancel(self) -> None:
-        """Do not do it."""
+        """Cancel the timer."""
         self._cancelled = True
 
     def _fire(self) -> None:
@@ -74,34 +74,34 @@ class SimulatedTimer:
 
 
 class ProcessEffects:
-    """Time, timers, and protocols beside what is being done, in one process."""
+    """Time, timers and concurrent protocols of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
 
     def now_s(self) -> float:
-        """The time of the process's monotonic clock."""
+        """Return the time of the process's monotonic clock."""
         return self.process.monotonic_ms / 1000
 
     def soon(self, action: Callable[[], None]) -> None:
-        """After what is being done."""
+        """Call an action after the current one."""
         self.process.after(0, action)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> SimulatedTimer:
-        """Later."""
+        """Call an action later."""
         return SimulatedTimer(self.process, delay_s, action)
 
     def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """Beside what is being done. What it raises ends the run."""
+        """Run a protocol concurrently. Its errors end the run."""
         done = self.process.spawn(protocol)
         done.then(done.result)
 
     def waiter(self) -> PromiseWaiter[Any]:
-        """A value that comes later."""
+        """Return a waiter for a later value."""
         return PromiseWaiter(self.process)
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
-        """Trouble is counted; anything else is for whoever reads the run."""
+        """Count troubles; say everything else for people who read the run."""
         text = f"{self.process.name}, {detail}"
         if event in TROUBLE:
             self.process.world.note(event, text)

@@ -1,4 +1,4 @@
-"""A consumer group in the simulated world: its coordinator, and what outlives its members."""
+"""A consumer group in the simulated world: its coordinator, and the state that outlives its members."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ if TYPE_CHECKING:
     from tests.sim.member import Member
 
 SOURCES: Final = (Place("payments", 0), Place("payments", 1))
-#: How much later a commit of offsets may arrive once more.
+#: How much later a commit of offsets may arrive a second time.
 LATE_MS: Final = 200.0
-#: Where records go that are tried again later.
+#: The place of records that are retried later.
 RETRY: Final = Place("retry", 0)
 
 
 class SharedState:
-    """What outlives the members: the decisions, the database, the endpoints' temper, and where each record went."""
+    """The state that outlives the members: decisions, the database, failures of endpoints, and the fate of each record."""
 
     def __init__(self, retry: Partition, tempers: dict[tuple[Place, int], int]) -> None:
-        """``tempers`` says how often the endpoint fails for each record before it does what it should."""
+        """Create the state. ``tempers`` says how often the endpoint fails for each record before it succeeds."""
         self._retry = retry
         self._tempers = tempers
         self.decisions: dict[Xid, bool] = {}
-        #: What each prepared transaction does: to which record, and how often that has failed by then.
+        #: The effect of each prepared transaction: on which record, and the number of failures of the record by then.
         self.prepared: dict[Xid, tuple[tuple[Place, int], str, int]] = {}
-        #: How often the work on a record has taken effect, how often it became a dead letter, and how often its endpoint has failed.
+        #: How often the work on a record has taken effect, how often the record became a dead letter, and how often its endpoint has
+        #: failed.
         self.done: Counter[tuple[Place, int]] = Counter()
         self.dead: Counter[tuple[Place, int]] = Counter()
         self.failed: Counter[tuple[Place, int]] = Counter()
         self._retried: dict[int, tuple[tuple[Place, int], int]] = {}
 
     def decide(self, xid: Xid, *, commit: bool) -> bool:
-        """Decide, unless it is decided; return the decision that stands."""
+        """Decide, unless a decision exists; return the decision that stands."""
         return self.decisions.setdefault(xid, commit)
 
     def end(self, xid: Xid) -> None:
-        """Commit or roll back in the database and in Kafka, as it was decided."""
+        """Commit or roll back in the database and in Kafka, as decided."""
         if (work := self.prepared.pop(xid, None)) is not None and self.decisions[xid]:
             self.effect(*work)
 
     def effect(self, origin: tuple[Place, int], effect: str, failures: int) -> None:
-        """The work on a record, its return to the retry topic, or its dead letter."""
+        """Apply the work on a record, its return to the retry topic, or its dead letter."""
         if effect == "retry":
             self._retried[self._retry.end] = (origin, failures)
             self._retry.store(ToWrite(None, b"again"))
@@ -55,30 +56,30 @@ class SharedState:
             (self.done if effect == "done" else self.dead)[origin] += 1
 
     def fails(self, origin: tuple[Place, int]) -> bool:
-        """Whether the endpoint fails this time."""
+        """Return True if the endpoint fails this time."""
         failing = self.failed[origin] < self._tempers.get(origin, 0)
         self.failed[origin] += failing
         return failing
 
     def origin(self, place: Place, offset: int) -> tuple[tuple[Place, int], int]:
-        """Where a record was at first, and how often it had failed when it was stored here."""
+        """Return where a record was first, and how often it had failed when it was stored here."""
         return self._retried[offset] if place == RETRY else ((place, offset), 0)
 
 
 class Group:
-    """The coordinator: who has which partition, and where the group reads on."""
+    """The coordinator of the group: who has which partition, and where the group continues to read."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.members: list[Member] = []
-        #: How many commits arrive once more, later: their first request was held up.
+        #: How many commits arrive a second time, later, because their first request was delayed.
         self.late = 0.0
         self.offsets: dict[Place, int] = dict.fromkeys((*SOURCES, RETRY), 0)
         self.owner: dict[Place, Member] = {}
         self.generation: Counter[Place] = Counter()
 
     def spread(self) -> None:
-        """Give partitions to members that live, and tell them."""
+        """Give partitions to live members, and tell them."""
         if not self.members:
             return
         for place in (*SOURCES, RETRY):
@@ -92,13 +93,13 @@ class Group:
             after.process.after(self._world.random.random() * 5, after.assigned, place, self.generation[place])
 
     def held(self, place: Place, generation: int) -> GroupOffset | None:
-        """Where the group reads on, if the partition was given to nobody else since."""
+        """Return where the group continues to read, if the partition was given to no other member since."""
         return GroupOffset(self.offsets[place]) if self.generation[place] == generation else None
 
     def commit(self, place: Place, generation: int, offset: int) -> None:
-        """Store an offset. Raises KafkaFault for a partition that was given to somebody else since.
+        """Store an offset. Raises KafkaFault for a partition that was given to another member since.
 
-        The last commit stands, as in Kafka: one that was held up sets the group back.
+        The last commit stands, as in Kafka: a delayed one sets the group back.
         """
         if self.generation[place] != generation:
             raise KafkaFault("fenced")

@@ -1,4 +1,4 @@
-"""What a broker of the simulation does with the journal beside its traffic: it follows it before it serves, and keeps it short.
+"""The work of a simulated broker on the journal besides its traffic: it follows the journal before it serves, and keeps it short.
 
 The rules are those of bascule.broker.following and bascule.broker.housekeeping; their effects are performed on the model of Kafka.
 """
@@ -30,24 +30,24 @@ from tests.sim.writer import PositionReader, decoded, position_partition
 
 T = TypeVar("T")
 
-#: Records of one fetch: few, so that much happens between one and the next.
+#: Records of one fetch: few, so that much happens between two fetches.
 FETCH_MAX: Final = 12
-#: How often who stands by looks for more.
+#: How often a standby looks for more records.
 FOLLOW_MS: Final = 30.0
-#: How long what a broker has read of its state may be old when it reads on.
+#: How old the state that a broker has read may be when it reads on.
 DAWDLE_MS: Final = 200.0
-#: Pauses of a load pass so much faster.
+#: Milliseconds of a load's pause for each second of the protocol.
 RETRY_MS: Final = 40.0
-#: So that most snapshots are in several records.
+#: Small, so that most snapshots take several records.
 CHUNK_BYTES: Final = 1_500
 ANNOUNCE_S: Final = 0.25
 INGRESS_ID: Final = "ingress"
-#: As drivers of the simulation write it into positions.
+#: The id that drivers of the simulation write into positions.
 JOURNAL_ID: Final = "id"
 
 
 async def newest(kafka: Kafka, process: Process, topic: str, *, barrier_key: bytes | None = None) -> dict[bytes, bytes]:
-    """What a compacted topic holds, read piece by piece up to the end that it had; behind a barrier record, if there is a key for it.
+    """Return the content of a compacted topic, read piece by piece up to its end; behind a barrier record, if there is a key for it.
 
     Raises Unavailable.
     """
@@ -72,7 +72,7 @@ async def newest(kafka: Kafka, process: Process, topic: str, *, barrier_key: byt
 
 
 class Following(ProcessEffects):
-    """The state of an epoch to come. ``end`` says where it stops, once that is known; ``slowness`` how often it takes its time."""
+    """The load for the next epoch. ``end`` is where it stops, once known; ``slowness`` is how often it is slow."""
 
     def __init__(self, kafka: Kafka, process: Process, fresh_engine: Callable[[], Engine], slowness: float) -> None:
         super().__init__(process)
@@ -84,40 +84,40 @@ class Following(ProcessEffects):
         self.closed = False
 
     async def run(self) -> Loader:
-        """The state of all records before ``end``. Raises Unavailable, RecordError, Closed."""
+        """Return the state of all records before ``end``. Raises Unavailable, RecordError, Closed."""
         return await self._protocol.run()
 
     # -- effects: see bascule.broker.following.FollowingEffects -------------------------------------------------------------
 
     def wanted_end(self) -> int | None:
-        """Where the load ends."""
+        """Return where the load ends."""
         return self.end
 
     def closing(self) -> bool:
-        """Whether nobody wants the state any more."""
+        """Return True if the state is no longer needed."""
         return self.closed
 
     async def recreated(self) -> bool:
-        """No topic is deleted here."""
+        """Return False: no topic is deleted here."""
         await self._dawdle()
         return False
 
     async def sleep(self, delay_s: float) -> None:
-        """In small."""
+        """Sleep for a scaled-down time."""
         await self.process.sleep(delay_s * RETRY_MS)
 
     async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
-        """Every complete snapshot."""
+        """Return every complete snapshot."""
         await self._dawdle()
         return joined(await newest(self._kafka, self.process, SNAPSHOTS, barrier_key=BARRIER_KEY if behind_barrier else None))
 
     async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
-        """The store."""
+        """Return the content of the store."""
         found = await newest(self._kafka, self.process, STORE, barrier_key=STORE_BARRIER_KEY if behind_barrier else None)
         return {int(key): value for key, value in found.items()}
 
     async def range(self) -> tuple[int, int]:
-        """The journal's offsets."""
+        """Return the journal's offsets."""
         journal = self._journal
         first, high = await answered(
             self._kafka.request(self.process, "ListOffsets", lambda: (journal.earliest, journal.latest()), at=journal)
@@ -126,14 +126,14 @@ class Following(ProcessEffects):
         return first, high
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
-        """A few records."""
+        """Return a few records."""
         records, _ = await answered(self._kafka.fetch(self.process, self._journal, offset, committed=False, count=FETCH_MAX))
         if not records:
             await self.process.sleep(FOLLOW_MS)
         return [(record.offset, record.value) for record in records]
 
     def bulk(self) -> AbstractContextManager[None]:
-        """Nothing is to be spared here."""
+        """Return an empty context."""
         return nullcontext()
 
     async def _dawdle(self) -> None:
@@ -143,7 +143,7 @@ class Following(ProcessEffects):
 
 
 class Housekeeping(ProcessEffects):
-    """The rounds of one epoch, which goes on while ``going_on`` says so; ``records`` of them make a round due.
+    """The rounds of one epoch, which run while ``going_on`` returns True. After ``records`` records a round is due.
 
     ``on_step`` is called before each request to Kafka.
     """
@@ -166,28 +166,28 @@ class Housekeeping(ProcessEffects):
     # -- effects: see bascule.broker.housekeeping.HousekeepingEffects -------------------------------------------------------
 
     async def computed(self, calculation: Callable[[], T]) -> T:
-        """It takes no time here."""
+        """Return the result of a calculation, which takes no time here."""
         return calculation()
 
     async def stored(self) -> set[int]:
-        """The mids of all that the store has now."""
+        """Return the mids of all records in the store."""
         return set(map(int, await newest(self._kafka, self.process, STORE)))
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """All of them in one batch."""
+        """Write all records in one batch."""
         self.process.world.note("store messages" if None not in records.values() else "forget stored messages", self.process.name)
         partition, producer = self._kafka.partition(STORE), self._kafka.new_producer()
         batch = [ToWrite(str(mid).encode(), value) for mid, value in records.items()]
         await self._request("Produce store", lambda: partition.produce(producer, 0, 0, batch, None))
 
     async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
-        """In pieces."""
+        """Write a snapshot in pieces."""
         records = self._keys.to_write(snapshot_id, encoded, CHUNK_BYTES)
         await self._send(records)
         self._keys.written(records)
 
     async def delete_older(self, snapshot_id: str) -> None:
-        """One piece after another."""
+        """Delete the pieces of older snapshots, one after another."""
         if not self._keys_read:
             self._keys.add(await newest(self._kafka, self.process, SNAPSHOTS))
             self._keys_read = True
@@ -196,30 +196,30 @@ class Housekeeping(ProcessEffects):
         self._keys.deleted(older)
 
     async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
-        """Where the diverts stand."""
+        """Return the pins of the diverts."""
         return await self._pipelines.protocol.found(taken)
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
-        """The owner retains nothing here."""
+        """Return the last stable offset: no retention is configured here."""
         return self._kafka.partition(_topic(log), partition).stable
 
     async def first_offset(self, log: TrimmedLog, partition: int) -> int:
-        """What has not been trimmed."""
+        """Return the first offset that was not trimmed."""
         return self._kafka.partition(_topic(log), partition).earliest
 
     async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
-        """DeleteRecords."""
+        """Delete records before an offset (DeleteRecords)."""
         topic = _topic(log)
         trimmed = self._kafka.partition(topic, partition)
         self.process.world.note(f"trim {topic}", self.process.name)
         await self._request("DeleteRecords", lambda: trimmed.trim(end))
 
     async def ingress_topic_id(self) -> str | None:
-        """It is never deleted."""
+        """Return the id of the ingress topic, which is never deleted."""
         return INGRESS_ID
 
     async def _send(self, records: Mapping[bytes, bytes | None]) -> None:
-        """One after another, and without idempotence: what is repeated may be there twice, and late."""
+        """Send records one after another and without idempotence: a repeated record may be stored twice, and late."""
         partition = self._kafka.partition(SNAPSHOTS)
         for key, value in records.items():
             record = ToWrite(key, value)
@@ -231,7 +231,7 @@ class Housekeeping(ProcessEffects):
 
 
 class PipelineHolds:
-    """What one epoch knows of the pipelines (``bascule.writer.pipeline_holds.PipelineHoldsEffects``)."""
+    """The pins of pipelines in one epoch (``bascule.writer.pipeline_holds.PipelineHoldsEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process) -> None:
         self._kafka, self._process = kafka, process
@@ -239,14 +239,14 @@ class PipelineHolds:
         self.protocol = PipelineHoldsProtocol(self, JOURNAL, 0, violations=self._violations)
 
     def wall_s(self) -> float:
-        """The process's."""
+        """Return the process's wall clock."""
         return self._process.wall_ms / 1000
 
     def note_released(self, hold: RetentionHold) -> None:
-        """The owner has set no quota here."""
+        """Do nothing: no quota is configured here."""
 
     async def stored(self) -> Mapping[str, Position]:
-        """Those of the diverts."""
+        """Return the stored positions of the diverts."""
         partition = position_partition(self._kafka, position_key(COMMON, JOURNAL, 0))
         if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
             records, _ = await answered(self._kafka.fetch(self._process, partition, 0, committed=False))
@@ -254,22 +254,22 @@ class PipelineHolds:
         return await read_behind_barrier(PositionReader(self._kafka, self._process, partition), violations=self._violations)
 
     async def journal_id(self) -> str:
-        """It is never deleted."""
+        """Return the journal's id: the journal is never recreated."""
         return JOURNAL_ID
 
     async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
-        """By the epochs in the journal."""
+        """Return the offsets by the epochs in the journal."""
         journal = self._kafka.partition(JOURNAL)
         records, _ = await answered(self._kafka.fetch(self._process, journal, journal.earliest, committed=False))
         return taken_since(common, _ReadJournal(journal.earliest, records), end)
 
     async def said(self, name: str) -> tuple[int, str]:
-        """Drivers publish nothing here."""
+        """Return nothing: drivers publish nothing here."""
         return -1, ""
 
 
 class _ReadJournal:
-    """Records that were read (``bascule.writer.epochs.JournalHistory``)."""
+    """The records that were read (``bascule.writer.epochs.JournalHistory``)."""
 
     def __init__(self, earliest: int, records: Sequence[Record]) -> None:
         self._earliest, self._records = earliest, records

@@ -40,7 +40,7 @@ class View:
         if error is None:
             promise.keep(offset)
         else:
-            # An idempotent producer that has lost a record is done for; what it has sent may arrive all the same.
+            # An idempotent producer that has lost a record cannot continue; its records in flight may arrive all the same.
             self._appender.close()
             self._connect()
             lost, self._waiting = [promise, *self._waiting], deque()
@@ -97,7 +97,7 @@ class View:
             fold = self.fold
             records, read_to = await self._asked(self._kafka.fetch(self._process, self.partition, self.next, committed=False))
             if fold is not self.fold:
-                continue  # another coroutine reads anew
+                continue  # another coroutine reads again
             for record in records:
                 if record.offset >= self.next and record.key is not None:
                     self.fold.apply(record.key, record.value)

@@ -1,8 +1,8 @@
 """A model of Kafka: a cluster, idempotent and transactional producers by protocol v1, and a network that loses, repeats and delays.
 
-What a client library does inside itself is here as well: it repeats a request until its answer comes, so a request may be carried out
-more than once, and late. That is how an EndTxn of one transaction can end the next one of the same producer epoch. A client sends a request
-about a partition to the node that its metadata says is the leader.
+The internal work of a client library is modelled, too: it repeats a request until its answer comes, so a request may be carried out more
+than once, and late. This is how an EndTxn of one transaction can end the next one of the same producer epoch. A client sends a request
+about a partition to the node that is the leader in its metadata.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: How long a client waits for an answer before it repeats the request, and how long it goes on with that.
+#: How long a client waits for an answer before it repeats the request, and when it gives up.
 REQUEST_MS: Final = 40.0
 GIVE_UP_MS: Final = 130.0
-#: How soon a client asks again when it was told to.
+#: How soon a client asks again after a retriable error.
 BACKOFF_MS: Final = 4.0
 #: The broker's topics.
 JOURNAL, SNAPSHOTS, STORE, INGRESS = "journal", "snapshots", "store", "ingress"
@@ -56,14 +56,14 @@ class Kafka:
         self.world = world
         self.cluster = Cluster(world)
         self.coordinators = Coordinators(self.cluster)
-        #: A request that was held up arrives at most so much later, and so much more often it is the end of a transaction: of all
-        #: repetitions the one that does most harm.
+        #: The longest delay of a held request, and the factor by which ends of transactions are held more often: of all repetitions they do
+        #: most harm.
         self.held_ms = 400.0
         self.late_ends = 2.5
 
     @property
     def weather(self) -> NetworkConditions:
-        """What the network and the servers do to requests."""
+        """Return the faults of network and servers."""
         return self.cluster.weather
 
     @weather.setter
@@ -71,16 +71,16 @@ class Kafka:
         self.cluster.use(weather)
 
     def partition(self, topic: str, index: int = 0) -> Partition:
-        """A partition; there from the first time it is asked for."""
+        """Return a partition, which is created on first use."""
         return self.cluster.partition(topic, index)
 
     @property
     def unfinished(self) -> bool:
-        """Whether some partition holds records of an open transaction."""
+        """Return True if some partition has records of an open transaction."""
         return any(partition.open for partition in self.cluster.partitions.values())
 
     def new_producer(self) -> int:
-        """A producer id."""
+        """Return a new producer id."""
         return self.coordinators.new_producer()
 
     # -- the network -------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Kafka:
     def request(
         self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS, *, at: Partition | None = None
     ) -> Promise[T]:
-        """A request, repeated until it is answered, to the leader of a partition as far as the client knows. Fails with KafkaFault."""
+        """Repeat a request until it is answered, to the leader of a partition as far as the client knows. Fails with KafkaFault."""
         promise: Promise[T] = Promise()
         self._try(process, what, carry_out, promise, self.world.now_ms + give_up_ms, at)
         return promise
@@ -141,7 +141,7 @@ class Kafka:
         try:
             if at is not None and at.former is not None and self.cluster.takes_for_leader(process, at.former):
                 if not what.startswith(_READS):
-                    # It appends, and can never acknowledge: its peers do not fetch.
+                    # The former leader appends, and can never acknowledge: its peers do not fetch.
                     self.world.note("write to former leader", f"{process.name}, {what}")
                     self.cluster.refresh(process, at.former)
                     process.after(REQUEST_MS, *again)
@@ -165,7 +165,7 @@ class Kafka:
             process.after(self._way_ms(), promise.keep, value)
 
     def _answer(self, process: Process, answer: Promise[T], promise: Promise[T], again: tuple[Callable[..., None], ...]) -> None:
-        """What was waited for is replicated, or truncated."""
+        """Answer a request after its record was replicated, or truncated."""
         if answer.error is not None:
             process.after(self._way_ms() + BACKOFF_MS, *again)
         elif self.world.random.random() < self.cluster.answer_lost:
@@ -195,22 +195,22 @@ class Kafka:
     def fetch(
         self, process: Process, partition: Partition, start: int, *, committed: bool, count: int = 1 << 30
     ) -> Promise[tuple[list[Record], int]]:
-        """Records from an offset on, and where to read on."""
+        """Return records from an offset on, and where to continue."""
         return self.request(
             process, f"Fetch {partition.topic}", lambda: partition.read(start, committed=committed, count=count), at=partition
         )
 
     def end_of(self, process: Process, partition: Partition, *, committed: bool = False) -> Promise[int]:
-        """The high watermark, or the last stable offset."""
+        """Return the high watermark, or the last stable offset."""
         return self.request(process, "ListOffsets", lambda: partition.latest(committed=committed), at=partition)
 
     def bounds_of(self, process: Process, partition: Partition) -> Promise[tuple[int, int]]:
-        """The first offset and the high watermark."""
+        """Return the first offset and the high watermark."""
         return self.request(process, "ListOffsets", lambda: (partition.earliest, partition.latest()), at=partition)
 
 
 class Producer:
-    """A transactional producer, from its ``init`` on, which says its producer id and epoch."""
+    """A transactional producer. ``init`` gives it its producer id and epoch."""
 
     def __init__(self, kafka: Kafka, process: Process, transactional_id: str) -> None:
         self._kafka = kafka
@@ -223,23 +223,23 @@ class Producer:
         self._incomplete = False  # a record of the transaction was not stored
 
     def _ask(self, what: str, carry_out: Callable[[], T]) -> Promise[T]:
-        """The coordinator."""
+        """Ask the coordinator."""
         return self._kafka.request(self._process, what, carry_out, at=self._coordinator.partition)
 
-    async def init(self) -> None:
-        """Whatever an earlier one had open is ended."""
+    async def init(self, time_out_ms: float | None = None) -> None:
+        """Begin a new incarnation, and end the open transaction of an earlier one. ``time_out_ms``: None for the default."""
         coordinator = self._coordinator
-        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id))
+        self.producer_id, self.producer_epoch = await self._ask("InitProducerId", lambda: coordinator.init(self._id, time_out_ms))
 
     def begin(self) -> None:
-        """A transaction; nothing is sent for that."""
+        """Begin a transaction; no request is needed."""
         self._added.clear()
         self._incomplete = False
 
     async def produce(self, partition: Partition, records: Sequence[ToWrite]) -> int:
-        """Records of the transaction; returns the first offset, which may be unknown.
+        """Store records of the transaction. Return the first offset, which may be unknown.
 
-        Raises KafkaFault: then it cannot be committed any more.
+        Raises KafkaFault: the transaction then cannot be committed any more.
         """
         coordinator, name = self._coordinator, (self._id, self.producer_id, self.producer_epoch)
         sequence = self._sequences.get(partition, 0)
@@ -256,14 +256,14 @@ class Producer:
             raise
 
     def _store(self, partition: Partition, sequence: int, records: Sequence[ToWrite]) -> int:
-        """At the leader, which asks the coordinator whether the transaction goes on."""
+        """Store records at the leader, which asks the coordinator whether the transaction is ongoing."""
         batch = partition.producers.get(self.producer_id)
         repeated = batch is not None and batch.epoch == self.producer_epoch and sequence < batch.next
         transaction = None if repeated else self._coordinator.takes(self._id, self.producer_epoch, partition)
         return partition.produce(self.producer_id, self.producer_epoch, sequence, records, transaction)
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or abort. Raises KafkaFault: ``timed-out`` leaves open which it was."""
+        """Commit or abort. Raises KafkaFault; after ``timed-out`` the outcome is unknown."""
         if commit and self._incomplete:
             raise KafkaFault("incomplete")
         coordinator, name = self._coordinator, (self._id, self.producer_id, self.producer_epoch)
@@ -271,7 +271,7 @@ class Producer:
 
 
 class Appender:
-    """An idempotent producer to one partition, with many appends on their way; ``on_outcome(offset, error)`` is called in their order."""
+    """An idempotent producer to one partition, with many appends in flight. ``on_outcome(offset, error)`` is called in their order."""
 
     def __init__(self, kafka: Kafka, process: Process, partition: Partition, on_outcome: Callable[[int, str | None], None]) -> None:
         self._kafka = kafka
@@ -286,14 +286,14 @@ class Appender:
         self.closed = False
 
     def append(self, record: ToWrite) -> None:
-        """Send it off. It is never given up; the fault to report one as failed, stored or not, is Kafka's weather."""
+        """Send a record. It is retried without end; the fault of reporting one as failed, stored or not, is part of Kafka's weather."""
         kafka, sequence = self._kafka, self._sequence
         self._sequence += 1
         promise = kafka.request(
             self._process, f"Produce {self._partition.topic}", lambda: self._store(sequence, record), float("inf"), at=self._partition
         )
         if kafka.world.chance(kafka.weather.failed_append):
-            # About as long as it takes: now before it is stored, now before that is told.
+            # About the usual duration: sometimes before it is stored, sometimes before the report of that.
             self._process.after(kafka.world.random.random() * 3 * kafka.weather.delay_ms, self._report_failed, sequence, promise)
         self._waiting.append(promise)
         promise.then(self._settle)
@@ -323,7 +323,7 @@ class Appender:
             self._kafka.world.note("fail stored append", f"{self._process.name}, append {sequence}")
 
     def close(self) -> None:
-        """Give up what is on its way; some of it may arrive nevertheless."""
+        """Give up the appends in flight; some of them may arrive nevertheless."""
         self.closed = True
         for promise in self._waiting:
             promise.fail(KafkaFault("closed"))

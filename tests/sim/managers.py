@@ -1,7 +1,7 @@
 """Transaction managers of the simulation: drivers of the protocols of bascule.xa over the broker, a database and a decision log.
 
-Several managers share the broker, and the log unless they have the same name; each has a database of its own under the same name. Several
-processes of one manager may be at work at once; each may die or stand still between any two calls.
+Several managers share the broker, and the log unless they have the same name; each has its own database under the same name. Several
+processes of one manager may work at once; each may die or be suspended between any two calls.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from tests.support.operations import Outcome, Place
 
 #: The names of managers; a run has one or both.
 MANAGERS: Final = ("tm", "shop")
-#: The ids of their decision logs where both have the name of the first one.
+#: The ids of their decision logs if both have the name of the first one.
 LOG_IDS: Final = dict(zip(MANAGERS, ("aaaaaaaa", "bbbbbbbb"), strict=True))
 BROKER, DATABASE = "broker", "database"
-#: What a branch takes from and sends to: what other clients work with, too.
+#: The places that a branch takes from and sends to; other clients use them, too.
 SOURCES: Final = (Place("orders"), Place("moved"), Place("alerts"), Place("away"), Place("topic:news", "all"))
 TARGETS: Final = ("orders", "topic:news", "alerts", "away")
 FIRST_MS: Final = 60.0
 MORE_MS: Final = 3.0
-#: Recovery looks again so often, and where it has found nothing to do; a transaction without a decision may be left alone for so long.
+#: Pause of recovery, and pause if it found nothing to do; how long a transaction without a decision may be left alone.
 INTERVAL_MS: Final = 120.0
 IDLE_MS: Final = 500.0
 DEADLINES_MS: Final = (40, 200)
 #: Some applications have a timeout of their own, in seconds; the clocks of the recoverers of the others are ahead.
 TIMEOUTS_S: Final = (0.15, 100.0, 100.0, 100.0)
-#: How long a manager may take from one call to the next.
+#: How long a manager may pause between two calls.
 PAUSE_MAX_MS: Final = 70.0
-#: How often the answer to a commit in one phase is lost where nothing else is.
+#: How often the answer to a one-phase commit is lost if nothing else is.
 DEAFNESS: Final = 0.8
-#: How often its connection breaks while it waits for that answer, and how soon: most commits are on their way into the journal then.
+#: How often its connection breaks while it waits for that answer, and how soon: most commits are in flight to the journal then.
 IMPATIENCE: Final = 0.5
 PATIENCE_MS: Final = 2.0
-#: How long it may be before it asks what became of a commit that was not answered.
+#: The longest time until it asks for the outcome of an unanswered commit.
 LATE_MAX_MS: Final = 400.0
 
 Told = Literal["committed", "rolled back", "in doubt", "heuristic"]
@@ -64,22 +64,25 @@ Told = Literal["committed", "rolled back", "in doubt", "heuristic"]
 
 @dataclass(slots=True)
 class Work:
-    """A transaction as the one sees it who sees everything. ``xid`` is its branch at the broker."""
+    """A transaction, as an all-seeing observer knows it. ``xid`` is its branch at the broker."""
 
     xid: Xid
     client: str
     begun_ms: float
     branch: Branch
     redelivered: tuple[str, ...] = ()
-    stale: bool = False  # what it took came from a broker that knew nothing yet of a newer epoch
+    stale: bool = False  # its messages came from a broker that did not know of a newer epoch yet
     alone: bool = False  # the broker is the only resource
-    told: Told | None = None  # what its application was told
-    over_ms: float = NEVER_MS  # somebody has been told that the branch is over
+    told: Told | None = None  # the outcome that its application was told
+    over_ms: float = NEVER_MS  # when somebody was told that the branch has ended
 
 
 @dataclass(slots=True)
 class XaState:
-    """What outlives every process of the managers. Decision logs and databases have the names of MANAGERS, whatever the managers' names."""
+    """The state that outlives every process of the managers.
+
+    Decision logs and databases have the names of MANAGERS, whatever the managers' names.
+    """
 
     stage: Stage
     logs: dict[str, Log]
@@ -92,7 +95,7 @@ class XaState:
 
     @property
     def all_logs(self) -> list[Log]:
-        """Each decision log once."""
+        """Return each decision log once."""
         return list(dict.fromkeys(self.logs.values()))
 
     def name_of(self, manager: str) -> str:
@@ -110,7 +113,7 @@ class XaState:
         return self.logs[self.owner(gtrid)]
 
     def begin(self, manager: str, client: str) -> Work:
-        """The next transaction."""
+        """Begin the next transaction."""
         self.left -= 1
         pick = self.stage.world.random
         now_ms = self.stage.world.now_ms
@@ -124,12 +127,12 @@ class XaState:
         return work
 
     def over(self, work: Work) -> None:
-        """The branch is over, as somebody was told just now."""
+        """Note that somebody was told that the branch has ended."""
         self.stage.last_work_ms = self.stage.world.now_ms
         work.over_ms = min(work.over_ms, self.stage.world.now_ms)
 
     def ended(self, xid: Xid, end: End, said: Said) -> None:
-        """Somebody who asked for the end of a branch has an answer."""
+        """Note the answer to a request to end a branch."""
         end.answered_ms, end.said = self.stage.world.now_ms, said
         self.stage.world.say(f"branch {xid.gtrid.decode()}: {end.wanted}: {end.said}")
         if end.said != "busy":
@@ -161,7 +164,8 @@ class Manager(Transacted):
         self.live: dict[bytes, None] = {}
         self.patient = self.world.chance(0.5)
         self.clock = Clock(self.process)
-        self._pending = True  # there may be something for recovery
+        self.position: int | None = None  # of the broker's answers
+        self._pending = True  # there may be work for recovery
         self._connections: dict[Connection, None] = {}
         parts: list[Participant] = [BrokerPart(self), DatabasePart(self)]
         named = {part.name: part for part in parts}
@@ -172,20 +176,20 @@ class Manager(Transacted):
             running.then(running.result)  # an error of this module ends the run
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process (kill -9)."""
         self.process.kill()
         self.live.clear()
         for connection in self._connections:
             connection.drop()
 
     def calm(self) -> None:
-        """What it says arrives in time from now on. If its clock has jumped, it does not wait for deadlines that are many minutes away."""
+        """Deliver its output in time from now on. If its clock has jumped, do not wait for deadlines many minutes away."""
         self.patient = self.patient and not self.world.offsets_ms.get(self.process.machine)
         for connection in self._connections:
             connection.slowness = 0.0
 
     async def connected(self) -> Connection:
-        """The connection of all its sessions."""
+        """Return the connection of all its sessions."""
         for connection in list(self._connections):
             if not connection.lost.done:
                 return connection
@@ -196,7 +200,7 @@ class Manager(Transacted):
         return connection
 
     async def pause(self) -> None:
-        """Between two calls anything may take its time."""
+        """Sleep for a random time, since anything may be slow between two calls."""
         if self.world.chance(0.6):
             await self.process.sleep(self.world.random.random() * PAUSE_MAX_MS)
 
@@ -251,7 +255,7 @@ class Manager(Transacted):
             self.state.over(work)
 
     async def _fill(self, connection: Connection, work: Work) -> None:
-        """Takes and sends."""
+        """Receive and send in the transaction."""
         pick, name = self.world.random, work.xid.gtrid
         if pick.random() < 0.7:
             await self._take(connection, work, pick.choice(SOURCES))
@@ -278,7 +282,7 @@ class Manager(Transacted):
         work.branch.source, work.branch.taken = source, tuple(ids)
         work.redelivered = tuple(id for id, (_, count) in zip(ids, taken, strict=True) if count)
         work.stale = connection.broker.superseded
-        connection.up(self._detach, connection, port)  # what was sent ahead goes back
+        connection.up(self._detach, connection, port)  # returns prefetched messages
 
     def begin_at(self, connection: Connection, name: bytes) -> None:
         """Begin the local transaction of a branch."""
@@ -288,12 +292,12 @@ class Manager(Transacted):
 
     async def _recover(self) -> None:
         while True:
-            with suppress(BasculeError):  # then the next time
+            with suppress(BasculeError):  # else the next time
                 self._pending = not (await self._recovery.run(lambda: self.live, patient=self.patient)).finished
             await self.process.sleep(self.world.random.random() * (INTERVAL_MS if self._pending else IDLE_MS))
 
     def disturbs(self, decision: Decision) -> bool:
-        """Whether this process, by its recovery, ends a transaction that is not left behind, or not its manager's."""
+        """Return True if the recovery of this process rolls back a transaction that still runs, or that belongs to another manager."""
         if decision.outcome is Decided.COMMIT or decision.by != self.name:
             return False
         early = self.patient and self.process.wall_ms < deadline_ms_of(decision.gtrid)
@@ -396,7 +400,7 @@ class BrokerPart:
             await broker_protocol.end(self, xid, COMMITTED)
 
     async def rollback(self, xid: Xid) -> None:
-        """See Participant. A transaction that is the connection's yet is rolled back there."""
+        """See Participant. A transaction that still belongs to the connection is rolled back there."""
         if self._on_connection and self._connection is not None:
             self._on_connection = False
             await self._process.end(self._connection, xid.gtrid, commit=False)
@@ -434,12 +438,12 @@ class BrokerPart:
             self._world.note("recover branch", self._process.name)
         end = End("commit" if operation == "commit" else "rollback", self._world.now_ms)
         self._state.works[xid].branch.ends.append(end)
-        reply = await self._lost(connection, operation, xid)
+        reply = await self._lost(connection, operation, xid, since=since)
         self._state.ended(xid, end, requests.said(reply))
         return reply
 
     async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
-        """See BrokerCalls. Of a commit the answer is lost often; a client may repeat the request on another connection."""
+        """See BrokerCalls. The answer to a commit is often lost; a client may repeat the request on another connection."""
         connection, work = self._connection, self._work
         if connection is None or work is None:
             raise AssertionError("recovery has no work of its own")
@@ -450,13 +454,13 @@ class BrokerPart:
             if self._world.chance(IMPATIENCE):
                 self._process.process.after(self._world.random.random() * PATIENCE_MS, connection.drop)
         try:
-            reply = await self._lost(connection, operation, xid, xid.gtrid)
+            reply = await self._lost(connection, operation, xid, xid.gtrid, since)
         except AnswerLost:
             if self._world.chance(0.5):
                 await self._late(one_phase)
                 raise
             self._world.note("repeat request", self._process.name)
-            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid)
+            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid, since)
         self._world.say(f"branch {xid.gtrid.decode()}: {operation} of its own: {requests.said(reply)}")
         if one_phase and self._world.chance(DEAFNESS):
             await self._late(one_phase)
@@ -464,8 +468,8 @@ class BrokerPart:
         return reply
 
     def position(self) -> int | None:
-        """See BrokerCalls. A simulated broker has so few branches that it forgets none."""
-        return None
+        """See BrokerCalls."""
+        return self._process.position
 
     async def sleep(self, seconds: float) -> None:
         """See BrokerCalls."""
@@ -479,11 +483,15 @@ class BrokerPart:
         if one_phase and self._world.chance(0.5):
             await self._process.process.sleep(self._world.random.random() * LATE_MAX_MS)
 
-    async def _lost(self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None) -> Reply:
+    async def _lost(
+        self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None, since: int | None = None
+    ) -> Reply:
         try:
-            return await requests.ask(connection, operation, xid, name)
+            reply = await requests.ask(connection, operation, xid, name, since)
         except ConnectionLost as error:
             raise AnswerLost("connection lost") from error
+        self._process.position = max(self._process.position or 0, reply.position or 0)
+        return reply
 
 
 def outcome_of(told: Told | None) -> Outcome:

@@ -1,4 +1,4 @@
-"""A member of the adapter's group in the simulated world: takes partitions over, reads, logs, commits and delivers."""
+"""A member of the adapter's group in the simulated world: it takes partitions over, reads, logs, commits and delivers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, Tran
 from bascule.core.kafka_records import GroupOffset
 from bascule.core.xid import Xid
 from bascule.xa.errors import BranchRolledBack, ResourceFailed
+from bascule.xa.two_phase import rolled_back_by
 from tests.sim.inbound_view import View
 from tests.sim.kafka import KafkaFault
 from tests.sim.world import Process
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 AGAIN_MS: Final = 15.0
 #: How often a transaction manager recovers.
 RECOVER_MS: Final = 100.0
+#: The same of one that takes transactions for left behind soon.
+HASTY_MS: Final = 30.0
 POLL_MS: Final = 4.0
 SETTLING_TROUBLE: Final = {
     SettlingEvent.FAILED: "fail endpoint",
@@ -48,11 +51,11 @@ class Item:
 
 
 class EndpointFailed(Exception):
-    """The endpoint does not like a record."""
+    """Raised when the endpoint fails for a record."""
 
 
 class Member:
-    """A member of the group: takes partitions over, reads, logs, commits and delivers."""
+    """A member of the group, which takes partitions over, reads, logs, commits and delivers."""
 
     def __init__(self, run: InboundSimulation, name: str) -> None:
         self.run = run
@@ -69,11 +72,14 @@ class Member:
         self.process.spawn(self._recover())
 
     async def _recover(self) -> None:
-        """The transaction manager's: what is decided is carried out, whoever began it."""
+        """Run the recovery of the transaction manager: carry out decisions, and perhaps roll back transactions without one."""
         while True:
-            await self.process.sleep(RECOVER_MS)
+            await self.process.sleep(HASTY_MS if self.run.hasty else RECOVER_MS)
             try:
                 for xid in await self.log.claims():
+                    if self.run.hasty and xid not in self.books.decisions:
+                        self.world.note("recover claim", self.process.name)
+                        self.books.decide(xid, commit=False)
                     if xid in self.books.decisions:
                         self.books.end(xid)
                         await self.log.finish(xid, commit=self.books.decisions[xid])
@@ -84,20 +90,20 @@ class Member:
     # -- of the group
 
     def assigned(self, place: Place, generation: int) -> None:
-        """The group gives it a partition."""
+        """Take over a partition that the group assigns."""
         if self.group.generation[place] != generation:
-            return  # by the time it hears of that, somebody else has it
+            return  # another member has it already
         run = self.runs[place] = Run[Item](place)
         self.generations[run] = generation
         self.process.spawn(self._life(run))
 
     def lose(self, place: Place) -> None:
-        """The group has given it to somebody else."""
+        """Leave a partition that the group has given to another member."""
         if (run := self.runs.pop(place, None)) is not None:
             run.on(PartitionEvent.LEFT)
 
     def give_up(self, run: Run[Item]) -> None:
-        """Take a partition over anew."""
+        """Take a partition over again."""
         if not run.gone:
             generation = self.generations[run]
             self.lose(run.place)
@@ -113,7 +119,7 @@ class Member:
                 flights = None
             if flights is not None and not run.gone:
                 items = [self._found(run, offset, flights) for offset in sorted(flights.keys)]
-                # The client reads on where the group was, whatever the takeover has learnt.
+                # The client continues at the group's offset, whatever the takeover has learnt.
                 position = self.group.offsets[run.place]
                 for item in run.adopt(items, self.violations):
                     self.process.spawn(self._deliver(run, item))
@@ -159,7 +165,7 @@ class Member:
             await self.process.sleep(pause_s * 1000)
 
     async def in_transaction(self, item: Item, effect: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something in a transaction of its own; raise what it means for the record."""
+        """Do something in a transaction of its own. Raise the meaning of an error for the record."""
         self._transactions += 1
         name = f"{self.process.name}-{self._transactions}"
         try:
@@ -172,7 +178,10 @@ class Member:
                 raise meaning from error
 
     async def _transaction(self, xid: Xid, item: Item, effect: str, work: Callable[[], Awaitable[None]]) -> None:
-        """As a manager does it: what the inbound log does not answer is rolled back, and what the decision log does not is in doubt."""
+        """Run a transaction as a manager does.
+
+        Without an answer of the inbound log it rolls back; without an answer of the decision log it is in doubt.
+        """
         books, ref, name = self.books, item.ref, xid.gtrid.decode()
         await work()
         try:
@@ -192,7 +201,7 @@ class Member:
         await self.work()
         books.end(xid)
         if not committed:
-            raise TransactionRolledBack(f"{name} was rolled back by the next member", transaction_id=name)
+            raise rolled_back_by("the next member", name, self.violations)
         await self.work()
         await self._insist(lambda: self.log.finish(xid, commit=True))
 
@@ -206,11 +215,11 @@ class Member:
                 return
 
     async def work(self) -> None:
-        """Take a while."""
+        """Sleep for the duration of some work."""
         await self.process.sleep(self.world.random.random() * self.run.work_ms)
 
     def new_token(self) -> str:
-        """A token that nobody has had."""
+        """Return a token that nobody has used."""
         self._tokens += 1
         return f"{self.process.name}.{self._tokens}"
 

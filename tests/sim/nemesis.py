@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated run, by chance: processes are killed, stopped and replaced, connections break, nodes and clocks fail."""
+"""The troubles of a simulated run, by chance: processes are killed, suspended and replaced, connections break, nodes and clocks fail."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.sim.writer import POSITION_PARTITIONS, POSITIONS, committed_offset
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
-#: How long a broker may not know that another one has been elected.
+#: How long a broker may not know that another one was elected.
 ELECTION_MS: Final = 250.0
 #: How soon a broker that has begun an epoch is replaced while it still reads.
 OVERTAKE_MS: Final = 25.0
-#: As long as a step of housekeeping takes, or two.
+#: The duration of one or two steps of housekeeping.
 STEP_MS: Final = 8.0
-#: How long a database or the decision log is away at most.
+#: The longest outage of a database or the decision log.
 OUTAGE_MS: Final = 200.0
-#: The most that a wall clock jumps: a quarter of the time for which a broker knows a repeated message. The clocks of two brokers may jump
+#: The longest jump of a wall clock: a quarter of the time for which a broker knows a repeated message. The clocks of two brokers may jump
 #: apart, and each may jump from one side to the other.
 CLOCK_JUMP_MS: Final = 840_000.0
 
 
 class Nemesis:
-    """Does harm to a run. ``troubles`` says how often which trouble comes, in proportion to the others."""
+    """The source of troubles of a run. ``troubles`` has the relative frequency of each."""
 
     def __init__(self, run: Simulation) -> None:
         self.run = run
@@ -37,16 +37,16 @@ class Nemesis:
         self.troubles: dict[str, float] = {}
         self.pause_ms = 60.0
         self.frailty = 0.0  # how often a broker is killed at a step of its housekeeping
-        self.hesitation = 0.0  # how often a broker that takes over takes its time
+        self.hesitation = 0.0  # how often a broker that takes over is slow
 
     def draw(self) -> None:
-        """What this seed has."""
+        """Draw the troubles of this seed."""
         pick = self.random
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
         self.pause_ms = pick.choice((15.0, 60.0, 200.0))
 
     def begin(self) -> None:
-        """Troubles come from now on, until all is healed."""
+        """Cause troubles from now on, until all is healed."""
         self.world.after(self.random.random() * 40, self._trouble)
 
     def _trouble(self) -> None:
@@ -57,14 +57,14 @@ class Nemesis:
             self.world.after(self.random.random() * self.pause_ms * 2, self._trouble)
 
     def kill_broker(self) -> None:
-        """kill -9 of a broker; the same or the other one starts."""
+        """Kill a broker (kill -9). The same or the other one starts."""
         broker = self.random.choice(self.run.brokers)
         if broker.serving:
             self.world.note("kill broker", broker.process.name)
         self.kill(broker, broker.process)
 
     def take_over(self) -> None:
-        """The one that does not serve begins an epoch, as if the other were dead."""
+        """Let the broker that does not serve begin an epoch, as if the other were dead."""
         for broker in self.random.sample(self.run.brokers, len(self.run.brokers)):
             if not broker.serving:
                 if not broker.process.alive or not broker.process.stopped:
@@ -83,7 +83,7 @@ class Nemesis:
                 return
 
     def _overtake(self, late: Broker, process: Process) -> None:
-        """Another one is elected while one that has begun an epoch still reads."""
+        """Elect another broker while one that has begun an epoch still reads."""
         if late.process is process and process.alive and not late.serving and self.world.now_ms < self.run.healed_ms:
             for broker in self.run.brokers:
                 if broker is not late:
@@ -93,13 +93,13 @@ class Nemesis:
                     self._elected(broker)
 
     def _elected(self, winner: Broker) -> None:
-        """The others hear of it some time; what they do until then must not count."""
+        """Tell the other brokers of an election some time later. What they do until then must not count."""
         for broker in self.run.brokers:
             if broker is not winner and broker.process.alive:
                 broker.process.after(self.random.random() * ELECTION_MS, broker.lose_election, broker.epoch)
 
     def ensure_broker(self) -> None:
-        """Somebody has to serve: what the election is for."""
+        """Make sure that a broker serves, as an election would."""
         if not any(broker.serving and broker.process.alive for broker in self.run.brokers):
             self.take_over()
         for broker in self.run.brokers:
@@ -107,11 +107,11 @@ class Nemesis:
                 broker.launch(elected=False)
 
     def replaced(self) -> None:
-        """A broker has found that it must not serve; whether another one does is up to the election."""
+        """Note that a broker has found that it must not serve. The election decides whether another one does."""
         self.world.after(self.random.random() * ELECTION_MS, self.ensure_broker)
 
     def stop_broker(self) -> None:
-        """SIGSTOP for a while, and perhaps a takeover meanwhile."""
+        """Suspend a broker (SIGSTOP), perhaps with a takeover meanwhile."""
         process = self.random.choice(self.run.brokers).process
         self._note_if_alive("stop broker", process)
         self._stop([process])
@@ -120,7 +120,7 @@ class Nemesis:
             self.world.after(self.random.random() * 100, self.take_over)
 
     def housekeeping(self, broker: Broker) -> None:
-        """kill -9 at a step of a round, or soon after."""
+        """Kill a broker (kill -9) at a step of a round, or soon after."""
         if self.world.chance(self.frailty):
             self.world.note("kill housekeeper", broker.process.name)
             self.world.after(self.random.random() * STEP_MS, self.kill, broker, broker.process)
@@ -131,7 +131,7 @@ class Nemesis:
             self.world.after(self.random.random() * 40, self.ensure_broker)
 
     def restart_standby(self) -> None:
-        """It reads anew, while who serves goes on with its housekeeping."""
+        """Restart a standby: it reads again, while the serving broker continues its housekeeping."""
         for broker in self.run.brokers:
             if broker.standing_by:
                 self.world.note("restart standby", broker.process.name)
@@ -139,7 +139,7 @@ class Nemesis:
                 broker.launch(elected=False)
 
     def cut_clients(self) -> None:
-        """Connections break."""
+        """Break connections."""
         for broker in self.run.brokers:
             for connection in list(broker.connections):
                 if self.random.random() < 0.6:
@@ -147,14 +147,14 @@ class Nemesis:
                     connection.drop()
 
     def kill_manager(self) -> None:
-        """kill -9 of a process of the transaction manager; where that was the last one, another one starts."""
+        """Kill a process of the transaction manager (kill -9). If it was the last one, another one starts."""
         for manager in self.run.xa_workload.one():
             self.world.note("kill manager", manager.name)
             manager.kill()
             self.world.after(self.random.random() * 60, self.run.xa_workload.supervise)
 
     def stop_manager(self) -> None:
-        """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
+        """Suspend a process of the manager (SIGSTOP). Another process may recover meanwhile."""
         for manager in self.run.xa_workload.one():
             self.world.note("stop manager", manager.name)
             self._stop([manager.process])
@@ -163,19 +163,19 @@ class Nemesis:
                 self.run.xa_workload.launch(manager.manager)
 
     def lose_log(self) -> None:
-        """The decision log does not answer for a while."""
+        """Make the decision log unavailable for a while."""
         self.run.xa_workload.lose("log", self.random.random() * OUTAGE_MS)
 
     def lose_database(self) -> None:
-        """The databases of the managers do not answer for a while."""
+        """Make the databases of the managers unavailable for a while."""
         self.run.xa_workload.lose("database", self.random.random() * OUTAGE_MS)
 
     def force_branch(self) -> None:
-        """An administrator ends a prepared branch."""
+        """End a prepared branch as an administrator."""
         self.run.xa_workload.administrator.force()
 
     def kill_driver(self) -> None:
-        """kill -9 of the newest driver, or only one more beside it."""
+        """Kill the newest driver (kill -9), or only start another one."""
         if self.random.random() < 0.8:
             driver = self.run.pipelines.drivers[-1]
             self._note_if_alive("kill driver", driver.process)
@@ -183,7 +183,7 @@ class Nemesis:
         self.run.pipelines.launch()
 
     def stop_driver(self) -> None:
-        """SIGSTOP of the driver with its workers, and another one takes over."""
+        """Suspend the driver with its workers (SIGSTOP); another one takes over."""
         driver = self.run.pipelines.drivers[-1]
         self._note_if_alive("stop driver", driver.process)
         stopped = [driver.process, *(worker.process for worker in driver.workers)]
@@ -194,7 +194,7 @@ class Nemesis:
             self.run.pipelines.launch()
 
     def kill_worker(self) -> None:
-        """kill -9 of a Spark worker."""
+        """Kill a Spark worker (kill -9)."""
         workers = [worker for driver in self.run.pipelines.drivers for worker in driver.workers if worker.process.alive]
         if workers:
             process = self.random.choice(workers).process
@@ -202,7 +202,7 @@ class Nemesis:
             process.kill()
 
     def stop_worker(self) -> None:
-        """A worker stands still; Spark may try its task elsewhere."""
+        """Suspend a worker. Spark may try its task elsewhere."""
         workers = [worker for driver in self.run.pipelines.drivers for worker in driver.workers if worker.process.alive]
         if workers:
             process = self.random.choice(workers).process
@@ -211,7 +211,7 @@ class Nemesis:
             self.world.after(self.random.random() * 300, process.go_on)
 
     def _stop(self, processes: list[Process]) -> None:
-        """Stop processes of one machine, with or without their monotonic clocks."""
+        """Suspend processes of one machine, with or without their monotonic clocks."""
         if self.world.chance(0.4):
             self.world.note("suspend machine", processes[0].machine)
             for process in processes:
@@ -221,7 +221,7 @@ class Nemesis:
                 process.stop()
 
     def jump_clock(self) -> None:
-        """The wall clock of a machine jumps, forwards or backwards."""
+        """Let the wall clock of a machine jump, forwards or backwards."""
         processes = (
             *(broker.process for broker in self.run.brokers),
             *(manager.process for manager in self.run.xa_workload.processes),
@@ -232,19 +232,19 @@ class Nemesis:
         self.world.offsets_ms[machine] = self.random.choice((-1, 1)) * self.random.choice((40.0, 2_000.0, CLOCK_JUMP_MS))
 
     def change_leader(self) -> None:
-        """A node of Kafka hands its partitions over to others."""
+        """Let a node of Kafka hand its partitions over to others."""
         self.run.kafka.cluster.change_leaders()
 
     def cut_off_node(self) -> None:
-        """A node of Kafka is cut off from its peers, and not from its clients."""
+        """Cut a node of Kafka off from its peers, but not from its clients."""
         self.run.kafka.cluster.leave(self.random.choice(NODES), cut_off=True)
 
     def stop_node(self) -> None:
-        """A node of Kafka ends, and starts again."""
+        """Stop a node of Kafka, and start it again."""
         self.run.kafka.cluster.leave(self.random.choice(NODES), cut_off=False)
 
     def delete_old_input(self) -> None:
-        """Retention deletes records of an application's topic that are older than the ingress's position."""
+        """Delete records of an application's topic that are older than the ingress's position, as retention does."""
         for ingress, partition in self.run.pipelines.sources():
             if ingress is not None and partition.topic.startswith("in."):
                 end = min(partition.stable, committed_offset(self.run.kafka, self.run.pipelines.key(ingress, partition)))
@@ -253,7 +253,7 @@ class Nemesis:
                     partition.trim(end)
 
     def compact(self) -> None:
-        """The log cleaner has been there."""
+        """Run the log cleaner."""
         for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0)):
             partition = self.run.kafka.partition(topic, index)
             if partition.compact(self.random.randint(0, partition.end)):

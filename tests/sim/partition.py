@@ -2,7 +2,7 @@
 
 All replicas share one list of records, since below the high watermark they never differ. Behind it the list has the leader's tail, which
 followers do not have yet; a leader change may truncate it. A former leader that is cut off from its peers is a view: the high watermark,
-the last stable offset and the start of the moment when it was cut off.
+the last stable offset and the start at the moment when it was cut off.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
 Headers = Sequence[tuple[str, str | bytes | None]]
-#: Of a fetch: what was to be read has been deleted.
+#: Error of a fetch: the records have been deleted.
 TRIMMED: Final = "trimmed"
 _OFFSET: Final = attrgetter("offset")
 
 
 class KafkaFault(Exception):
-    """What a client is told: ``fenced``, ``invalid-state``, ``incomplete``, ``failed``, ``timed-out``, ``trimmed`` or ``closed``."""
+    """An error for a client: ``fenced``, ``invalid-state``, ``incomplete``, ``failed``, ``timed-out``, ``trimmed`` or ``closed``."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -35,11 +35,11 @@ class KafkaFault(Exception):
 
 
 class NotNow(Exception):
-    """The server answers with an error that the client retries."""
+    """Raised when the server answers with an error that the client retries."""
 
 
 class Later(Exception):
-    """The server answers when a promise is kept: enough replicas have stored a record."""
+    """Raised when the server answers later, when a promise is kept: enough replicas have stored a record."""
 
     def __init__(self, answer: Promise[Any]) -> None:
         super().__init__("waits for replicas")
@@ -56,7 +56,7 @@ class Transaction:
 
 
 class Record(NamedTuple):
-    """A stored record. ``transaction`` is None for one outside of transactions; ``key`` and ``value`` are None for a marker."""
+    """A stored record. ``transaction`` is None outside of transactions; ``key`` and ``value`` are None for a marker."""
 
     offset: int
     key: bytes | None
@@ -76,7 +76,7 @@ class ToWrite(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequence:
-    """What a partition knows of a producer: its epoch, and the offsets of its batches by sequence."""
+    """A partition's state of a producer: its epoch, and the offsets of its batches by sequence."""
 
     epoch: int
     next: int = 0
@@ -85,7 +85,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class FormerLeader:
-    """What a leader that was cut off from its peers still answers, and which clients believe that it leads."""
+    """The answers of a leader that was cut off from its peers, and the clients that believe that it leads."""
 
     node: int
     start: int
@@ -100,43 +100,43 @@ class Partition:
     def __init__(self, topic: str, index: int = 0, cluster: Cluster | None = None) -> None:
         self.topic = topic
         self.index = index
-        self.records: list[Record] = []  # also what was trimmed, for the judgement
-        self.start = 0  # what is before it has been deleted
-        self.log_end = 0  # of the leader
+        self.records: list[Record] = []  # also trimmed records, for the judgement
+        self.start = 0  # records before this offset have been deleted
+        self.log_end = 0  # end of the leader's log
         self.end = 0  # the high watermark
         self.open: dict[Transaction, int] = {}  # first offset of each open transaction
         self.committed: dict[Transaction, bool] = {}
         self.producers: dict[int, _Sequence] = {}
-        self.on_delete: Callable[[], None] = lambda: None  # records are trimmed, or keys deleted
+        self.on_delete: Callable[[], None] = lambda: None  # called when records are trimmed, or keys deleted
         # the replicas
         self.leader = 0
         self.leader_epoch = 0
         self.in_sync: set[int] = {0}
         self.former: FormerLeader | None = None
-        self.away_until_ms = 0.0  # a leader is being elected
+        self.away_until_ms = 0.0  # a leader is being elected until then
         self.known_end: int | None = None  # the high watermark that a new leader knows, until its followers have fetched
-        self.view: FormerLeader | None = None  # the request that is carried out is at a former leader
+        self.view: FormerLeader | None = None  # set while a request is carried out at a former leader
         self._cluster = cluster
-        self._waiting: list[tuple[int, Promise[int]]] = []  # offset, and who waits until it is replicated
+        self._waiting: list[tuple[int, Promise[int]]] = []  # offsets, and the promises that wait for their replication
 
     @property
     def stable(self) -> int:
-        """The last stable offset: a reader of committed records stops there."""
+        """Return the last stable offset, where a reader of committed records stops."""
         return min(self.end, *self.open.values()) if self.open else self.end
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def store(self, record: ToWrite, transaction: Transaction | None = None) -> int:
-        """Append one record with acks=all; returns its offset. Raises NotNow, and Later until it is replicated."""
+        """Append one record with acks=all; return its offset. Raises NotNow, and Later until it is replicated."""
         self._check_replicas()
         offset = self._append(record, transaction)
         self._replicate()
         return self._acknowledged(offset)
 
     def produce(self, producer: int, epoch: int, sequence: int, records: Sequence[ToWrite], transaction: Transaction | None) -> int:
-        """A batch of an idempotent producer; returns its first offset. Raises KafkaFault, NotNow or Later.
+        """Append a batch of an idempotent producer; return its first offset. Raises KafkaFault, NotNow or Later.
 
-        A repeated batch of which the leader does not know the offset is stored at an unknown one.
+        For a repeated batch whose offset the leader does not know, the offset is unknown.
         """
         known = self.producers.get(producer)
         if known is None or epoch > known.epoch:
@@ -162,7 +162,7 @@ class Partition:
         return self._acknowledged(offset)
 
     def finish(self, transaction: Transaction, producer: int, epoch: int, *, commit: bool) -> Promise[int]:
-        """Append a transaction's marker; the promise is kept when it counts. Repeated where a leader change truncates it."""
+        """Append a transaction's marker; the promise is kept when it counts. Append it again if a leader change truncates it."""
         done: Promise[int] = Promise()
         offset = self._append(ToWrite(None, None), transaction, marker=True)
         replicated: Promise[int] = Promise()
@@ -211,7 +211,7 @@ class Partition:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def advance(self, end: int) -> None:
-        """All replicas in sync have the records before an offset."""
+        """Note that all in-sync replicas have the records before an offset."""
         if end > self.end:
             self.end = end
         if self._waiting:
@@ -221,7 +221,10 @@ class Partition:
                 answer.keep(offset)
 
     def truncate(self, end: int) -> int:
-        """A new leader has no records from an offset on, which is not before the high watermark; returns how many go."""
+        """Truncate the records from an offset on, which a new leader lacks and which is not below the high watermark.
+
+        Return their number.
+        """
         gone = self.log_end - end
         if gone:
             del self.records[bisect_left(self.records, end, key=_OFFSET) :]
@@ -239,7 +242,7 @@ class Partition:
         return gone
 
     def forget_offsets(self) -> None:
-        """The new leader knows of the producers' batches which sequences it has, and no offsets."""
+        """Let a new leader forget the offsets of producers' batches; it only knows their sequences."""
         for known in self.producers.values():
             known.offsets = {sequence: offset for sequence, offset in known.offsets.items() if offset >= self.end}
 
@@ -247,11 +250,11 @@ class Partition:
 
     @property
     def earliest(self) -> int:
-        """The first offset that is there."""
+        """Return the first offset that exists."""
         return self.start if self.view is None else self.view.start
 
     def latest(self, *, committed: bool = False) -> int:
-        """ListOffsets: the high watermark, or the last stable offset. Raises NotNow while a new leader does not know it."""
+        """ListOffsets: return the high watermark, or the last stable offset. Raises NotNow while a new leader does not know it."""
         if self.view is not None:
             return self.view.stable if committed else self.view.end
         if self.known_end is not None:
@@ -259,7 +262,7 @@ class Partition:
         return self.stable if committed else self.end
 
     def read(self, start: int, *, committed: bool, count: int = 1 << 30) -> tuple[list[Record], int]:
-        """Records from an offset on, and where to read on. Raises KafkaFault."""
+        """Return records from an offset on, and where to continue. Raises KafkaFault."""
         if start < self.earliest:
             raise KafkaFault(TRIMMED)
         limit = self._readable(committed=committed)
@@ -274,41 +277,41 @@ class Partition:
         return found, max(start, limit)
 
     def _readable(self, *, committed: bool) -> int:
-        """The offset at which a reader stops."""
+        """Return the offset at which a reader stops."""
         if self.view is not None:
             return self.view.stable if committed else self.view.end
         limit = self.stable if committed else self.end
         return limit if self.known_end is None else min(limit, self.known_end)
 
     def committed_end(self) -> int:
-        """The offset behind the last record that a reader of committed records is given; 0 when there is none."""
+        """Return the offset behind the last record that a reader of committed records gets; 0 if there is none."""
         limit = self._readable(committed=True)
         return next((record.offset + 1 for record in self._backwards(limit) if record.offset >= self.earliest), 0)
 
     def newest(self, key: bytes) -> Record | None:
-        """Of what a reader of committed records has ever been able to read the last record with a key."""
+        """Return the last record with a key that a reader of committed records could ever read."""
         return next((record for record in self._backwards(self.stable) if record.key == key), None)
 
     def _backwards(self, end: int) -> Iterator[Record]:
-        """Committed records before an offset, deleted or not, the last one first."""
+        """Yield committed records before an offset, deleted or not, the last one first."""
         for place in range(bisect_left(self.records, end, key=_OFFSET) - 1, -1, -1):
             if self._counts(self.records[place]):
                 yield self.records[place]
 
     def all_committed(self) -> list[Record]:
-        """Return what a reader of committed records has ever been able to read, deleted or not."""
+        """Return all records that a reader of committed records could ever read, deleted or not."""
         stable = self.stable
         return [record for record in self.records if record.offset < stable and self._counts(record)]
 
     def trim(self, end: int) -> None:
-        """DeleteRecords: none before an offset is there any more."""
+        """DeleteRecords: delete the records before an offset."""
         self.start = max(self.start, end)
         self.on_delete()
 
     def compact(self, below: int) -> int:
-        """Of committed records below an offset only the newest of each key stays; returns how many go."""
+        """Keep only the newest committed record of each key below an offset; return the number of removed records."""
         if self.former is not None:
-            return 0  # it has records of its own to answer from
+            return 0  # the former leader answers from its own records
         before, below = len(self.records), min(below, self.stable)
         newest = {record.key: record.offset for record in self.records if record.offset < below and self._counts(record)}
         self.records = [

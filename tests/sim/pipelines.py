@@ -1,7 +1,7 @@
 """The pipelines of the simulation: the real engines for diverts and ingress, under Spark's contract for batches.
 
-A batch may be run again, whole or in part, by the same driver or the next one; a task may be tried again while the first try still runs;
-the checkpoint may be lost. None of that decides anything: the position does.
+A batch may run again, in whole or in part, by the same driver or the next one; a task may be tried again while the first try still runs;
+the checkpoint may be lost. None of this decides anything: the position does.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from tests.sim.world import Process, Promise, TimeOut, World
 from tests.sim.writer import DIVERTS, Writer
 
 BRIDGE: Final = "sim"
-#: Records of one batch, and outputs of one transaction, at most: small, so that there are many.
+#: Most records of one batch, and most outputs of one transaction: small, so that there are many.
 BATCH_MAX: Final = 30
 TRANSACTION_MAX: Final = 6
 #: Tries of a task before its query fails, as Spark's default.
 TRIES_MAX: Final = 4
 TRIGGER_MS: Final = 25.0
-#: How long a task waits for records that are there, as far as its driver knows.
+#: How long a task waits for records that exist, as far as its driver knows.
 POLL_MS: Final = 100.0
-#: How often a driver looks whether a worker still lives.
+#: How often a driver checks whether a worker still lives.
 LOOK_MS: Final = 15.0
-#: Drivers that may believe at one time that they are the one. (Many would fence one another for ever.)
+#: Most drivers that may believe at one time that they are the active one. Many would fence one another for ever.
 DRIVERS_MAX: Final = 2
-#: How long a worker may go on after its driver's death.
+#: How long a worker may continue after its driver's death.
 ORPHANED_MS: Final = 150.0
 
 
 class QueryFailed(Exception):
-    """A task failed too often."""
+    """Raised when a task failed too often."""
 
 
 class Worker:
-    """A Python worker of Spark: it keeps its writers, with their next incarnation, from task to task."""
+    """A Python worker of Spark. It keeps its writers, with their next incarnation, from task to task."""
 
     def __init__(self, world: World, name: str, kafka: Kafka) -> None:
         self.process = Process(world, name)
@@ -54,42 +54,42 @@ class Worker:
         self.busy = False  # it runs one task at a time
 
     def writer(self, key: str) -> Writer:
-        """Of a position."""
+        """Return the writer of a position."""
         if key not in self._writers:
             self._writers[key] = Writer(self._kafka, self.process, key)
         return self._writers[key]
 
 
 class Pipelines:
-    """What is configured, and the driver runs that carry it out. ``launch`` starts one more driver."""
+    """The configured pipelines, and the driver runs that carry them out. ``launch`` starts another driver."""
 
     def __init__(self, world: World, kafka: Kafka, diverts: Sequence[DivertSpec], ingresses: Sequence[IngressSpec]) -> None:
         self.world, self.kafka, self.diverts, self.ingresses = world, kafka, tuple(diverts), tuple(ingresses)
-        self.reruns = 0.0  # how often a batch begins before what is done already
-        self.zombies = 0.0  # how often a task that still runs is taken for dead
-        self.restlessness = 0.0  # how often a task goes to a new worker though another one is idle
+        self.reruns = 0.0  # how often a batch begins before completed records
+        self.zombies = 0.0  # how often a running task is taken for dead
+        self.restlessness = 0.0  # how often a task goes to a new worker although another one is idle
         self.drivers: list[Driver] = []
         self.claimed_twice: list[str] = []  # tasks that wrote under another driver's name
 
     def launch(self) -> None:
-        """A driver, whatever became of the one before."""
+        """Start a driver, whatever became of the previous one."""
         alive = [driver for driver in self.drivers if driver.process.alive and not driver.taken_over]
         if len(alive) >= DRIVERS_MAX:
             alive[0].kill()
         self.drivers.append(Driver(self, len(self.drivers)))
 
     def sources(self) -> list[tuple[IngressSpec | None, Partition]]:
-        """What there is to read: the journal for all diverts, and each ingress's topics."""
+        """Return the sources: the journal for all diverts, and each ingress's topics."""
         found: list[tuple[IngressSpec | None, Partition]] = [(None, self.kafka.partition(JOURNAL))]
         return found + [(ingress, self.kafka.partition(topic)) for ingress in self.ingresses for topic in ingress.topics]
 
     def key(self, ingress: IngressSpec | None, partition: Partition) -> str:
-        """Of a source's position."""
+        """Return the key of a source's position."""
         return position_key(ingress.name if ingress is not None else DIVERTS, partition.topic, partition.index)
 
 
 class Driver:
-    """One driver run with its workers. It works on a position as long as its name stands in it."""
+    """One driver run with its workers. It works on a position as long as the position has its name."""
 
     def __init__(self, pipelines: Pipelines, number: int) -> None:
         self.pipelines = pipelines
@@ -104,13 +104,13 @@ class Driver:
             self.process.spawn(self._keep_running(ingress, partition))
 
     def kill(self) -> None:
-        """kill -9; its workers end when they find out."""
+        """Kill the driver (kill -9); its workers end when they find out."""
         self.process.kill()
         for worker in self.workers:
             self.world.after(self.world.random.random() * ORPHANED_MS, worker.process.kill)
 
     async def _keep_running(self, ingress: IngressSpec | None, source: Partition) -> None:
-        """A query, started anew with a fresh checkpoint when it fails."""
+        """Run a query, and restart it with a fresh checkpoint when it fails."""
         while not self.taken_over:
             self._runs += 1
             owner = f"{self.name}.{self._runs}"
@@ -173,7 +173,7 @@ class Driver:
         raise QueryFailed(f"{TRIES_MAX} tries")
 
     async def _ended(self, worker: Worker, task: Promise[None], deadline_ms: float) -> bool:
-        """Whether the task has ended, and not its worker or the driver's patience."""
+        """Return True if the task has ended; False if its worker or the driver's patience has ended first."""
         ended: Promise[None] = Promise()
         task.then(partial(ended.keep, None))
         while not task.done and worker.process.alive and self.world.now_ms < deadline_ms:
@@ -193,7 +193,7 @@ class Driver:
 async def carry(
     pipelines: Pipelines, worker: Worker, ingress: IngressSpec | None, source: Partition, claim: Claim, start: int, end: int
 ) -> None:
-    """A task: the records of a range in order, in transactions of bounded size, each with the position after it."""
+    """Run a task: write the records of a range in order, in transactions of bounded size, each with the position after it."""
     writer = worker.writer(claim.key)
     violations = pipelines.world.violations
     position = claim.check(await writer.current(), violations=violations)
@@ -225,7 +225,7 @@ async def carry(
 
 
 async def _range(pipelines: Pipelines, process: Process, source: Partition, start: int, end: int, *, committed: bool) -> list[Record]:
-    """The records of a range. As Spark's consumer it reads until it is there. Raises KafkaFault where that takes too long."""
+    """Return the records of a range, reading until they are complete as Spark's consumer does. Raises KafkaFault if that takes too long."""
     found: list[Record] = []
     deadline_ms = pipelines.world.now_ms + POLL_MS
     while start < end:
@@ -241,7 +241,7 @@ async def _range(pipelines: Pipelines, process: Process, source: Partition, star
 def _mapping(
     pipelines: Pipelines, ingress: IngressSpec | None, source: Partition, position: Position
 ) -> tuple[Callable[[Record], list[Output]], Callable[[], dict[str, Any]]]:
-    """What becomes of a record, and what the position keeps beside the offset."""
+    """Return the mapping of a record to outputs, and the content of the position besides the offset."""
     if ingress is None:
         reader = JournalReader(position, pipelines.diverts, violations=pipelines.world.violations)
         diverting = DivertEngine(BRIDGE, (source.topic, source.index), "dead-letter")

@@ -1,6 +1,6 @@
-"""Requests about transaction branches over a connection of the simulation: the broker's own rules carry them out.
+"""Requests about transaction branches over a connection of the simulation; the broker's own rules carry them out.
 
-A manager makes them by the protocol of ``bascule.xa.broker_protocol``; here is the way to the broker and back.
+A manager makes them by the protocol of ``bascule.xa.broker_protocol``; this module is the way to the broker and back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from bascule.broker import branches
-from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out, failure
+from bascule.broker.branch_requests import FORGOTTEN, NO_XID, Answer, BranchRequest, carry_out, failure
 from bascule.core.errors import BasculeError
 from bascule.core.xa_codes import XA_OK, XA_RDONLY, Code
 from bascule.core.xid import Xid
@@ -27,13 +27,13 @@ _SAID: Final[dict[int, Said]] = {
     Code.XA_HEURRB: "forced-rollback",
     Code.XA_RETRY: "busy",
 }
-_ENDED: Final[dict[str, Said]] = {"committed": "committed", "rolled-back": "rolled-back"}
+_ENDED: Final[dict[str, Said]] = {"committed": "committed", "rolled-back": "rolled-back", FORGOTTEN: "unknown"}
 
 
-async def ask(connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None) -> Reply:
+async def ask(connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None, since: int | None = None) -> Reply:
     """Make a request; ``name`` is the connection's transaction that the request is about. Raises ConnectionLost."""
-    answer: Answer = await connection.ask(_carry_out, connection, operation, xid or NO_XID, name)
-    return Reply(answer.code, answer.status, answer.description, answer.outcome or "", answer.text or "")
+    answer, position = await connection.ask(_carry_out, connection, operation, xid or NO_XID, name, since)
+    return Reply(answer.code, answer.status, answer.description, answer.outcome or "", answer.text or "", position)
 
 
 async def force(connection: Connection, xid: Xid, ending: Ending) -> Said:
@@ -43,7 +43,7 @@ async def force(connection: Connection, xid: Xid, ending: Ending) -> Said:
 
 
 def said(reply: Reply) -> Said:
-    """Return in the words of the judgement what a broker has answered."""
+    """Return the answer of a broker in the terms of the judgement."""
     if reply.outcome:
         return _ENDED[reply.outcome]
     return _SAID.get(reply.code, "gone") if reply.code is not None else "gone"
@@ -52,10 +52,16 @@ def said(reply: Reply) -> Said:
 # -- at the broker -----------------------------------------------------------------------------------------------------
 
 
-def _carry_out(connection: Connection, operation: str, xid: Xid, name: bytes | None, answer: Promise[Answer]) -> None:
-    request = BranchRequest(operation, xid, connection.name, connection.transactions, name)
-    say = partial(connection.down, answer.keep)
-    carry_out(connection.broker.engine, request, say, violations=connection.world.violations)
+def _carry_out(
+    connection: Connection, operation: str, xid: Xid, name: bytes | None, since: int | None, answered: Promise[tuple[Answer, int]]
+) -> None:
+    request = BranchRequest(operation, xid, connection.name, connection.transactions, name, since)
+    engine = connection.broker.engine
+
+    def say(answer: Answer) -> None:
+        connection.down(answered.keep, (answer, engine.journaling.confirmed_sequence))
+
+    carry_out(engine, request, say, violations=connection.world.violations)
 
 
 def _force(connection: Connection, xid: Xid, ending: Ending, answer: Promise[Answer]) -> None:

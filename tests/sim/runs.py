@@ -1,4 +1,4 @@
-"""Many simulated runs, in several processes, and what they have covered: troubles, states and transitions of the protocols."""
+"""Many simulated runs, in several processes, and their coverage: troubles, states and transitions of the protocols."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from bascule.core.states import TABLES
 from tests.sim.simulation import Simulation
 from tests.sim.world import TROUBLE
 
-#: Seeds that a process takes at once.
+#: Seeds that a process runs at once.
 CHUNK: Final = 25
 PROCESSES: Final = 2
-#: A run takes a tenth of a second: one that takes so long does not end.
+#: A run takes a tenth of a second; one that takes this long does not end.
 RUN_LIMIT_S: Final = 60.0
-#: Troubles of the inbound adapter and of branches in Kafka, which have simulations of their own (``tests.sim.adapter``, ``branches``).
+#: Troubles that have their own simulations (``tests.sim.adapter``, ``branches``, ``hosts``).
 APART: Final = frozenset(
     {
-        "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "fail endpoint", "retry record",
-        "dead-letter record", "trim branches", "end open transaction", "send beside", "refuse beside",
+        "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "recover claim", "fail endpoint",
+        "retry record", "dead-letter record", "trim branches", "end open transaction", "send beside", "refuse beside",
+        "hold up statement", "remove log", "write late",
     }
 )  # fmt: skip
 
 
 @dataclass(slots=True)
 class Report:
-    """What a number of runs have shown and covered."""
+    """The results and the coverage of a number of runs."""
 
     done: int = 0
-    bad: dict[int, str] = field(default_factory=dict)  # what is wrong by seed
+    bad: dict[int, str] = field(default_factory=dict)  # anomalies by seed
     idle: list[int] = field(default_factory=list)  # seeds that sent nothing
     troubles: Counter[str] = field(default_factory=Counter)
     transitions: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # machine, state, event
 
     def add(self, other: Report) -> None:
-        """Take in what other runs have shown."""
+        """Add the results of other runs."""
         self.done += other.done
         self.bad |= other.bad
         self.idle += other.idle
@@ -51,11 +52,11 @@ class Report:
 
     @property
     def unseen(self) -> set[str]:
-        """The troubles that no run has seen."""
+        """Return the troubles that no run has seen."""
         return TROUBLE.keys() - APART - self.troubles.keys()
 
     def lines(self) -> Iterator[str]:
-        """Say what was covered, and what was not."""
+        """Yield lines that say what was covered, and what was not."""
         yield f"{self.done} runs, {len(self.bad)} with anomalies"
         yield f"troubles: {len(self.troubles)} of {len(TROUBLE.keys() - APART)} seen" + _missing(self.unseen)
         for name, table in sorted(TABLES.items()):
@@ -94,7 +95,7 @@ def run(seed: int) -> Report:
 
 @contextmanager
 def _limited(seed: int) -> Iterator[None]:
-    """Raise TimeoutError, whose traceback says where the run is, in a run that does not end."""
+    """Raise TimeoutError, whose traceback shows where the run is, in a run that does not end."""
 
     def late(*_: int | FrameType | None) -> None:
         raise TimeoutError(f"seed {seed} does not end within {RUN_LIMIT_S:g} s")
@@ -109,7 +110,7 @@ def _limited(seed: int) -> Iterator[None]:
 
 
 def run_chunk(seeds: range) -> Report:
-    """Run seeds one after another, in a process that has nothing else to do."""
+    """Run seeds one after another, in a process for this purpose."""
     report = Report()
     for seed in seeds:
         with _limited(seed):

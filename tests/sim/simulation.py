@@ -1,4 +1,7 @@
-"""One simulated run: a seed draws the clients, the faults and their times; first safety, then all is healed and liveness is demanded."""
+"""One simulated run: a seed draws the clients, the faults and their times.
+
+First safety is checked, then all is healed and liveness is demanded.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,29 @@ from tests.support.history import Divert as Diverted
 from tests.support.history import Tally, check
 from tests.support.history_audit import JournalAudit
 
-#: How long things go wrong, and how soon after that all must have arrived.
+#: How long faults happen, and how soon after that all messages must have arrived.
 TROUBLE_MS: Final = 550.0
 HEALED_MS: Final = 12_000.0
 #: An epoch may still end for this long after the faults are healed. A broker that was elected just before the last kill, and that reads a
 #: journal while it is trimmed, starts its epoch about 900 ms after the healing, and thereby ends the epoch of the broker before it.
 AFTERMATH_MS: Final = 1_000.0
-#: Nothing has happened for so long: nothing more will.
+#: If nothing has happened for this time, nothing more will.
 QUIET_MS: Final = 200.0
 LOOK_MS: Final = 25.0
-#: One kill of a broker more, when all else is well: what it has kept is what counts then.
+#: How often a broker is killed again after the run: then its stored state counts.
 LAST_KILL: Final = 0.4
 LAST_KILL_MS: Final = 300.0
-#: Long enough for what waits to be old: as long as some rounds of housekeeping.
+#: Long enough for waiting messages to become old: as long as some rounds of housekeeping.
 NAP_MS: Final = 400.0
-#: How many of the runs have messages of transactions refused.
+#: Share of the runs in which messages of transactions are refused.
 REFUSING: Final = 0.25
-#: So often managers have one name, and a decision log each.
+#: How often managers have one name, and a decision log each.
 NAMESAKES: Final = 0.09
+#: So often a database answers that a branch was rolled back, and a broker remembers few ends of branches.
+FRANK: Final = 0.25
+FORGETFUL: Final = 0.1
+#: So many ends such a broker remembers.
+ENDED_MAX: Final = 2
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -62,7 +70,7 @@ INGRESSES: Final = (IngressSpec("alerts", "alerts", topics=("in.alerts", "t.news
 
 
 class Simulation:
-    """A run. ``tally`` is what the checker says of it."""
+    """A run. ``tally`` is the verdict of the checker."""
 
     def __init__(
         self,
@@ -72,7 +80,7 @@ class Simulation:
         violations: Collection[enum.StrEnum] = (),
         arrange: Callable[[Simulation], None] | None = None,
     ) -> None:
-        """``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
+        """Create a run. ``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
         self.seed = seed
         self._arrange = arrange
         world = self.world = World(seed, violations)
@@ -97,7 +105,7 @@ class Simulation:
     # -- the course of a run -----------------------------------------------------------------------------------------
 
     def run(self) -> Tally:
-        """Trouble, healing, and the verdict."""
+        """Run troubles and healing, and return the verdict."""
         self._draw_weather()
         if self._arrange is not None:
             self._arrange(self)
@@ -117,7 +125,7 @@ class Simulation:
         return self._judge()
 
     def _draw_weather(self) -> None:
-        """Each seed has its own mixture of faults: many seeds have some of them alone."""
+        """Draw this seed's mixture of faults, so that many seeds have only some of them."""
         pick = self.random
 
         def some(most: float) -> float:
@@ -146,7 +154,15 @@ class Simulation:
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = FaultRates(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
         self.mishaps.namesakes = Random(f"xa names {self.seed}").random() < NAMESAKES
+        self.mishaps.frank = Random(f"xa answers {self.seed}").random() < FRANK
+        if Random(f"xa memory {self.seed}").random() < FORGETFUL:
+            self.forget_ends()
         self.nemesis.draw()
+
+    def forget_ends(self) -> None:
+        """From now on the brokers remember few ends of branches."""
+        for broker in self.brokers:
+            broker.ended_max = ENDED_MAX
 
     def _people(self) -> None:
         stage, pick = self.stage, self.random
@@ -172,7 +188,7 @@ class Simulation:
         self.xa_workload = XaWorkload(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
 
     async def _feed(self, process: Process, count: int) -> None:
-        """A Kafka application writes what the ingress takes in; its aborted records do not count."""
+        """Write records for the ingress as a Kafka application; aborted records do not count."""
         partition = self.kafka.partition("in.alerts")
         for number in range(count):
             producer = Producer(self.kafka, process, "application")
@@ -190,7 +206,7 @@ class Simulation:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """No more faults, and every part runs."""
+        """End all faults, and let every part run."""
         self.healed_ms = self.world.now_ms
         self.world.say("healed")
         self.kafka.cluster.heal()
@@ -224,7 +240,7 @@ class Simulation:
             self.nemesis.kill(broker, broker.process)
 
     def _supervise(self) -> None:
-        """What is dead is started again, and who has been replaced hears of it: it may have begun when the others were told."""
+        """Restart dead parts, and tell replaced brokers: one may have begun when the others were told."""
         for broker in self.brokers:
             if broker.serving and broker.superseded:
                 broker.lose_election(broker.epoch)
@@ -238,13 +254,13 @@ class Simulation:
         self.world.after(100, self._supervise)
 
     def _look(self) -> None:
-        """Whether it is over."""
+        """Check whether the run is over."""
         if self._drained():
             self.world.stop()
         self.world.after(LOOK_MS, self._look)
 
     def _drained(self) -> bool:
-        """Senders are done, pipelines at their ends, and nothing has come to anybody for a while."""
+        """Return True if senders are done, pipelines at their ends, and nothing has arrived for a while."""
         serving = [broker for broker in self.brokers if broker.serving]
         since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
         if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
@@ -254,7 +270,7 @@ class Simulation:
         return not self.kafka.unfinished and all(committed_offset(self.kafka, key) >= end for key, end in self._ends())
 
     def _newest(self) -> list[Broker]:
-        """Of the brokers that serve, the one that counts: another one has not heard of its end yet, if nobody has asked it for anything."""
+        """Return the serving broker that counts: another one may not have heard of its end yet if nobody has asked it for anything."""
         return sorted((broker for broker in self.brokers if broker.serving), key=lambda broker: broker.epoch)[-1:]
 
     def _ends(self) -> Iterator[tuple[str, int]]:
@@ -308,7 +324,7 @@ class Simulation:
                 yield f"front of {key}, at {committed_offset(self.kafka, key)} of {end}", [key]
 
     def _audit(self) -> JournalAudit:
-        """What the journal says to a reader of its own: records that are not of the newest epoch begun before them do not count."""
+        """Return an independent audit of the journal: records that do not belong to the newest epoch begun before them do not count."""
         audit = JournalAudit(id_of)
         for record in self.kafka.partition(JOURNAL).records:
             assert record.value is not None

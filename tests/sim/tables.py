@@ -1,4 +1,4 @@
-"""Compacted topics and single appends for the simulated transaction managers: what ``bascule.kafka.compacted`` is for the product."""
+"""Compacted topics and single appends for the simulated transaction managers, in place of ``bascule.kafka.compacted``."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ DECISIONS: Final = "decisions"
 
 
 class Reader(Process):
-    """A client of a process that reads, with metadata of its own: it may not know the leader to which another client appends."""
+    """A reading client of a process, with its own metadata: it may not know the leader to which another client appends."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.world, process.name)
         self._of = process
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Happens to the process."""
+        """Do something to the process."""
         self._of.do(action, *arguments)
 
 
 class Table:
-    """What one client has read of some partitions of a topic (``bascule.writer.reading.TableEffects``)."""
+    """One client's view of some partitions of a topic (``bascule.writer.reading.TableEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, at: Sequence[Partition]) -> None:
         self._kafka, self._process, self._reader = kafka, process, Reader(process)
         self._at = {partition.index: partition for partition in at}
         self._reached = dict.fromkeys(self._at, 0)
         self._entries: dict[bytes, Stored] = {}
-        #: Called while an open transaction is in the way for long, with what is read before it.
+        #: Called while an open transaction blocks reading for long, with the entries before it.
         self.held_up: Callable[[Mapping[bytes, Stored]], None] = lambda _: None
 
     def now_s(self) -> float:
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def known(self) -> Mapping[bytes, Stored]:
-        """What the last read has found."""
+        """Return the result of the last read."""
         return dict(self._entries)
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
@@ -111,7 +111,7 @@ class Table:
 
 
 class Single:
-    """Appends single records to a partition, in their order; after a failure by another producer, as the product does."""
+    """A client that appends single records to a partition, in order; after a failure with another producer, as the product does."""
 
     def __init__(self, kafka: Kafka, process: Process, partition: Partition) -> None:
         self._kafka, self._process, self._partition = kafka, process, partition
@@ -119,7 +119,7 @@ class Single:
         self._connect()
 
     def append(self, record: ToWrite) -> Promise[int | None]:
-        """Return the offset, some time; None if it is not known. The promise fails with Unavailable."""
+        """Append a record. The promise is its offset, None if it is unknown; it fails with Unavailable."""
         promise: Promise[int | None] = Promise()
         self._waiting.append(promise)
         self._appender.append(record)

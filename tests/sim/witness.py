@@ -1,8 +1,8 @@
-"""Judges what no client of the simulation can tell: it sees every topic as it is at the moment.
+"""Judges what no client of the simulation can observe, with a view of every topic at each moment.
 
-What is deleted must not be needed by anybody, whether or not somebody comes for it in this run. And how often a message was handed out
-before is what the journal says at least, and never goes down while one broker serves. (Over the end of an epoch it may: nobody waits for
-a count to be stored.)
+Deleted data must not be needed by anybody, whether or not somebody asks for it in this run. The delivery count of a message is at least the
+count in the journal, and never decreases while one broker serves. It may decrease over the end of an epoch, since nobody waits until a
+count is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _AtOnce(Kafka):
-    """The same topics, without the network, and up to the high watermark even where a new leader does not know it yet."""
+    """The same topics without the network, up to the high watermark even if a new leader does not know it yet."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(World(0))
@@ -47,7 +47,7 @@ class _AtOnce(Kafka):
 
 
 class Witness:
-    """Of one run, from its beginning."""
+    """The witness of one run, from its beginning."""
 
     def __init__(self, kafka: Kafka, fresh_engine: Callable[[], Engine]) -> None:
         self._kafka = _AtOnce(kafka)
@@ -62,7 +62,7 @@ class Witness:
         kafka.partition(STORE).on_delete = self._forgotten
 
     def handed_out(self, epoch: int, queue: int, mid: int, count: int) -> None:
-        """A broker gives a message to a consumer."""
+        """Note that a broker delivers a message to a consumer."""
         key = epoch, queue, mid
         if mid >= 0:
             self._first.setdefault(key, count)
@@ -71,17 +71,17 @@ class Witness:
             self._newest[key] = count
 
     def handed_out_stale(self, mid: int) -> None:
-        """A broker that stood still, and was replaced, gives a message to a consumer."""
+        """Note that a broker that was suspended and replaced delivers a message to a consumer."""
         self._stale.append(str(mid))
 
     def _trimmed(self) -> None:
-        """Positions that are not committed may never be."""
+        """Check a trim of the journal: positions that are not committed may never be."""
         start, read = self._kafka.partition(JOURNAL).start, committed_offset(self._kafka, position_key(DIVERTS, JOURNAL, 0))
         if start > read:
             self._unread.append(f"from {read} to {start}")
 
     def _forgotten(self) -> None:
-        """Whoever starts now has to come up."""
+        """Check that a broker that starts now could load its state."""
         following = Following(self._kafka, Process(self._kafka.world, "witness"), self._fresh_engine, 0.0)
         following.end = self._kafka.partition(JOURNAL).end
         try:
@@ -94,7 +94,7 @@ class Witness:
             raise RuntimeError("a load without a network waits for something")
 
     def judge(self, tally: Tally, counts: Mapping[tuple[int, int], Sequence[tuple[int, int]]]) -> None:
-        """Adds to a tally what is found; ``counts`` are those of the journal: (epoch, count) by queue and mid."""
+        """Add the findings to a tally. ``counts`` are those of the journal: (epoch, count) by queue and mid."""
         tally.report("divert-loss", "parts of the journal were trimmed before diverts had read them", self._unread)
         tally.report("stuck", "times no broker could have started, for the store had forgotten what it needs", self._unloadable)
         tally.report("redelivered-unmarked", "handed out with a lower delivery count than before", self._lowered)

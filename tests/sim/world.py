@@ -1,7 +1,7 @@
-"""Virtual time, a seeded scheduler, and processes that die and stop: what a simulated run is made of.
+"""Virtual time, a seeded scheduler, and processes that die and stop: the basis of a simulated run.
 
-Everything that happens is an event at a time; a process is a set of coroutines that wait for promises and for time. One random generator
-decides all delays and faults, so a seed repeats its run exactly.
+Every event happens at a time; a process is a set of coroutines that wait for promises and for time. One random generator decides all delays
+and faults, so a seed repeats its run exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Every trouble of a run by its name. It is noted where it takes effect, not where it is drawn.
+#: Every trouble of a run by name. It is noted when it takes effect, not when it is drawn.
 TROUBLE: Final[Mapping[str, str]] = {
     # of requests to Kafka
     "lose request": "it never arrives, and is repeated",
@@ -64,7 +64,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "snapshot skipped": "it was not announced",
     "load restarted": "what a broker was to read was trimmed meanwhile, or topics contradict one another",
     "load behind barriers": "a broker reads its state so that no former leader can answer",
-    "stall": "appends are out for too long",
+    "journal stalled": "appends are out for too long",
     "cut clients": "connections break",
     "doubt": "a client does not know what became of its operation",
     # of processes and their clocks
@@ -87,6 +87,10 @@ TROUBLE: Final[Mapping[str, str]] = {
     "send beside": "a task sends a message of a transaction that another task is about to commit",
     "refuse beside": "such a message comes too late, and its sender is told so",
     "end open transaction": "somebody died in the middle of one, and the log cannot be read behind it",
+    # of transactions on one host
+    "hold up statement": "it arrives when its client has given up, perhaps",
+    "remove log": "the file of the decision log is moved away for a while",
+    "write late": "an application works on the handle of a transaction that has ended",
     # of the adapter's members
     "kill member": "one with partitions, perhaps",
     "stop member": "it stands still for a while",
@@ -96,6 +100,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "set group back": "a commit of offsets that was held up arrives after later ones",
     "rebalance": "the group gives partitions to other members",
     "finish claim": "a new owner ends the transaction of an earlier one",
+    "recover claim": "recovery rolls back a transaction that has claimed a record and is not decided",
     "read log anew": "a member begins to read the inbound log from its beginning",
     # of Spark
     "kill driver": "the newest one",
@@ -112,18 +117,18 @@ TROUBLE: Final[Mapping[str, str]] = {
 }
 
 
-#: When a run begins: no wall clock jumps to before 1970.
+#: When a run begins, so that no wall clock jumps to before 1970.
 START_MS: Final = 4_000_000.0
-#: Two sums of the same times differ by less.
+#: Two sums of the same times differ by less than this.
 ROUNDING_MS: Final = 1e-6
 
 
 class TimeOut(Exception):
-    """A promise was not kept in time."""
+    """Raised when a promise was not kept in time."""
 
 
 class Promise(Generic[T]):
-    """A value that comes later, or an error instead. The first of both counts."""
+    """A later value, or an error instead. Only the first of them counts."""
 
     __slots__ = ("_then", "done", "error", "value")
 
@@ -134,7 +139,7 @@ class Promise(Generic[T]):
         self._then: list[Callable[[], None]] | None = None
 
     def keep(self, value: T) -> None:
-        """The value is there."""
+        """Set the value."""
         if not self.done:
             self.value = value
             self.done = True
@@ -142,7 +147,7 @@ class Promise(Generic[T]):
                 self._call()
 
     def fail(self, error: Exception) -> None:
-        """It never will be."""
+        """Set the error."""
         if not self.done:
             self.error = error
             self.done = True
@@ -155,7 +160,7 @@ class Promise(Generic[T]):
             action()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call this when the promise is done, at once if it is."""
+        """Call an action when the promise is done; at once if it is."""
         if self.done:
             action()
         elif self._then is None:
@@ -164,7 +169,7 @@ class Promise(Generic[T]):
             self._then.append(action)
 
     def result(self) -> T:
-        """Of a promise that is done."""
+        """Return the value of a promise that is done, or raise its error."""
         if self.error is not None:
             raise self.error
         return self.value
@@ -176,9 +181,9 @@ class Promise(Generic[T]):
 
 
 class World:
-    """The clock, the events to come, and chance.
+    """The clock, the future events, and chance.
 
-    ``violations`` are the rules that this run breaks on purpose; each driver gives them to the protocols that it drives.
+    ``violations`` are the rules that this run breaks on purpose; each driver passes them to its protocols.
     """
 
     def __init__(self, seed: int, violations: Collection[enum.StrEnum] = ()) -> None:
@@ -186,23 +191,23 @@ class World:
         self.violations = frozenset(violations)
         self.now_ms = START_MS
         self.stopped = False
-        self.offsets_ms: dict[str, float] = {}  # of a machine's wall clock: a clock that has jumped
+        self.offsets_ms: dict[str, float] = {}  # deviations of machines' wall clocks that have jumped
         self.trace: list[str] | None = None
-        self.seen: Counter[str] = Counter()  # trouble by its name
+        self.seen: Counter[str] = Counter()  # troubles by name
         self._events: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
 
     def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Do this later."""
+        """Do something later."""
         self.later(delay_ms, None, action, arguments)
 
     def later(self, delay_ms: float, process: Process | None, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        """Do this later, if it happens to a process as ``Process.do`` says."""
+        """Do something later; if it is for a process, as ``Process.do`` says."""
         self._number += 1
         heappush(self._events, (self.now_ms + delay_ms, self._number, process, action, arguments))
 
     def run(self, until_ms: float) -> None:
-        """Let time pass, up to a moment or until somebody stops it."""
+        """Let time pass, up to a moment or until the run is stopped."""
         events, pop = self._events, heappop
         self.stopped = False
         while events and events[0][0] <= until_ms and not self.stopped:
@@ -215,30 +220,30 @@ class World:
             self.now_ms = until_ms
 
     def stop(self) -> None:
-        """The run ends with this event."""
+        """End the run with this event."""
         self.stopped = True
 
     def say(self, text: str) -> None:
-        """Note an event for whoever reads the run."""
+        """Note an event for people who read the run."""
         if self.trace is not None:
             self.trace.append(f"{self.now_ms:10.2f} {text}")
 
     def note(self, trouble: str, who: str = "") -> None:
-        """A trouble has come to somebody."""
+        """Note that a trouble has taken effect."""
         assert trouble in TROUBLE
         self.seen[trouble] += 1
         self.say(f"{who or 'world'}: {trouble}")
 
     def chance(self, probability: float) -> bool:
-        """Whether it happens this time."""
+        """Return True with this probability."""
         return probability > 0 and self.random.random() < probability
 
 
 class Process:
-    """Coroutines that die and stop together. A stopped one (SIGSTOP) does nothing until it goes on; what reaches it meanwhile waits.
+    """Coroutines that die and stop together. A stopped process (SIGSTOP) does nothing until it continues; events for it wait meanwhile.
 
-    A process has the wall clock of its machine, which may jump, and a monotonic clock. That one goes on while the process is stopped, and
-    stands still while its machine is suspended.
+    A process has the wall clock of its machine, which may jump, and a monotonic clock, which continues while the process is stopped, but
+    not while its machine is suspended.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -248,19 +253,19 @@ class Process:
         self.alive = True
         self.stopped = False
         self._suspended_ms: float | None = None  # since when its monotonic clock stands still
-        self._lost_ms = 0.0  # how long it has stood still before
+        self._lost_ms = 0.0  # how long the clock stood still before
         self._asleep: list[tuple[Promise[None], float]] = []  # timers that ran out by the world's clock, with their monotonic times
         self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._running: dict[Coroutine[Any, Any, Any], None] = {}
 
     @property
     def wall_ms(self) -> float:
-        """The time of day, as this process's machine has it."""
+        """Return the time of day of this process's machine."""
         return self.world.now_ms + self.world.offsets_ms.get(self.machine, 0.0)
 
     @property
     def monotonic_ms(self) -> float:
-        """The time that only goes on, except while the machine is suspended."""
+        """Return the monotonic time, which stops only while the machine is suspended."""
         now_ms = self.world.now_ms if self._suspended_ms is None else self._suspended_ms
         return now_ms - self._lost_ms
 
@@ -286,18 +291,18 @@ class Process:
             waits_for.then(partial(self.world.later, 0, self, self._step, (coroutine, result)))
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Something happens to this process: now, when it goes on, or never."""
+        """Let something happen to this process: now, when it continues, or never."""
         if self.stopped:
             self._late.append((action, arguments))
         elif self.alive:
             action(*arguments)
 
     def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
-        """As of the world, but for a live process."""
+        """Do something later if the process lives."""
         self.world.later(delay_ms, self, action, arguments)
 
     def sleep(self, delay_ms: float) -> Promise[None]:
-        """Done after so long."""
+        """Return a promise that is kept after a delay."""
         slept: Promise[None] = Promise()
         self.world.later(delay_ms, None, self._wake, (slept, self.monotonic_ms + delay_ms))
         return slept
@@ -311,14 +316,14 @@ class Process:
             slept.keep(None)
 
     async def within(self, limit_ms: float, promise: Promise[T]) -> T:
-        """What the promise gives. Raises TimeOut when that takes too long."""
+        """Return the value of a promise. Raises TimeOut if it takes too long."""
         either: Promise[T] = Promise()
         promise.then(lambda: either.fail(promise.error) if promise.error is not None else either.keep(promise.value))
         self.sleep(limit_ms).then(lambda: None if either.done else either.fail(TimeOut(f"{limit_ms:.0f} ms")))
         return await either
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process (kill -9)."""
         self.alive = self.stopped = False
         self._late.clear()
         running, self._running = list(self._running), {}
@@ -326,17 +331,17 @@ class Process:
             coroutine.close()
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Stop the process (SIGSTOP)."""
         self.stopped = True
 
     def suspend(self) -> None:
-        """The machine is suspended: as SIGSTOP, and the monotonic clock stands still as well."""
+        """Suspend the machine: as SIGSTOP, and the monotonic clock stops, too."""
         self.stopped = True
         if self._suspended_ms is None:
             self._suspended_ms = self.world.now_ms
 
     def go_on(self) -> None:
-        """SIGCONT, or the machine is resumed."""
+        """Continue the process (SIGCONT), or resume the machine."""
         self.stopped = False
         if self._suspended_ms is not None:
             self._lost_ms += self.world.now_ms - self._suspended_ms
@@ -350,5 +355,5 @@ class Process:
 
 
 async def gather(promises: list[Promise[T]]) -> list[T]:
-    """All their values; raises what the first of them failed with."""
+    """Return the values of all promises. Raises the error of the first one that failed."""
     return [await promise for promise in promises]

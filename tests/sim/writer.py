@@ -21,37 +21,37 @@ from tests.sim.world import Process, Promise, TimeOut
 T = TypeVar("T")
 
 POSITIONS: Final = "positions"
-#: The name under which all diverts stand.
+#: The position name of all diverts.
 DIVERTS: Final = "diverts"
-#: Few, so that writers meet in one partition and have to wait for one another's open transactions.
+#: Few, so that writers share partitions and have to wait for one another's open transactions.
 POSITION_PARTITIONS: Final = 2
 #: How long a reader waits for an open transaction, and a writer for Kafka.
 READ_MS: Final = 1_500.0
 WRITE_MS: Final = 3_000.0
 POLL_MS: Final = 3.0
-#: Pauses of the protocol pass so much faster, as requests do.
+#: Factor by which pauses of the protocol are shorter, as requests are.
 HASTE: Final = 0.03
 
 
 def position_partition(kafka: Kafka, key: str) -> Partition:
-    """Where a position is."""
+    """Return the partition of a position."""
     return kafka.partition(POSITIONS, zlib.crc32(key.encode()) % POSITION_PARTITIONS)
 
 
 @lru_cache(maxsize=1_000)
 def decoded(value: bytes) -> Position:
-    """A position; each is read many times."""
+    """Return a decoded position. Cached, since each is read many times."""
     return Position.decode(value)
 
 
 def committed_offset(kafka: Kafka, key: str) -> int:
-    """Where a position is now, for who sees everything, whatever a new leader knows of it yet: 0 before there is one."""
+    """Return the current offset of a position, as an all-seeing observer knows it; 0 if there is none."""
     newest = position_partition(kafka, key).newest(key.encode())
     return decoded(newest.value or b"").offset if newest is not None else 0
 
 
 class PositionReader:
-    """A partition of the positions (``bascule.writer.reading.TableEffects``)."""
+    """A client that reads one partition of the positions (``bascule.writer.reading.TableEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, partition: Partition) -> None:
         self.kafka, self.process, self.partition = kafka, process, partition
@@ -59,12 +59,12 @@ class PositionReader:
         self._positions: dict[str, Position] = {}
 
     def now_s(self) -> float:
-        """The world's time."""
+        """Return the world's time."""
         return self.process.world.now_ms / 1000
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partition."""
+        """Return the partition."""
         return [self.partition.index]
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
@@ -77,18 +77,18 @@ class PositionReader:
         return dict.fromkeys(partitions, None if offset == UNKNOWN_OFFSET else offset)
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """The high watermark, or the last stable offset. Raises Unavailable."""
+        """Return the high watermark, or the last stable offset. Raises Unavailable."""
         try:
             return {self.partition.index: await self.kafka.end_of(self.process, self.partition, committed=stable)}
         except KafkaFault as fault:
             raise Unavailable(f"no end is named: {fault}") from fault
 
     async def read(self) -> Mapping[str, Position]:
-        """All positions of the partition, as some node knows them. Raises Unavailable."""
+        """Return all positions of the partition, as some node knows them. Raises Unavailable."""
         return await read_latest(self)
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
-        """All positions before an offset; waits out open transactions. Raises Unavailable."""
+        """Return all positions before an offset, after waiting for open transactions. Raises Unavailable."""
         world, end = self.process.world, ends[self.partition.index]
         deadline_ms = world.now_ms + READ_MS
         try:
@@ -134,7 +134,7 @@ class _Spawned(Generic[T]):
 
 
 class TransactionalCalls:
-    """What a transactional protocol asks of Kafka's client and of the clock (``bascule.writer.incarnation.ClientEffects``)."""
+    """The requests of a transactional protocol to Kafka's client and the clock (``bascule.writer.incarnation.ClientEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, transactional_id: str) -> None:
         self.kafka, self.process = kafka, process
@@ -158,13 +158,17 @@ class TransactionalCalls:
 
     async def init(self, attempt: Attempt) -> Producer:
         """See ClientEffects."""
-        del attempt
         producer = Producer(self.kafka, self.process, self._id)
         try:
-            await producer.init()
+            await producer.init(self.time_out_ms(attempt))
         except KafkaFault as fault:
             raise fault_of(fault) from fault
         return producer
+
+    def time_out_ms(self, attempt: Attempt) -> float | None:
+        """Return the time-out of the transactions of a client; None for that of all others."""
+        del attempt
+        return None
 
     async def identity(self, producer: Producer) -> Identity | None:
         """See ClientEffects."""
@@ -179,7 +183,7 @@ class TransactionalCalls:
 
 
 class _Effects(TransactionalCalls, PositionReader):
-    """What the protocol asks for (``bascule.writer.transactional.WriterEffects``)."""
+    """The effects of the protocol (``bascule.writer.transactional.WriterEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
         PositionReader.__init__(self, kafka, process, position_partition(kafka, key))
@@ -216,7 +220,7 @@ class _Effects(TransactionalCalls, PositionReader):
 
 
 class Writer(Protocol[Producer, Output, Position]):
-    """Writes records and moves one position, each time in one transaction; notes the trouble that it meets."""
+    """A writer of records that moves one position with each transaction, and notes the troubles that it meets."""
 
     def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
         violations = process.world.violations
@@ -230,7 +234,7 @@ class Writer(Protocol[Producer, Output, Position]):
         after: Position | None,
         others: Mapping[str, Position | None] | None = None,
     ) -> None:
-        """As the protocol does. Raises PositionMoved or Unavailable."""
+        """Write as the protocol does. Raises PositionMoved or Unavailable."""
         try:
             await super().write(outputs, before, after, others)
         except PositionMoved:
@@ -239,5 +243,5 @@ class Writer(Protocol[Producer, Output, Position]):
 
 
 def fault_of(fault: KafkaFault) -> TransactionFault:
-    """The same in the words of the protocol."""
+    """Return a fault in the terms of the protocol."""
     return TransactionFault(str(fault), fenced=fault.code == "fenced")

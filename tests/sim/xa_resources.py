@@ -1,6 +1,6 @@
-"""What a transaction manager of the simulation works with beside the broker: the decision log, and a database that takes part.
+"""The resources of a simulated transaction manager besides the broker: the decision log, and a database that takes part.
 
-Both may be away for a while. A call is on its way when its caller dies, and an answer may never come.
+Both may be unavailable for a while. A call may be in flight when its caller dies, and an answer may never come.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from tests.sim.decisions import TopicDecisions
 from tests.sim.world import Promise, World
 
 T = TypeVar("T")
-#: How long a call or its answer is on its way at most, and how long its caller waits.
+#: The longest way of a call or its answer, and how long the caller waits.
 WAY_MS: Final = 6.0
 PATIENCE_MS: Final = 60.0
-#: How often the client of the log is not told at which offset a record is stored.
+#: How often the client of the log does not learn the offset of a stored record.
 UNKNOWN_OFFSETS: Final = 0.02
-#: How far a standby may be behind.
+#: The largest lag of a standby.
 BEHIND_MS: Final = 400.0
 
 
 @dataclass(slots=True)
 class FaultRates:
-    """How often something goes wrong for a manager: what it says to the broker is held up, an answer is lost, the database votes no.
+    """Frequencies of a manager's faults: its output to the broker is delayed, an answer is lost, the database votes no.
 
     ``standbys``: how often a standby answers which branches are prepared. ``hands``: how often the operator of a database ends one.
-    ``namesakes``: two managers have the same name, and each has a decision log of its own.
+    ``namesakes``: two managers have the same name, and each has its own decision log. ``frank``: a database answers XA_RB* to the
+    commit of a branch that its operator has rolled back.
     """
 
     slowness: float = 0.0
@@ -42,10 +43,11 @@ class FaultRates:
     standbys: float = 0.0
     hands: float = 0.0
     namesakes: bool = False
+    frank: bool = False
 
 
 class Remote:
-    """Carries out calls some time later, whatever has become of the caller."""
+    """A server that carries out calls some time later, whatever has become of the caller."""
 
     def __init__(self, world: World, mishaps: FaultRates, name: str) -> None:
         self.world = world
@@ -55,11 +57,11 @@ class Remote:
 
     @property
     def away(self) -> bool:
-        """Whether it carries nothing out."""
+        """Return True if it carries nothing out."""
         return self.world.now_ms < self.away_until_ms
 
     def call(self, effect: Callable[[], T], *, standby: bool = False) -> Promise[T]:
-        """The promise fails with Unavailable where the call or its answer is lost: its caller cannot tell which.
+        """Carry out a call. The promise fails with Unavailable if the call or its answer is lost: its caller cannot tell which.
 
         ``standby``: another server answers while this one is away.
         """
@@ -85,9 +87,9 @@ class Remote:
 
 
 class Log(Remote, TopicDecisions):
-    """The decision log: the protocol of the topic on a partition that is written and read by calls of their own.
+    """The decision log: the protocol of the topic on a partition with its own calls.
 
-    ``standing`` remembers for the judgement the first outcome that was stored for each transaction, ``recorded`` each heuristic outcome.
+    ``standing`` has the first stored outcome of each transaction for the judgement, ``recorded`` each heuristic outcome.
     """
 
     def __init__(self, world: World, mishaps: FaultRates, log_id: str = "") -> None:
@@ -95,7 +97,7 @@ class Log(Remote, TopicDecisions):
         self._violations = world.violations
         self.standing: dict[bytes, Decision] = {}
         self.recorded: set[Xid] = set()
-        #: Told when a decision is the first one of its transaction.
+        #: Called when a decision is the first one of its transaction.
         self.on_decision: Callable[[Decision], None] = lambda _: None
         self._table: dict[bytes, LogRecord] = {b"#0": LogRecord(encode(LogIdentity(log_id, 0)), 0)} if log_id else {}
         self._end = 0
@@ -103,7 +105,7 @@ class Log(Remote, TopicDecisions):
 
     @property
     def state(self) -> LogState:
-        """All entries, in order."""
+        """Return all entries, in order."""
         state = LogState()
         for record in sorted(self._table.values(), key=lambda record: record.offset):
             state.add(decode(record.value))
@@ -111,7 +113,7 @@ class Log(Remote, TopicDecisions):
 
     @property
     def open(self) -> list[str]:
-        """The entries that are not forgotten, except rollbacks: those are kept for a day."""
+        """Return the entries that are not forgotten, except rollbacks, which are kept for a day."""
         state = self.state
         commits = [str(gtrid) for gtrid, decision in state.decisions.items() if decision.outcome is Outcome.COMMIT]
         return commits + [str(xid) for xid in state.heuristics]
@@ -162,7 +164,8 @@ class Log(Remote, TopicDecisions):
 class Database(Remote):
     """A database with a row for each transaction that has committed in it. At times it votes no.
 
-    Its list of prepared branches may be a standby's. Its operator may end prepared branches by hand, which it does not remember as such.
+    Its list of prepared branches may be that of a standby. Its operator may end prepared branches by hand, which the database does not
+    record.
     """
 
     priority = 0
@@ -173,7 +176,7 @@ class Database(Remote):
         super().__init__(world, mishaps, "database")
         self.prepared: dict[Xid, None] = {}
         self.rows: set[bytes] = set()
-        #: How each prepared branch has ended, as ``pg_xact_status`` tells it; which of them the operator has ended.
+        #: The outcome of each prepared branch, as ``pg_xact_status`` reports it; and the branches that the operator has ended.
         self.ended: dict[Xid, Outcome] = {}
         self.by_hand: set[Xid] = set()
         #: Transactions that it has committed in one phase.
@@ -181,7 +184,7 @@ class Database(Remote):
         self._lists: list[tuple[float, tuple[Xid, ...]]] = [(0.0, ())]
 
     def end_some(self) -> None:
-        """The operator ends a prepared branch, if there is one."""
+        """End a prepared branch as the operator, if there is one."""
         if self.prepared:
             xid = self.world.random.choice(list(self.prepared))
             outcome = self.world.random.choice(list(Outcome))
@@ -246,6 +249,8 @@ class Database(Remote):
 
     def _finish(self, xid: Xid, outcome: Outcome) -> None:
         if xid not in self.prepared:
+            if self.mishaps.frank and outcome is Outcome.COMMIT and self.ended.get(xid) is Outcome.ROLLBACK:
+                raise BranchRolledBack(f"{xid} was rolled back")
             raise UnknownXid(str(xid))
         self._end(xid, outcome)
 
@@ -260,7 +265,7 @@ class Database(Remote):
         self._lists.append((self.world.now_ms, tuple(self.prepared)))
 
     def _listed(self) -> Sequence[Xid]:
-        """Of a database with several hosts a standby answers while the primary is away, and at times when it is not."""
+        """Return the prepared branches. With several hosts, a standby answers while the primary is away, and at times when it is not."""
         if not self.away and not self.world.chance(self.mishaps.standbys):
             return list(self.prepared)
         self.world.note("ask standby", self.name)

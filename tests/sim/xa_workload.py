@@ -1,4 +1,4 @@
-"""Where the transactions of the simulation come from: processes of the managers, and the administrator of the broker."""
+"""The source of the simulation's transactions: processes of the managers, and the administrator of the broker."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
 from tests.support.operations import Operation, Outcome
 
-#: Its warnings are what a run is made of.
+#: Warnings of bascule.xa are expected in a run.
 logging.getLogger("bascule.xa").addHandler(logging.NullHandler())
-#: How often an administrator looks for heuristic outcomes that are to be forgotten.
+#: How often an administrator looks for heuristic outcomes to forget.
 LOOK_MS: Final = 60.0
-#: So many processes of one manager are alive at once.
+#: Most live processes of one manager.
 PROCESSES_MAX: Final = 3
-#: So often he looks for a branch to end, in that time.
+#: How often the administrator looks for a branch to end, in that time.
 LOOKS_MAX: Final = 30
-#: So often a run has two managers that share the decision log.
+#: How often a run has two managers that share the decision log.
 COMPANY: Final = 0.5
-#: How often the operator of a database looks for a branch to end, where there is one who does.
+#: How often the operator of a database looks for a branch to end, if there is one who does.
 HAND_MS: Final = 60.0
 
 
 class XaWorkload:
-    """All about transactions that have branches. ``count`` of them are begun."""
+    """The transactions with branches in a run. ``count`` of them are begun."""
 
     def __init__(self, stage: Stage, count: int, pause_ms: float, mishaps: FaultRates) -> None:
         world = self.world = stage.world
@@ -61,31 +61,31 @@ class XaWorkload:
 
     @property
     def alive(self) -> list[Manager]:
-        """The processes of all managers."""
+        """Return the processes of all managers."""
         return [each for each in self.processes if each.process.alive]
 
     def one(self) -> list[Manager]:
-        """One of them, if there are any."""
+        """Return one process, if there are any."""
         return self.world.random.sample(self.alive, min(1, len(self.alive)))
 
     def launch(self, manager: str) -> None:
-        """One more process of a manager, if there are not enough."""
+        """Start another process of a manager, if there are not enough."""
         if sum(each.manager == manager for each in self.alive) < PROCESSES_MAX:
             self.processes.append(Manager(self.state, manager, f"{manager}{len(self.processes)}", self._workers))
 
     def supervise(self) -> None:
-        """Somebody has to be there."""
+        """Make sure that every manager has a process."""
         for name in {each.manager: None for each in self.processes}:
             if not any(each.manager == name for each in self.alive):
                 self.launch(name)
 
     def lose(self, what: str, duration_ms: float) -> None:
-        """The log, or one of the databases, carries nothing out for so long."""
+        """Make the log, or one of the databases, unavailable for ``duration_ms``."""
         parts = [each for each in (*self.state.all_logs, *self.state.databases.values()) if each.name == what]
         self.world.random.choice(parts).away_until_ms = self.world.now_ms + duration_ms
 
     def calm(self) -> None:
-        """Nothing goes wrong from now on."""
+        """End all faults."""
         mishaps = self.state.mishaps
         mishaps.slowness = mishaps.lost_answers = mishaps.refusals = mishaps.standbys = mishaps.hands = 0.0
         for each in (*self.state.all_logs, *self.state.databases.values()):
@@ -107,7 +107,7 @@ class XaWorkload:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def in_doubt(self, serving: Sequence[Broker]) -> Iterator[str]:
-        """What has no end yet, and what still remembers one."""
+        """Yield what has not ended yet, and what still remembers an outcome."""
         for broker in serving:
             yield from (f"{each.xid} at {broker.name}" for each in listed(broker.engine))
         for database in self.state.databases.values():
@@ -118,7 +118,7 @@ class XaWorkload:
             yield f"{self.state.left} to begin"
 
     def note(self) -> None:
-        """What the transactions were, for the history."""
+        """Add the transactions to the history."""
         for work in sorted(self.state.works.values(), key=lambda work: work.over_ms):
             self._note(work)
 
@@ -140,7 +140,7 @@ class XaWorkload:
         self.stage.note(Operation(work.client, ids, outcome, op=op, begun_ms=work.begun_ms, ended_ms=ended_ms, **more))  # type: ignore[arg-type]
 
     def _outcome(self, work: Work) -> Outcome:
-        """Of the broker's branch: an administrator's word goes before the manager's."""
+        """Return the outcome of the broker's branch: an administrator's request takes precedence over the manager's."""
         for end in work.branch.ends:
             if end.said in FORCED:
                 return "ok" if end.said == "forced-commit" else "fail"
@@ -153,7 +153,7 @@ class XaWorkload:
         return decision is not None and decision.outcome is Decided.COMMIT
 
     def judge(self, tally: Tally, serving: Sequence[Broker]) -> None:
-        """Branches, databases, what applications were told, and what has no end at the end."""
+        """Judge branches, databases, the answers to applications, and what has not ended."""
         judge(tally, self.stage.operations, [work.branch for work in self.state.works.values()], self.state.listings)
         for name, database in self.state.databases.items():
             self._judge_rows(tally, name, database)
@@ -163,7 +163,7 @@ class XaWorkload:
         tally.report("xa-stuck", "without an end though all was well", self.in_doubt(serving))
 
     def _judge_rows(self, tally: Tally, name: str, database: Database) -> None:
-        """Each row, or its absence, is what was decided, unless the operator of the database has ended the branch."""
+        """Check that each row, or its absence, is the decided outcome, unless the operator of the database has ended the branch."""
         standing, by_hand = self.state.logs[name].standing, {xid.gtrid for xid in database.by_hand}
         prepared = {work.xid.gtrid for work in self.state.works.values() if work.branch.prepared_ms < NEVER_MS}
         alone = database.alone - prepared
@@ -173,7 +173,7 @@ class XaWorkload:
         tally.report("xa-split", "committed, and not in the database", map(str, wanted - database.rows - by_hand))
 
     def _told_otherwise(self) -> Iterator[bytes]:
-        """Of transactions that the log has decided, or a database alone."""
+        """Yield decided transactions whose applications were told another outcome. The log has decided them, or a database alone."""
         alone = set().union(*(database.alone for database in self.state.databases.values()))
         for work in self.state.works.values():
             gtrid = work.xid.gtrid
@@ -186,7 +186,7 @@ class XaWorkload:
         return decision is not None and decision.outcome is Decided.ROLLBACK
 
     def _unrecorded(self) -> Iterator[Xid]:
-        """Of committed transactions the branches that were rolled back from outside."""
+        """Yield the branches of committed transactions that were rolled back from outside, without a record of that."""
         recorded = set().union(*(log.recorded for log in self.state.all_logs))
         for database in self.state.databases.values():
             for xid in database.by_hand - recorded:
@@ -199,7 +199,7 @@ class XaWorkload:
 
 
 class Administrator(Client):
-    """Ends branches by force, and forgets them once their manager has been told."""
+    """A client that ends branches by force, and forgets them once their manager has been told."""
 
     def __init__(self, stage: Stage, state: XaState) -> None:
         super().__init__(stage, "administrator")
@@ -212,11 +212,11 @@ class Administrator(Client):
                 self.process.spawn(self._meddle())
 
     def calm(self) -> None:
-        """He lets branches be, and sees to what is left."""
+        """End no more branches, and forget those that are left."""
         self._calm, self._lets_lie = True, False
 
     def force(self) -> None:
-        """Ends one of the branches that are prepared, as far as anybody knows, or that soon will be."""
+        """End one of the branches that are, or soon will be, prepared."""
         self.process.spawn(self._force_some())
 
     async def _meddle(self) -> None:

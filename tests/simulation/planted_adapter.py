@@ -9,6 +9,7 @@ from typing import Final
 from bascule.adapter.inbound.log_protocol import LogViolation
 from bascule.adapter.inbound.settling import SettlingViolation
 from bascule.adapter.inbound.state import FoldViolation
+from bascule.xa.two_phase import TwoPhaseViolation
 from tests.sim.adapter import InboundSimulation
 from tests.sim.cluster import NetworkConditions
 from tests.simulation.planting import Planted
@@ -48,6 +49,11 @@ def owners_write_late(run: InboundSimulation) -> None:
     run.troubles = {"stop member": 1.0, "rebalance": 1.0, "compact": 2.0, "kill member": 0.3}
 
 
+def recovery_is_hasty(run: InboundSimulation) -> None:
+    """Arrange that recovery rolls transactions back before their members have decided."""
+    run.transacted, run.hasty, run.work_ms = True, True, 40.0
+
+
 SHOWS: Final = {
     FoldViolation.FENCE_IGNORED: ("duplicated", "stuck"),
     LogViolation.TAKE_UNCHECKED: ("lost", "stuck"),
@@ -65,6 +71,7 @@ SHOWS: Final = {
     LogViolation.DOUBTFUL_TOKEN_KEPT: ("lost", "duplicated", "stuck"),
     LogViolation.AHEAD_DELIVERED_AT_ONCE: ("duplicated",),
     SettlingViolation.AWAY_IS_FAILURE: ("lost",),
+    TwoPhaseViolation.RECOVERY_IS_FAILURE: ("lost",),
     SettlingViolation.DONE_BEFORE_MOVED: ("lost",),
     SettlingViolation.DEAD_LETTER_FORGOTTEN: ("lost", "stuck"),
 }
@@ -73,6 +80,11 @@ ARRANGED: Final[Mapping[enum.StrEnum, Callable[[InboundSimulation], None]]] = {
     LogViolation.READ_ENTRIES_IGNORED: commits_late,
     LogViolation.DOUBTFUL_TOKEN_KEPT: appends_fail,
     SettlingViolation.AWAY_IS_FAILURE: appends_fail,
+    TwoPhaseViolation.RECOVERY_IS_FAILURE: recovery_is_hasty,
     LogViolation.OWNERS_BEFORE_VOID: owners_write_late,
 }
-PLANTED = tuple(PlantedInbound(violation, violation.value, anomalies) for violation, anomalies in SHOWS.items())
+#: What the broken code does, where the violation does not say it itself.
+_FAULTS: Final[Mapping[enum.StrEnum, str]] = {
+    TwoPhaseViolation.RECOVERY_IS_FAILURE: "a rollback by recovery counts as a failure of the record",
+}
+PLANTED = tuple(PlantedInbound(each, _FAULTS.get(each, each.value), anomalies) for each, anomalies in SHOWS.items())

@@ -9,7 +9,7 @@ from bascule.writer.table import TableViolation
 from bascule.xa.kafka_protocol import KafkaBranchViolation
 from bascule.xa.log_topic import LogTopicViolation
 from bascule.xa.recovery_protocol import RecoveryViolation
-from tests.sim.branches import BranchSimulation
+from tests.sim.branches import SLOW_LINE_MS, BranchSimulation
 from tests.simulation.planting import Planted
 from tests.support.history import Tally
 
@@ -42,6 +42,11 @@ def answers_of_kafka_are_lost(simulation: BranchSimulation) -> None:
     simulation.troubles = {"stop": 0.5, "stop node": 1.0, "kill": 0.2}
     simulation.pause_ms = 20.0
     simulation.kafka.weather.unanswered = 0.1
+
+
+def lines_are_slow(simulation: BranchSimulation) -> None:
+    """Kafka aborts the first try of large transactions by its time-out."""
+    simulation.line_ms = SLOW_LINE_MS
 
 
 class _Row(NamedTuple):
@@ -97,6 +102,12 @@ _ROWS: Final = (
         ("torn-tx", "lost", "xa-split", "xa-stuck"),
     ),
     _Row(TableViolation.READ_BEFORE_INIT, "the table is read before an earlier transaction under the same id is ended", ("duplicated",)),
+    _Row(
+        TableViolation.TIME_NOT_EXTENDED,
+        "a transaction that Kafka has aborted by its time-out has as little time at the next try",
+        ("xa-stuck",),
+        lines_are_slow,
+    ),
     _Row(TableViolation.NOT_MADE_AGAIN, "a transaction in doubt is written again without a look at the table", ("duplicated",)),
     _Row(
         LogTopicViolation.END_TRUSTED,

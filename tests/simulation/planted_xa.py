@@ -52,6 +52,18 @@ def operators_intervene(simulation: Simulation) -> None:
     simulation.mishaps.hands = 1.0
 
 
+def operators_roll_back(simulation: Simulation) -> None:
+    """The operators of the databases end prepared branches; the databases answer XA_RB* to a commit then."""
+    operators_intervene(simulation)
+    simulation.mishaps.frank = True
+
+
+def brokers_forget(simulation: Simulation) -> None:
+    """Brokers remember few ends of branches, and their answers are lost."""
+    answers_are_lost(simulation)
+    simulation.forget_ends()
+
+
 def namesakes_die(simulation: Simulation) -> None:
     """Two managers have the same name, and a decision log each; they are killed and stopped."""
     managers_die(simulation)
@@ -102,6 +114,12 @@ PLANTED: Final = (
         "a branch that its database does not know counts as committed, although the database can tell",
         ("xa-heuristic",),
         operators_intervene,
+    ),
+    Planted(
+        FinishingViolation.ROLLED_BACK_IS_DONE,
+        "a branch whose resource answers XA_RB* to the commit counts as committed",
+        ("xa-heuristic",),
+        operators_roll_back,
     ),
     Planted(
         PlanViolation.FOREIGN_DECISIONS_FORGOTTEN,
@@ -172,6 +190,12 @@ PLANTED: Final = (
         ("redelivered-unmarked",),
     ),
     Planted(BranchViolation.ENDS_FORGOTTEN, "a broker forgets how branches have ended", ("unexpected",)),
+    Planted(
+        BranchViolation.FORGOTTEN_IS_ROLLED_BACK,
+        "a broker answers that a branch was rolled back, although it has forgotten the end of the branch",
+        ("unexpected", "duplicated"),
+        brokers_forget,
+    ),
     Planted(BranchViolation.FORCED_ENDS_FORGOTTEN, "a broker forgets which branches an administrator has ended", ("lost",)),
     Planted(BranchViolation.COMMITTING_UNKNOWN, "a broker does not know which commits in one phase are not stored yet", ("unexpected",)),
     Planted(BranchViolation.FORGET_UNJOURNALED, "a broker does not journal that an administrator's end is forgotten", ("unexpected",)),

@@ -36,8 +36,8 @@ def test_runs_meet_every_trouble_and_every_transition_of_a_partition(monkeypatch
         run.run()
         seen.update(run.world.seen)
     assert {
-        "kill member", "stop member", "rebalance", "set group back", "compact", "finish claim", "read log anew", "fail stored append",
-        "fail endpoint", "retry record", "dead-letter record", "doubt",
+        "kill member", "stop member", "rebalance", "set group back", "compact", "finish claim", "recover claim", "read log anew",
+        "fail stored append", "fail endpoint", "retry record", "dead-letter record", "doubt",
     } <= seen  # fmt: skip
     assert PARTITION_STATES.taken is not None
     # A member that starts again after a stop is the only one that loses a partition twice.

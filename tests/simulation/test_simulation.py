@@ -26,7 +26,7 @@ SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
 TIMEOUT_S = 120 + SEEDS // 4
 #: Too rare in runs that are not arranged for it.
-STALL: Final = "stall"
+STALL: Final = "journal stalled"
 #: Fewer may not see every trouble.
 SEEING_SEEDS = 2000
 
@@ -96,8 +96,9 @@ def trace_of(program: str, hash_seed: int) -> str:
         "from tests.simulation.planted_adapter import *; owners_write_late("
         "run := InboundSimulation(12, [LogViolation.OWNERS_BEFORE_VOID], trace=True))",
         "from tests.sim.branches import *; run = BranchSimulation(7, trace=True)",
+        "from tests.sim.hosts import *; run = HostSimulation(1, trace=True)",
     ],
-    ids=["broker", "adapter", "branches"],
+    ids=["broker", "adapter", "branches", "hosts"],
 )
 def test_seed_repeats_its_run_whatever_the_order_of_sets(program: str) -> None:
     first = trace_of(program, 1)

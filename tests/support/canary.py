@@ -1,4 +1,4 @@
-"""A client in a process of its own that says whether a broker serves it while others load the broker."""
+"""A client in its own process that measures whether a broker serves it while other clients load the broker."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.support.usage import main_thread_cpu_s
 BODY = "x" * 1024
 SOON_S = 30.0
 PAUSE_S = 0.1
-#: Of a canary that does not send: ten each second, for two minutes and the time around them.
+#: Messages for a canary that does not send: ten each second, for two minutes and some time before and after.
 MESSAGES = 3_000
 
 
 class Canary:
-    """A client whom the load of the others in this process does not slow down.
+    """A client that the load of other clients in this process does not slow down.
 
-    It receives persistent messages, one after the other. It has sent them before, since near the limit of memory a client that sends has
-    to wait; with ``sends`` it sends each of them right before it receives it. ``times_s`` says how long each round trip took, ``broker_s``
-    how much processor time the broker's event loop used meanwhile: that does not depend on how much of a machine the broker gets.
+    It receives persistent messages, one after the other. It has sent them before, since near the limit of memory a sending client has to
+    wait; with ``sends`` it sends each message right before it receives it. ``times_s`` has the duration of each round trip, ``broker_s``
+    the processor time of the broker's event loop meanwhile, which does not depend on the share of the machine that the broker gets.
     """
 
     def __init__(self, system: System, queue: str, *, sends: bool = False) -> None:
@@ -39,8 +39,8 @@ class Canary:
         self.broker_s: list[float] = []
 
     def look(self) -> int:
-        """Take in what it has said; return how many round trips it has made."""
-        with suppress(EOFError):  # it has ended
+        """Read the reports of the canary, and return the number of its round trips."""
+        with suppress(EOFError):  # the canary has ended
             while self._said.poll():
                 time_s, broker_s = self._said.recv()
                 self.times_s.append(time_s)
@@ -48,7 +48,7 @@ class Canary:
         return len(self.times_s)
 
     def stop(self) -> None:
-        """End it."""
+        """End the canary."""
         self._over.set()
         self._process.join(SOON_S)
         self.look()
@@ -56,7 +56,7 @@ class Canary:
 
 @contextmanager
 def canary(system: System, queue: str, *, sends: bool = False) -> Iterator[Canary]:
-    """A canary that has made its first round trip."""
+    """Yield a canary that has made its first round trip."""
     bird = Canary(system, queue, sends=sends)
     try:
         wait_for(bird.look, "the canary")

@@ -1,4 +1,4 @@
-"""An authority with certificates for tests of TLS, made by the command ``openssl``: PEM for Python, PKCS #12 for Java."""
+"""A certificate authority for tests of TLS, made by the command ``openssl``: PEM for Python, PKCS #12 for Java."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from bascule.embedded.java import find_java
 
-#: Of each PKCS #12 file: Java does not open one without.
+#: Password of each PKCS #12 file: Java opens none without a password.
 STORE_PASSWORD = "changeit"
 DAYS = 2
 TIMEOUT_S = 60
 
 
 class Certificate(NamedTuple):
-    """Files of one holder: certificate and key in PEM, both in one PKCS #12 file."""
+    """The files of one holder: certificate and key in PEM, and both in one PKCS #12 file."""
 
     certificate: Path
     key: Path
@@ -23,10 +23,10 @@ class Certificate(NamedTuple):
 
 
 class Authority:
-    """Signs certificates for a test."""
+    """An authority that signs certificates for a test."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
-        """``directory`` is there and takes the files."""
+        """Create an authority. ``directory`` exists and takes the files."""
         self._directory = directory
         self.certificate = directory / f"{name}.pem"
         self._key = directory / f"{name}.key"
@@ -34,14 +34,14 @@ class Authority:
 
     @property
     def trust_store(self) -> Path:
-        """The authority alone, in a PKCS #12 file that Java takes as a trust store."""
+        """Return the authority's certificate in a PKCS #12 file that Java accepts as a trust store."""
         store = self.certificate.with_suffix(".p12")
         if not store.exists():
             self._keytool_import(store)
         return store
 
     def issue(self, name: str) -> Certificate:
-        """For a server on this machine, or for a client of that common name."""
+        """Issue a certificate for a server on this machine, or for a client with this common name."""
         made = Certificate(*(self._directory / f"{name}.{suffix}" for suffix in ("pem", "key", "p12")))
         request, names = self._directory / f"{name}.csr", self._directory / f"{name}.names"
         names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")

@@ -1,4 +1,5 @@
-"""What an input costs: processor time, judged again in quiet where it is much, and memory that stays when the peer is gone."""
+"""The costs of an input: processor time, measured again without garbage collection if it is high, and memory that stays after the peer has
+gone."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from bascule.core.caches import forget_peers
 from bascule.testing.broker import MemoryLog
 from tests.support.speed import SLOWNESS
 
-#: Processor time of the broker for one input, in seconds.
+#: Most processor time of the broker for one input, in seconds.
 COST_S_MAX: Final = 0.1 * SLOWNESS
-#: What inputs that come once more may leave behind, in bytes: the interpreter keeps some.
+#: Most bytes that repeated inputs may leave behind: the interpreter keeps some.
 LEFT_BYTES_MAX: Final = 64 << 10
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Return how many functions are called: a measure of work that is the same on every machine."""
+    """Return the number of function calls, a measure of work that is the same on every machine."""
     count = 0
 
     def look(_frame: FrameType, event: str, _argument: object) -> None:
@@ -38,7 +39,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def processor_s(work: Callable[[], object], enough_s: float = COST_S_MAX) -> float:
-    """Return the processor time of work. It is done again in quiet, up to three times, where it takes more than ``enough_s``."""
+    """Return the processor time of work. If it is above ``enough_s``, measure again without garbage collection, up to three times."""
     last_s = spent_s(work)
     for _ in range(3):
         if last_s < enough_s:
@@ -49,7 +50,7 @@ def processor_s(work: Callable[[], object], enough_s: float = COST_S_MAX) -> flo
 
 
 def spent_s(work: Callable[[], object]) -> float:
-    """Return the processor time of work that is done once."""
+    """Return the processor time of one run of the work."""
     began_s = time.process_time()
     work()
     return time.process_time() - began_s
@@ -57,7 +58,7 @@ def spent_s(work: Callable[[], object]) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage collection."""
+    """Switch garbage collection off."""
     gc.collect()
     gc.disable()
     try:
@@ -67,16 +68,16 @@ def quiet() -> Iterator[None]:
 
 
 def held_bytes() -> int:
-    """Return what Python holds, without what caches remember. Needs tracemalloc."""
+    """Return the memory that Python holds, without the content of caches. Needs tracemalloc."""
     forget_peers()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 class Leftovers:
-    """Measures how much more is held, beside the journal, behind the last pass of some work than behind the one before.
+    """A measurement of the additional memory, besides the journal, after the last pass of some work, compared with the pass before.
 
-    The first pass fills what is made once. The tasks and names of the last one are not left over: the pass before it made the same.
+    The first pass fills what is created once. Tasks and names of the last pass do not count, since the pass before made the same.
     """
 
     def __init__(self, journal: MemoryLog) -> None:
@@ -84,7 +85,7 @@ class Leftovers:
         self._journal = journal
 
     def passes(self) -> Iterator[None]:
-        """Do the work in each."""
+        """Yield once for each pass of the work."""
         tracemalloc.start()
         try:
             before = 0
@@ -97,7 +98,7 @@ class Leftovers:
 
 
 async def left_bytes(work: Callable[[], Awaitable[None]], journal: MemoryLog) -> int:
-    """Return what is left over of the work."""
+    """Return the bytes that the work leaves behind."""
     leftovers = Leftovers(journal)
     for _ in leftovers.passes():
         await work()

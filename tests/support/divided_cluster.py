@@ -1,4 +1,4 @@
-"""A Kafka of three nodes of which one can be cut off from its peers while clients still reach all of them, or the other way round.
+"""A Kafka of three nodes, one of which can be cut off from its peers while clients still reach all of them, or the other way round.
 
     with DividedCluster(directory, divide_clients=True) as cluster:
         cluster.isolate(cluster.nodes[0])  # neither replication nor the quorum of the controllers reaches it
@@ -7,9 +7,9 @@
         ...
         cluster.heal()
 
-Nodes reach one another through proxies only: each has a listener of its own for replication, advertised at the port of a proxy, and the
-voters of the quorum are named by ports of proxies. A proxy knows which node a connection comes from by the process that has its socket.
-Where clients are to be divided from nodes, they reach them through proxies, too.
+Nodes reach one another only through proxies: each has its own listener for replication, advertised at the port of a proxy, and the voters
+of the quorum are named by ports of proxies. A proxy finds out which node a connection comes from by the process that owns its socket. If
+clients are to be divided from nodes, they use proxies, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ listener.security.protocol.map=PLAINTEXT:PLAINTEXT,PEERS:PLAINTEXT,CONTROLLER:PL
 inter.broker.listener.name=PEERS
 controller.quorum.voters={voters}
 """
-#: Of ``/proc/net/tcp`` and ``tcp6``: local port, remote port, state, inode.
+#: The columns of ``/proc/net/tcp`` and ``tcp6``: local port, remote port, state, inode.
 _SOCKET = re.compile(r"^ *\d+: \w+:(\w{4}) \w+:(\w{4}) (\w\w) \S+ \S+ \S+ +\d+ +\d+ (\d+)", re.MULTILINE)
 
 
 class _Link(Relay):
-    """What a node's peers reach one of its ports by."""
+    """A proxy through which a node's peers reach one of its ports."""
 
     def __init__(self, cluster: DividedCluster, number: int, port: int) -> None:
         self.number = number
@@ -48,7 +48,7 @@ class _Link(Relay):
         super().__init__(port)
 
     def end(self, number: int) -> None:
-        """End the connections between this node and others, if it is ``number``; else those that come from ``number``."""
+        """End the connections between this node and the others if it is ``number``; else those that come from ``number``."""
         with self._lock:
             pairs = [pair for pair, source in self._open.items() if source != self.number and number in (source, self.number)]
         for pair in pairs:
@@ -59,11 +59,11 @@ class _Link(Relay):
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         try:
             source = self._cluster.number_of(client.getpeername()[1], self.port)
-        except OSError:  # it has gone again
+        except OSError:  # the connection has ended already
             source = 0
         with self._lock:
             self._open[client, server] = source
-        # Afterwards: what is let through now is known to who isolates the node from now on.
+        # Checked afterwards: a connection that passes now is known to a later ``isolate``.
         if not self._cluster.joined(source, self.number):
             self._close(client, server)
             return
@@ -83,7 +83,7 @@ class _Link(Relay):
 
 
 class _ClientLink(Relay):
-    """What clients reach a node by. What is said while it is shut waits: on a network it would be sent again and again."""
+    """A proxy through which clients reach a node. Data that arrives while it is shut waits; on a network it would be sent again."""
 
     def __init__(self, port: int) -> None:
         self.open = threading.Event()
@@ -103,7 +103,7 @@ class _ClientLink(Relay):
 
 
 class DividedCluster(EmbeddedCluster):
-    """See the module."""
+    """A cluster of three nodes behind proxies: see the module."""
 
     def __init__(self, data_dir: Path, *, divide_clients: bool = False) -> None:
         super().__init__(data_dir)
@@ -127,7 +127,7 @@ class DividedCluster(EmbeddedCluster):
         return [each.port for each in self._client_links or self.nodes]
 
     def bootstrap_of(self, *nodes: ClusterNode) -> str:
-        """``bootstrap.servers`` for clients that ask these nodes first."""
+        """Return ``bootstrap.servers`` for clients that ask these nodes first."""
         return ",".join(f"{HOST}:{self._client_ports[node.number - 1]}" for node in nodes)
 
     def isolate(self, node: ClusterNode) -> None:
@@ -141,17 +141,17 @@ class DividedCluster(EmbeddedCluster):
         self._client_links[node.number - 1].open.clear()
 
     def heal(self) -> None:
-        """All nodes reach one another, and clients reach all of them."""
+        """Let all nodes reach one another, and let clients reach all of them."""
         self._isolated = 0
         for link in self._client_links:
             link.open.set()
 
     def joined(self, one: int, other: int) -> bool:
-        """Whether two nodes, by their numbers, reach each other. A node reaches its own controller."""
+        """Return True if two nodes, by their numbers, reach each other. A node always reaches its own controller."""
         return one == other or (one != 0 and self._isolated not in (one, other))
 
     def number_of(self, port: int, at: int) -> int:
-        """The number of the node whose process has the connection from ``port`` to the proxy's port ``at``; 0 if none has."""
+        """Return the number of the node whose process has the connection from ``port`` to the proxy's port ``at``; 0 if none has."""
         inodes = {f"socket:[{inode}]" for local, remote, inode in _connections() if (local, remote) == (port, at)}
         for node in self.nodes:
             if node.pid is not None and inodes.intersection(_files(node.pid)):
@@ -159,22 +159,22 @@ class DividedCluster(EmbeddedCluster):
         return 0
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop."""
+        """Stop the cluster."""
         super().__exit__(kind, error, trace)
-        self.heal()  # what waits there ends
+        self.heal()  # ends waiting connections
         for link in (*self._links, *self._client_links):
             link.__exit__()
 
 
 def _connections() -> Iterator[tuple[int, int, str]]:
-    """Local port, remote port and inode of each TCP connection."""
+    """Yield local port, remote port and inode of each TCP connection."""
     for name in ("tcp", "tcp6"):
         for local, remote, _, inode in _SOCKET.findall(Path("/proc/net", name).read_text()):
             yield int(local, 16), int(remote, 16), inode
 
 
 def _files(pid: int) -> Iterator[str]:
-    """What a process has open."""
+    """Yield the targets of the open descriptors of a process."""
     with suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):

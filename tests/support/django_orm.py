@@ -1,4 +1,4 @@
-"""A Django project for tests. A process has one; its databases come and go by alias."""
+"""A Django project for tests. A process has one project; its databases come and go by alias."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Payment(models.Model):  # type: ignore[misc]  # Django has no types
     item = models.TextField(unique=True)
 
     class Meta:
-        """Without an application."""
+        """The options of a model without an application."""
 
         app_label = "shop"
         db_table = "django_payments"
@@ -51,7 +51,7 @@ def database(alias: str, **described: Any) -> Iterator[str]:
 
 
 def items(alias: str) -> list[str]:
-    """Return what is committed."""
+    """Return the committed items."""
     connection = connections.create_connection(alias)
     connection.ensure_connection()
     try:

@@ -18,7 +18,7 @@ class InjectedFault(Exception):
 
 
 class Faults:
-    """Counts the passes of steps. The one that ``arm`` chooses raises; ``step`` "" stands for any."""
+    """A counter of passes of steps. The pass that ``arm`` chooses raises; the step "" means any."""
 
     def __init__(self) -> None:
         self.contained: list[tuple[ErrorKind, Exception]] = []
@@ -27,27 +27,27 @@ class Faults:
         self._left = 0
 
     def arm(self, number: int, step: str = "") -> None:
-        """The ``number``-th pass from now on raises."""
+        """Let the ``number``-th pass from now on raise."""
         self._step, self._left = step, number
 
     def disarm(self) -> bool:
-        """Raise no more. Whether the armed pass has come."""
+        """Raise no more. Return True if the armed pass has come."""
         left, self._left = self._left, 0
         return left == 0
 
     def at(self, step: str) -> None:
-        """A step begins."""
+        """Note that a step begins. Raises InjectedFault if it is the armed one."""
         if self._left and self._step in ("", step):
             self._left -= 1
             if not self._left:
                 raise InjectedFault(step)
 
     def broker(self, **options: Any) -> BrokerInMemory:
-        """A broker whose journal and bodies have these faults."""
+        """Return a broker whose journal and bodies have these faults."""
         return BrokerInMemory(**self.options(), **options)
 
     def options(self) -> dict[str, Any]:
-        """For a BrokerInMemory with these faults."""
+        """Return the options of a BrokerInMemory with these faults."""
         return {"errors": self.errors, "journaling": self._journaling, "bodies": partial(FaultyBodies, self)}
 
     def _journaling(self, append: Callable[[bytes, bytes], None], **options: Any) -> Journaling:
@@ -55,72 +55,72 @@ class Faults:
 
 
 class FaultyJournaling(Journaling):
-    """Each entry is a step."""
+    """A journaling in which each entry is a step."""
 
     def __init__(self, faults: Faults, append: Callable[[bytes, bytes], None], **options: Any) -> None:
         super().__init__(append, **options)
         self._faults = faults
 
     def add(self, entry: bytes) -> None:
-        """See Journaling."""
+        """Add an entry as Journaling does."""
         self._faults.at("entry")
         super().add(entry)
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
-        """See Journaling."""
+        """Add a message as Journaling does."""
         self._faults.at("send")
         return super().add_send(entry, duplicate_ids)
 
     def add_ack(self, queue: BrokerQueue, mid: int) -> None:
-        """See Journaling."""
+        """Add an acknowledgement as Journaling does."""
         self._faults.at("ack")
         super().add_ack(queue, mid)
 
 
 class FaultyBodies(Bodies):
-    """Each access to a body is a step."""
+    """A store of bodies in which each access is a step."""
 
     def __init__(self, faults: Faults, memory_bytes: int) -> None:
         super().__init__(None, memory_bytes)
         self._faults = faults
 
     def read(self, message: BrokerMessage) -> bytes:
-        """See Bodies."""
+        """Read a body as Bodies does."""
         self._faults.at("read")
         return super().read(message)
 
 
 class FaultyReceiver(Receiver):
-    """Each call is a step."""
+    """A receiver in which each call is a step."""
 
     def __init__(self, faults: Faults, credit: int) -> None:
         super().__init__(credit)
         self._faults = faults
 
     def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """See Receiver."""
+        """Deliver as Receiver does."""
         self._faults.at("deliver")
         super().deliver(message, delivery_count)
 
     def dispatched(self) -> None:
-        """See Receiver."""
+        """Note a dispatch as Receiver does."""
         self._faults.at("dispatched")
         super().dispatched()
 
     def ended(self, error: Any) -> None:
-        """See Receiver."""
+        """End as Receiver does."""
         self._faults.at("ended")
         super().ended(error)
 
 
 class FaultySender(Sender):
-    """Each answer is a step."""
+    """A sender in which each answer is a step."""
 
     def __init__(self, faults: Faults) -> None:
         super().__init__()
         self._faults = faults
 
     def accepted(self, token: Any) -> None:
-        """See Sender."""
+        """Accept as Sender does."""
         self._faults.at("accepted")
         super().accepted(token)

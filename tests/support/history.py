@@ -1,8 +1,8 @@
-"""Judges the history that clients recorded (java/Storm.java, tests.sim), by what JMS and the bridge promise.
+"""Judges the history that clients recorded (java/Storm.java, tests.sim) by the promises of JMS and of the bridge.
 
-Written from the promises, not from the broker. What was delivered was delivered, however its acknowledgement ended; an operation in doubt
-allows both outcomes. The destinations must have been emptied at the end: what goes in must come out, and that can only be told of an empty
-system. :data:`ANOMALIES` lists what is found.
+The rules come from the promises, not from the broker's code. A delivered message counts as delivered, whatever became of its
+acknowledgement. An operation in doubt allows both outcomes. The destinations must have been emptied at the end, because only an empty
+system shows that every message came out. :data:`ANOMALIES` lists all findings.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
     "read_history",
 ]
 
-#: How many ids an anomaly shows.
+#: Most ids that an anomaly shows.
 SHOWN_MAX: Final = 5
 
-#: Every anomaly by its name.
+#: The description of every anomaly, by name.
 ANOMALIES: Final[Mapping[str, str]] = {
     "lost": "surely sent, and never given out, or given out and never again after a rollback",
     "duplicated": "given out again after it was acknowledged",
@@ -59,7 +59,7 @@ ANOMALIES: Final[Mapping[str, str]] = {
     "early-delivered": "given out before its delivery time",
     "stuck": "still waiting, or without an answer, though nothing was broken any more",
 }
-#: Those of transactions over several resources, which only the calls on their branches show (history_branches).
+#: Anomalies of transactions over several resources, which only the calls on their branches show (history_branches).
 BRANCH_ANOMALIES: Final[Mapping[str, str]] = {
     "xa-split": "a branch has ended otherwise than was decided for its transaction",
     "xa-told": "an application was told another outcome than its transaction has",
@@ -68,22 +68,22 @@ BRANCH_ANOMALIES: Final[Mapping[str, str]] = {
     "xa-stuck": "a branch, or a decision, without an end though nothing was broken any more",
 }
 
-#: Of claims on positions; only the simulation sees them.
+#: Anomalies of claims on positions; only the simulation sees them.
 CLAIM_ANOMALIES: Final[Mapping[str, str]] = {"claimed-twice": "a task worked from a position that another driver run held"}
 
 
 class Divert(NamedTuple):
-    """What was found in a Kafka topic, in order, and the destination whose messages it must have."""
+    """The messages in a Kafka topic, in order, and the destination whose messages it must have."""
 
     source: str
     ids: Sequence[str]
     selector: str = ""
     exclusive: bool = False
-    ordered: bool = False  # one partition: each producer's order is to be kept
+    ordered: bool = False  # one partition: each producer's order must be kept
 
 
 class Audit(NamedTuple):
-    """What the journal says in the end to a reader of its own: ids by destination, and by the place where they were acknowledged."""
+    """The content of the journal at the end, read independently: ids by destination, and by the place of their acknowledgement."""
 
     sent: Mapping[str, Collection[str]]
     taken: Mapping[Place, Collection[str]]
@@ -103,19 +103,19 @@ class Anomaly(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What a check found. No anomaly is what the promises say."""
+    """The result of a check. Without anomalies the history keeps the promises."""
 
-    sent: int = 0  # surely
+    sent: int = 0  # certainly
     maybe_sent: int = 0
-    recovered: int = 0  # of those in doubt, what did arrive
-    taken: int = 0  # surely
+    recovered: int = 0  # sends in doubt that did arrive
+    taken: int = 0  # certainly
     copies: dict[str, int] = field(default_factory=dict)  # records in each Kafka topic
     anomalies: list[Anomaly] = field(default_factory=list)
-    unjudged: set[str] = field(default_factory=set)  # names of what could not be looked for
+    unjudged: set[str] = field(default_factory=set)  # names of anomalies that could not be checked
 
     @property
     def names(self) -> set[str]:
-        """The names of what was found."""
+        """Return the names of the anomalies."""
         return {anomaly.name for anomaly in self.anomalies}
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Tally:
         return f"{self.sent} sent, {self.maybe_sent} in doubt ({self.recovered} arrived), {self.taken} taken{kafka}: {end}{unjudged}"
 
     def report(self, name: str, where: str, ids: Iterable[str]) -> None:
-        """An anomaly, if there are such ids."""
+        """Add an anomaly, if there are ids for it."""
         assert name in {*ANOMALIES, *BRANCH_ANOMALIES, *CLAIM_ANOMALIES}
         if found := sorted(set(ids)):
             self.anomalies.append(Anomaly(name, where, tuple(found)))
@@ -145,10 +145,10 @@ def check(
 ) -> Tally:
     """Judge a history whose destinations were emptied at the end.
 
-    ``diverted`` is Kafka topic -> what was found in it; ``ingested`` destination -> the committed records of the topics that feed it;
-    ``journal`` what an audit of it says; without one no "zombie-ack" is judged. ``spills`` is destination -> dead-letter and expiry
-    addresses of its messages; what expires must go to those of them that are ``expiries``, and nothing else may. ``left`` is what still
-    waits somewhere, by place; from ``healed_ms`` on nothing was broken any more. Clocks differ by up to ``clock_ms``.
+    ``diverted`` is Kafka topic -> its content; ``ingested`` is destination -> the committed records of the topics that feed it; ``journal``
+    is the result of an audit (without one, "zombie-ack" is not judged). ``spills`` is destination -> dead-letter and expiry addresses of
+    its messages; expired messages must go to those of them that are ``expiries``, and no other message may. ``left`` are the messages that
+    still wait, by place. From ``healed_ms`` on nothing was broken any more. Clocks differ by up to ``clock_ms``.
     """
     history = _History(
         operations,
@@ -177,12 +177,12 @@ class _Delivery(NamedTuple):
     id: str
     operation: Operation
     marked: bool
-    again: bool  # surely after another delivery of it at the same place
-    acknowledged: bool  # surely after it had been acknowledged there
+    again: bool  # certainly after another delivery of it at the same place
+    acknowledged: bool  # certainly after it had been acknowledged there
 
 
 class _History:
-    """Operations as the checks ask for them."""
+    """The operations of a history, indexed for the checks."""
 
     def __init__(
         self, operations: Iterable[Operation], ingested: Mapping[str, Sequence[str]], spills: Mapping[str, Sequence[str]],
@@ -202,7 +202,7 @@ class _History:
         self.places = sorted({*self.takes, *self.begins, *queues})
         self.seen = {place: {id for each in self.takes.get(place, ()) for id in each.ids} for place in self.places}
         self.deliveries = {place: list(_deliveries(self.takes.get(place, ()))) for place in self.places}
-        # Asked for once for each send.
+        # Called for each send.
         self.taken_away = cache(self._taken_away)
         self.spilled = cache(self._spilled)
         self.spilling = {name for names in spills.values() for name in names}
@@ -237,7 +237,7 @@ class _History:
         return self.facts.get(id, Facts())
 
     def must_arrive(self, destination: str, id: str) -> bool:
-        """Whether a message may not be missing there, nor where it goes once it has expired."""
+        """Return True if a message must be found there, or at its destination after expiry."""
         facts = self.facts_of(id)
         return facts.must_arrive or (facts.persistent and not self.expiries.isdisjoint(self.spills.get(destination, ())))
 
@@ -248,11 +248,11 @@ class _History:
         return {id for id in ids if matches(self.facts_of(id).properties.get)}
 
     def sent(self, destination: str, *outcomes: Outcome) -> dict[str, Operation]:
-        """What was sent there, by id, with one of the outcomes."""
+        """Return the sends to a destination with one of the outcomes, by message id."""
         return {id: each for each in self.sends.get(destination, ()) if each.outcome in outcomes for id in each.ids}
 
     def due_at(self, place: Place, sent: Mapping[str, Operation]) -> set[str]:
-        """Of what was sent to a place's destination that which the place must give out."""
+        """Return the messages of a destination that a place must deliver."""
         begin, end = self.begins.get(place), self.ends.get(place)
         if begin is not None and begin.outcome != "ok":
             return set()
@@ -264,17 +264,17 @@ class _History:
         return self.matching(begin.selector if begin is not None else "", ids) - self.taken_away(place.destination)
 
     def _taken_away(self, destination: str) -> set[str]:
-        """What an exclusive divert takes of a destination's messages."""
+        """Return the messages of a destination that an exclusive divert takes."""
         ids = self.sent(destination, "ok", "indeterminate")
         exclusive = (divert for divert in self.diverts.values() if divert.exclusive and divert.source == destination)
         return {id for divert in exclusive for id in self.matching(divert.selector, ids)}
 
     def _spilled(self, destination: str) -> set[str]:
-        """What was given out where a destination's dead and expired messages go."""
+        """Return the messages that were delivered from the dead-letter and expiry addresses of a destination."""
         return {id for place, seen in self.seen.items() if place.destination in self.spills.get(destination, ()) for id in seen}
 
     def may_hold(self, destination: str) -> set[str]:
-        """What may be given out at a destination."""
+        """Return the messages that may be delivered from a destination."""
         into = [destination, *(name for name, spills in self.spills.items() if destination in spills)]
         return {id for name in into for id in (*self.sent(name, "ok", "indeterminate"), *self.ingested.get(name, ()))}
 
@@ -292,7 +292,7 @@ def _deliveries(takes: Iterable[Operation]) -> Iterator[_Delivery]:
 
 
 def _check_taken_once(tally: Tally, history: _History) -> None:
-    """A message that was acknowledged is gone, here and, where no other subscription had it, at its dead-letter address."""
+    """Check that an acknowledged message is gone, here and, if no other subscription had it, at its dead-letter address."""
     sure: dict[Place, dict[str, Operation]] = {place: {} for place in history.places}
     twice: dict[Place, set[str]] = {}
     for place, takes in history.takes.items():
@@ -311,7 +311,7 @@ def _check_taken_once(tally: Tally, history: _History) -> None:
 
 
 def _check_arrived(tally: Tally, history: _History) -> None:
-    """What was surely sent is given out; what is given out was sent."""
+    """Check that certain sends are delivered, and that only sent messages are delivered."""
     for place, seen in history.seen.items():
         destination = place.destination
         due = history.due_at(place, history.sent(destination, "ok"))
@@ -335,9 +335,9 @@ def _check_arrived(tally: Tally, history: _History) -> None:
 
 
 def _check_marks(tally: Tally, history: _History) -> None:
-    """A second delivery says so, and of two that may have been in either order one does.
+    """Check that second deliveries are marked. If two deliveries may have been in either order, one of them must be marked.
 
-    (After an acknowledgement the delivery itself is the fault.)
+    After an acknowledgement the delivery itself is the fault, so its mark is not checked.
     """
     for place, deliveries in history.deliveries.items():
         silent = [each for each in deliveries if not each.marked and not each.acknowledged]
@@ -349,12 +349,12 @@ def _check_marks(tally: Tally, history: _History) -> None:
 class _Rank(NamedTuple):
     line: tuple[
         str, int, bool
-    ]  # producer, priority, persistence: order is kept within these alone (Jakarta Messaging 3.1, section 6.2.9.2)
+    ]  # producer, priority, persistence: only within these the order is kept (Jakarta Messaging 3.1, section 6.2.9.2)
     number: int
 
 
 def _ranks(history: _History, destination: str) -> dict[str, _Rank]:
-    """The order in which messages were sent to a destination; of repeated moves the sure one counts, or the last."""
+    """Return the order in which messages were sent to a destination. Of repeated moves the certain one counts, or the last one."""
     found: dict[str, _Rank] = {}
     numbers = count()
     sure = history.sent(destination, "ok")
@@ -379,7 +379,7 @@ def _overtaken(ids: Iterable[str], ranks: Mapping[str, _Rank]) -> Iterator[str]:
 
 
 def _check_order(tally: Tally, history: _History) -> None:
-    """To one consumer, a producer's messages come in its order, but for those that come again."""
+    """Check that one consumer gets a producer's messages in order, except redelivered ones."""
     for place, deliveries in history.deliveries.items():
         ranks = _ranks(history, place.destination)
         by_consumer: dict[str, list[str]] = defaultdict(list)
@@ -395,7 +395,7 @@ def _check_order(tally: Tally, history: _History) -> None:
 
 
 def _check_conditions(tally: Tally, history: _History) -> None:
-    """Selectors, expiry and delivery time hold for every delivery."""
+    """Check selectors, expiry and delivery time of every delivery."""
     for place, deliveries in history.deliveries.items():
         begin = history.begins.get(place)
         subscribed = begin.selector if begin is not None else ""
@@ -419,7 +419,7 @@ def _check_conditions(tally: Tally, history: _History) -> None:
 
 
 def _check_torn(tally: Tally, history: _History) -> None:
-    """A transaction is there in whole or not at all, over all its destinations and their topics in Kafka."""
+    """Check that a transaction is complete or absent, over all its destinations and their topics in Kafka."""
     units: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for number, each in enumerate(history.operations):
         if each.source is None and each.target is not None and each.outcome != "fail":
@@ -441,7 +441,7 @@ def _check_torn(tally: Tally, history: _History) -> None:
 
 
 def _presence(history: _History, send: Operation) -> Iterator[bool]:
-    """Of each message of a send whether it is at each place where it would have to be."""
+    """Yield for each message of a send whether it is at each place where it would have to be."""
     assert send.target is not None
     ids = dict.fromkeys(send.ids, send)
     for place, seen in history.seen.items():
@@ -453,7 +453,7 @@ def _presence(history: _History, send: Operation) -> Iterator[bool]:
 
 
 def _check_diverts(tally: Tally, history: _History) -> None:
-    """A topic has each message of its destination once, and no other."""
+    """Check that a topic has each message of its destination once, and no other."""
     for topic, divert in history.diverts.items():
         source, copies = divert.source, set(divert.ids)
         seen = {id for place, seen in history.seen.items() if place.destination == source for id in seen}
@@ -474,7 +474,7 @@ def _check_diverts(tally: Tally, history: _History) -> None:
 
 
 def _check_audit(tally: Tally, history: _History, journal: Audit) -> None:
-    """What was answered is in the journal for whoever reads it later."""
+    """Check that answered operations are in the journal."""
     for destination in history.sends:
         sure = {id for id in history.sent(destination, "ok") if history.facts_of(id).persistent}
         tally.report(

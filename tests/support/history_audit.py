@@ -1,4 +1,4 @@
-"""What the journal says to a reader of its own, for the checker of histories: what was sent, and what was acknowledged where."""
+"""Reads a journal independently, for the checker of histories: which messages were sent, and where they were acknowledged."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.support.operations import Place
 
 
 class JournalAudit:
-    """Takes a journal's records in order, from the first one on; ``id_of`` tells the id in a message's body.
+    """An independent reader of a journal's records, in order from the first one on. ``id_of`` returns the id in a message's body.
 
-    Records that are not of the newest epoch begun before them do not count, and neither does a sequence that was there.
+    Records that do not belong to the newest epoch begun before them are ignored, and so are repeated sequences.
     """
 
     def __init__(self, id_of: Callable[[bytes], str]) -> None:
@@ -40,7 +40,7 @@ class JournalAudit:
         self._epoch = self._sequence = -1
 
     def take(self, offset: int, value: bytes) -> None:
-        """The next record. Raises DamagedRecord."""
+        """Apply the next record. Raises DamagedRecord."""
         try:
             header = decode_header(value)
         except ForeignRecord:
@@ -76,5 +76,5 @@ class JournalAudit:
             self._sent[f"topic:{send.address}" if send.routing == Routing.MULTICAST else send.address].add(id)
 
     def result(self) -> Audit:
-        """What was found so far."""
+        """Return the result so far."""
         return Audit(self._sent, self._taken)

@@ -1,7 +1,7 @@
-"""Judges what became of transaction branches (XA): a prepared one stays as it is until somebody ends it, and ends as it is told.
+"""Judges the fate of transaction branches (XA): a prepared branch stays unchanged until it is ended, and ends as requested.
 
-What their transactions send and take stands in the history like that of others, and is judged there. Here is what only the calls show: a
-broker that forgets a branch, ends it otherwise, or gives its messages to others meanwhile.
+The sends and receives of their transactions are part of the history and judged with it. This module checks what only the calls show: a
+broker that forgets a branch, ends it with the wrong outcome, or gives its messages to others meanwhile.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.support.operations import Operation, Place
 NEVER_MS = float("inf")
 #: What a branch is told to do, by its manager or (forced) by an administrator.
 Wanted = Literal["commit", "rollback"]
-#: What is answered: done; unknown, and perhaps what it remembers of it; what an administrator has made of it; not now. To a prepare and to
-#: a commit in one phase also that there was nothing to do, or that the transaction has been rolled back.
+#: The answers: done; unknown, perhaps with the remembered outcome; ended by an administrator; busy. A prepare or a one-phase commit may
+#: also be read-only, or find that the transaction was rolled back.
 Said = Literal["done", "unknown", "committed", "rolled-back", "forced-commit", "forced-rollback", "busy", "read-only", "gone"]
 FORCED: Collection[Said] = ("forced-commit", "forced-rollback")
 _FORGOTTEN: Collection[Said] = ("unknown", "committed", "rolled-back")
@@ -26,7 +26,7 @@ _OTHERWISE: Collection[tuple[Wanted, Said]] = (("commit", "rolled-back"), ("roll
 
 @dataclass(slots=True)
 class End:
-    """Somebody asks for the end of a branch. ``said`` is None where no answer came."""
+    """A request to end a branch. ``said`` is None if no answer came."""
 
     wanted: Wanted
     asked_ms: float
@@ -37,35 +37,35 @@ class End:
 
 @dataclass(slots=True)
 class Branch:
-    """What was done to one branch; ``sent`` are ids by destination, ``taken`` ids from ``source``."""
+    """The calls on one branch. ``sent`` are ids by destination, ``taken`` are ids from ``source``."""
 
     name: str
     source: Place | None = None
     taken: tuple[str, ...] = ()
     sent: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    decided: Wanted = "rollback"  # for its transaction, where it was prepared
-    prepared_ms: float = NEVER_MS  # answered
-    one_phase_ms: float = NEVER_MS  # the first commit in one phase was asked for
-    forget_ms: float = NEVER_MS  # an administrator first asked that his end be forgotten
-    forgotten_ms: float = NEVER_MS  # answered
+    decided: Wanted = "rollback"  # the decision for its transaction, if the branch was prepared
+    prepared_ms: float = NEVER_MS  # when the prepare was answered
+    one_phase_ms: float = NEVER_MS  # when the first one-phase commit was requested
+    forget_ms: float = NEVER_MS  # when an administrator first requested to forget the heuristic outcome
+    forgotten_ms: float = NEVER_MS  # when that was answered
     ends: list[End] = field(default_factory=list)
 
     def asked_ms(self) -> float:
-        """From when on it may be over."""
+        """Return the time from which the branch may have ended."""
         return min((self.one_phase_ms, *(end.asked_ms for end in self.ends)))
 
     def forced_ms(self) -> float:
-        """From when on an administrator's end of it was known."""
+        """Return the time from which a heuristic outcome was known."""
         return min((end.answered_ms for end in self.ends if end.said in FORCED), default=NEVER_MS)
 
     def gone_ms(self) -> float:
-        """From when on nobody needs to see to it, as somebody was told."""
+        """Return the time from which, by the answers, nobody has to end or forget the branch."""
         ended_ms = (end.answered_ms for end in self.ends if end.said in _FORGOTTEN or (end.said == "done" and not end.forced))
         return min((self.forgotten_ms, *ended_ms))
 
 
 class Listing(NamedTuple):
-    """What the broker said when it was asked for prepared branches."""
+    """One answer of the broker to a request for prepared branches."""
 
     asked_ms: float
     answered_ms: float
@@ -73,7 +73,7 @@ class Listing(NamedTuple):
 
 
 def judge(tally: Tally, operations: Sequence[Operation], branches: Iterable[Branch], listings: Sequence[Listing]) -> None:
-    """Adds to a tally what is found."""
+    """Add the findings to a tally."""
     takes = [each for each in operations if each.place is not None and each.ids and each.ended_ms is not None]
     prepared = [branch for branch in branches if branch.prepared_ms < NEVER_MS]
     tally.report(
@@ -93,7 +93,7 @@ def judge(tally: Tally, operations: Sequence[Operation], branches: Iterable[Bran
 
 
 def _forgotten(branch: Branch) -> bool:
-    """Whether the first who asked for its end was told that there is no such branch, or somebody whose administrator had ended it."""
+    """Return True if the first request to end the branch got "no such branch", or a request after a heuristic outcome did."""
     first = (
         end
         for end in branch.ends
@@ -105,7 +105,10 @@ def _forgotten(branch: Branch) -> bool:
 
 
 def _otherwise(branch: Branch) -> bool:
-    """Not judged where an administrator has ended it: once that is forgotten, whoever asks for a rollback is told that there was one."""
+    """Return True if the branch ended against its decision.
+
+    Not judged after a heuristic outcome: once it is forgotten, a rollback reports that there was one.
+    """
     return any((branch.decided, end.said) in _OTHERWISE for end in branch.ends) and not any(end.forced for end in branch.ends)
 
 
@@ -125,7 +128,7 @@ def _listed_again(branch: Branch, listings: Sequence[Listing]) -> bool:
 
 
 def _early(branch: Branch, takes: Sequence[Operation]) -> Iterator[str]:
-    """Of what it sends that which others have before it may be over."""
+    """Yield the sent messages that others received before the branch may have ended."""
     asked_ms = branch.asked_ms()
     for each in takes:
         assert each.ended_ms is not None
@@ -136,7 +139,7 @@ def _early(branch: Branch, takes: Sequence[Operation]) -> Iterator[str]:
 
 
 def _released(branch: Branch, takes: Sequence[Operation]) -> Iterator[str]:
-    """Of what it has taken that which others get while it is prepared."""
+    """Yield the received messages that others received while the branch was prepared."""
     asked_ms = branch.asked_ms()
     for each in takes:
         assert each.begun_ms is not None

@@ -18,17 +18,17 @@ ERROR, RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED, SOURCE, TARGET = 0x1D, 
 COORDINATOR, DECLARE, DISCHARGE, TRANSACTIONAL_STATE = 0x30, 0x31, 0x32, 0x34
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 
-#: Texts that are Unicode, as their bytes: plain, empty, not ASCII, long, controls, patterns, prefixes with a meaning.
+#: Unicode texts, as bytes: plain, empty, not ASCII, long, controls, patterns, prefixes with a meaning.
 TEXTS: Final = (
     b"a", b"", "é".encode(), b"\x00", b"a\nb\x1b[31m", "\U0010ffff\u202e\ufeff".encode(), b"#.*.#", b"x" * 300, b"queue://",
     "\U0001f600".encode() * 60, b"ID:AMQP_ULONG:x", b"\xef\xbf\xbf", b"%s%n{}", b"'\"\\", b"|", b"a|global", b".",
 )  # fmt: skip
-#: Texts that are none: surrogates, cut off, overlong, beyond the last code point; and texts that are too long for a name.
+#: Invalid texts: surrogates, truncated, overlong, beyond the last code point; and texts that are too long for a name.
 BROKEN_TEXTS: Final = (
     b"\xed\xa0\x80", b"\xed\xb0\x80x", b"\xff", b"\xc3", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"y" * 5000, "\U0001f600".encode() * 2000,
 )  # fmt: skip
 SYMBOLS: Final = (b"a", b"amqp:accept:list", b"shared", b"global", b"x" * 200, b"", b"\x00", b"a b", b"amqp:internal-error")
-#: Powers of the modulus of Python's hash of numbers: as keys of a map they collide.
+#: Related to the modulus of Python's hash of numbers: as keys of a map such numbers collide.
 HASH_MODULUS: Final = (1 << 61) - 1
 ULONGS: Final = (0, 1, 255, 256, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1, HASH_MODULUS)
 UINTS: Final = (0, 1, 2, 100, (1 << 31) - 1, 1 << 31, (1 << 32) - 2, (1 << 32) - 1)
@@ -37,80 +37,80 @@ TIMES_MS: Final = (-(1 << 63), -62_135_596_800_001, -1, 0, 1, 253_402_300_799_99
 
 
 def variable(code8: int, octets: bytes) -> bytes:
-    """A string, symbol or binary."""
+    """Encode a string, symbol or binary."""
     if len(octets) < 256:
         return bytes((code8, len(octets))) + octets
     return struct.pack(">BI", code8 + 0x10, len(octets)) + octets
 
 
 def string(octets: bytes) -> bytes:
-    """A string of any bytes."""
+    """Encode a string of any bytes."""
     return variable(0xA1, octets)
 
 
 def symbol(octets: bytes) -> bytes:
-    """A symbol of any bytes."""
+    """Encode a symbol of any bytes."""
     return variable(0xA3, octets)
 
 
 def binary(octets: bytes) -> bytes:
-    """A binary."""
+    """Encode a binary."""
     return variable(0xA0, octets)
 
 
 def uint(number: int) -> bytes:
-    """A uint."""
+    """Encode a uint."""
     return struct.pack(">BI", 0x70, number)
 
 
 def ulong(number: int) -> bytes:
-    """A ulong."""
+    """Encode a ulong."""
     return struct.pack(">BQ", 0x80, number)
 
 
 def timestamp(time_ms: int) -> bytes:
-    """A timestamp."""
+    """Encode a timestamp."""
     return struct.pack(">Bq", 0x83, time_ms)
 
 
 def compound(code32: int, items: Sequence[bytes], count: int | None = None) -> bytes:
-    """A list (0xd0) or map (0xd1) of encoded items."""
+    """Encode a list (0xd0) or map (0xd1) of encoded items."""
     content = b"".join(items)
     return struct.pack(">BII", code32, len(content) + 4, len(items) if count is None else count) + content
 
 
 def listed(*items: bytes) -> bytes:
-    """A list."""
+    """Encode a list."""
     return compound(0xD0, items)
 
 
 def mapped(*items: bytes) -> bytes:
-    """A map of keys and values in turns."""
+    """Encode a map; keys and values alternate."""
     return compound(0xD1, items)
 
 
 def array(code: int, count: int, octets: bytes = b"") -> bytes:
-    """An array whose elements are ``octets`` together."""
+    """Encode an array whose elements are ``octets`` together."""
     return struct.pack(">BIIB", 0xF0, len(octets) + 5, count, code) + octets
 
 
 def described(code: int, value: bytes) -> bytes:
-    """A described value with a numeric descriptor."""
+    """Encode a described value with a numeric descriptor."""
     return bytes((0, 0x53, code)) + value
 
 
 def frame(body: bytes, channel: int = 0, kind: int = 0) -> bytes:
-    """A frame."""
+    """Encode a frame."""
     return struct.pack(">IBBH", 8 + len(body), 2, kind, channel) + body
 
 
 def performative(code: int, *fields: bytes, payload: bytes = b"", channel: int = 0) -> bytes:
-    """A frame with a performative."""
+    """Encode a frame with a performative."""
     return frame(described(code, listed(*fields)) + payload, channel)
 
 
 def nested(opening: bytes, levels: int, core: bytes = NULL) -> bytes:
-    """Lists within lists, each with ``opening`` before the inner one."""
+    """Encode lists within lists, each with ``opening`` before the inner one."""
     value = core
     for _ in range(levels):
         value = listed(opening, value) if opening else listed(value)
@@ -118,7 +118,10 @@ def nested(opening: bytes, levels: int, core: bytes = NULL) -> bytes:
 
 
 class Hostile:
-    """Chooses by a seed. ``malice`` is the share of choices that no peer may make: with much of it a conversation ends early."""
+    """A random choice of hostile input by a seed.
+
+    ``malice`` is the share of invalid choices; with a high share a conversation ends early.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -126,37 +129,37 @@ class Hostile:
         self.malice = self.random.choice((0.0, 0.002, 0.01, 0.05, 0.3))
 
     def chance(self, probability: float) -> bool:
-        """Whether something of this probability happens."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     def text(self) -> bytes:
-        """Bytes of a text."""
+        """Return the bytes of a text."""
         return self.random.choice(BROKEN_TEXTS if self.chance(self.malice) else TEXTS)
 
     def name(self) -> bytes:
-        """Bytes of one of few names, or of any text."""
+        """Return the bytes of one of a few names, or of any text."""
         return b"n%d" % self.random.randrange(6) if self.chance(0.7) else self.text()
 
     def symbol(self) -> bytes:
-        """A symbol."""
+        """Return a symbol."""
         return symbol(self.random.choice((*TEXTS, *BROKEN_TEXTS) if self.chance(self.malice) else SYMBOLS))
 
     def uint(self) -> bytes:
-        """A uint from the edges of the type."""
+        """Return a uint from the edges of the type."""
         return uint(self.random.choice(UINTS))
 
     def small(self) -> bytes:
-        """A small uint."""
+        """Return a small uint."""
         return bytes((0x52, self.random.randrange(8)))
 
     def key(self) -> bytes:
-        """A key of a map: mostly a symbol, sometimes what is none."""
+        """Return a key of a map: mostly a symbol, sometimes a value of another type."""
         if self.chance(self.malice):
             return self._pick((1, lambda: string(self.text())), (2, lambda: self.value(1)))
         return symbol(b"x-opt-%d" % self.random.randrange(1000))
 
     def map(self, depth: int = 2, key: Callable[[], bytes] | None = None) -> bytes:
-        """A map."""
+        """Return a map."""
         make_key = key or self.key
         if not self.chance(self.malice):
             return mapped(*(part for _ in range(self.random.randrange(4)) for part in (make_key(), self.value(depth))))
@@ -171,14 +174,14 @@ class Hostile:
         )  # fmt: skip
 
     def origin(self) -> bytes:
-        """Annotations of a dead letter, of any types."""
+        """Return annotations of a dead letter, of any types."""
         names = ("x-opt-ORIG-ADDRESS", "x-opt-ORIG-QUEUE", "x-opt-ORIG-ROUTING-TYPE", "x-opt-ORIG-EXPIRATION", "x-opt-bascule-reason",
                  "x-opt-delivery-delay", "x-opt-jms-dest", "x-opt-bascule-moved-at")  # fmt: skip
         chosen = self.random.sample(names, 4)
         return mapped(*(part for name in chosen for part in (symbol(name.encode()), self.value(1))))
 
     def value(self, depth: int = 3) -> bytes:
-        """Any value."""
+        """Return any value."""
         if self.chance(self.malice):
             return self.broken_value()
         simple: list[tuple[int, Callable[[], bytes]]] = [
@@ -204,7 +207,7 @@ class Hostile:
         return self._pick(*simple)
 
     def broken_value(self) -> bytes:
-        """A value that is none, or that costs too much."""
+        """Return an invalid value, or a value that costs too much."""
         return self._pick(
             (2, lambda: b"\x73" + self.random.choice((b"\0\0\xd8\0", b"\0\0\xdf\xff", b"\0\x11\0\0", b"\xff\xff\xff\xff"))),
             (2, lambda: listed(*[array(0x40, 256)] * self.random.choice((20, 800)))),
@@ -223,13 +226,13 @@ class Hostile:
         return self.random.choices([make for _, make in weighted], weights)[0]()
 
     def maybe(self, good: bytes) -> bytes:
-        """The good value, or in malice any."""
+        """Return the good value, or with malice any value."""
         return self.value() if self.chance(self.malice) else good
 
     # -- messages -------------------------------------------------------------------------------------------------------------------
 
     def message(self) -> bytes:
-        """A message whose sections are mostly in order and partly hostile."""
+        """Return a message whose sections are mostly in order and partly hostile."""
         parts: list[bytes] = []
         choose = self.random.choice
         if self.chance(0.7):
@@ -258,7 +261,7 @@ class Hostile:
         return b"".join(parts)
 
     def properties(self) -> bytes:
-        """A properties section: fields of the right type at the edges of what is allowed, or in malice of any type."""
+        """Return a properties section: fields of the right type at the edges of the allowed values, or with malice of any type."""
         fields = [NULL] * 13
         for index in self.random.sample(range(13), self.random.randrange(5)):
             fields[index] = self.maybe(self._field(index))
@@ -279,15 +282,15 @@ class Hostile:
     # -- frames ---------------------------------------------------------------------------------------------------------------------
 
     def transaction(self) -> bytes:
-        """The id of a transaction that there is not."""
+        """Return the id of a transaction that does not exist."""
         return binary(self.text() if self.chance(self.malice) else b"1.1")
 
     def error(self) -> bytes:
-        """An error."""
+        """Return an error."""
         return described(ERROR, listed(self.symbol(), string(self.text()), self.map()))
 
     def state(self) -> bytes:
-        """A delivery state, or in malice what is none."""
+        """Return a delivery state, or with malice an invalid one."""
         if self.chance(self.malice):
             return self._pick(
                 (2, lambda: described(REJECTED, listed(described(ERROR, listed(string("é".encode())))))),
@@ -306,7 +309,7 @@ class Hostile:
         )
 
     def source(self) -> bytes:
-        """A source."""
+        """Return a source."""
         choose = self.random.choice
         address = self.maybe(string(self.name()))
         capability = choose((NULL, symbol(b"queue"), symbol(b"topic"), self.symbol(), array(0xA3, 2, b"\x05topic\x06shared")))
@@ -322,7 +325,7 @@ class Hostile:
         return described(SOURCE, listed(*fields))
 
     def target(self) -> bytes:
-        """A target or a coordinator."""
+        """Return a target or a coordinator."""
         choose = self.random.choice
         if self.chance(0.15):
             return described(COORDINATOR, listed(choose((NULL, symbol(b"amqp:local-transactions"), self.symbol()))))
@@ -332,7 +335,7 @@ class Hostile:
         return described(TARGET, listed(*fields))
 
     def attach(self) -> bytes:
-        """An attach."""
+        """Return an attach."""
         choose = self.random.choice
         handle = self.maybe(self.small())
         return performative(
@@ -343,7 +346,7 @@ class Hostile:
         )  # fmt: skip
 
     def flow(self) -> bytes:
-        """A flow."""
+        """Return a flow."""
         choose = self.random.choice
         ids = choose((uint(0), uint(1), self.uint(), NULL)), choose((uint(100), self.uint())), choose((uint(0), self.uint())), uint(100)
         handle = self.maybe(choose((NULL, uint(1), self.small())))
@@ -351,7 +354,7 @@ class Hostile:
         return performative(FLOW, *ids, handle, *credit, choose((NULL, TRUE)), choose((NULL, TRUE)), choose((NULL, self.map())))
 
     def transfer(self) -> bytes:
-        """A transfer."""
+        """Return a transfer."""
         choose, self.delivery_id = self.random.choice, self.delivery_id + 1
         handle = self.maybe(choose((uint(0), uint(0), self.small())))
         number, tag = self.maybe(uint(self.delivery_id & 0xFFFFFFFF)), binary(self.text() if self.chance(self.malice) else b"t")
@@ -364,21 +367,21 @@ class Hostile:
         )  # fmt: skip
 
     def disposition(self) -> bytes:
-        """A disposition."""
+        """Return a disposition."""
         choose = self.random.choice
         first = self.small() if self.chance(0.9) else self.uint()
         last = choose((NULL, NULL, self.small())) if self.chance(0.9) else self.uint()
         return performative(DISPOSITION, choose((TRUE, TRUE, FALSE)), first, last, choose((NULL, TRUE, FALSE)), self.state())
 
     def frame(self) -> bytes:
-        """Any frame of a session."""
+        """Return any frame of a session."""
         return self._pick(
             (3, self.attach), (3, self.flow), (7, self.transfer), (5, self.disposition),
             (1, lambda: performative(DETACH, self.maybe(self.small()), self.random.choice((NULL, TRUE)), self.maybe(self.error()))),
         )  # fmt: skip
 
     def payload(self) -> bytes:
-        """Of a transfer."""
+        """Return the payload of a transfer."""
         return self._pick(
             (10, self.message),
             (1, lambda: described(VALUE, described(DECLARE, listed(self.maybe(NULL))))),
@@ -386,7 +389,7 @@ class Hostile:
         )
 
     def opening(self) -> bytes:
-        """Headers, SASL and open: mostly good."""
+        """Return headers, SASL and open, mostly valid."""
         choose = self.random.choice
         frame_size = self.uint() if self.chance(self.malice) else choose((NULL, uint(512), uint(4096), uint((1 << 32) - 1)))
         return b"".join((
@@ -396,7 +399,7 @@ class Hostile:
         ))  # fmt: skip
 
     def session(self) -> list[bytes]:
-        """A session with a producer, a consumer and a coordinator, in the pieces in which a peer says it."""
+        """Return a session with a producer, a consumer and a coordinator, in the pieces in which a peer sends it."""
         choose = self.random.choice
         self.delivery_id = choose((0, 0, 0, (1 << 32) - 3)) - 1
         windows = choose((uint(0), self.uint())), choose((uint(100), uint(100), uint(0), self.uint())), uint(100)

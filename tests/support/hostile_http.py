@@ -11,7 +11,7 @@ from bascule.server.actions import ACTIONS
 from bascule.server.admin import LOOKS
 
 LONG: Final = 30_000
-#: Names of queues, addresses and ids: some are there, some mean something elsewhere.
+#: Names of queues, addresses and ids: some exist, some have a meaning elsewhere.
 NAMES: Final = (
     "q", "DLQ", "news", "client.sub", "é", "\U0010ffff\u202e", "a\nb\x1b[31m", "#", "a.*.#", "", ".", "..", "../../etc/passwd",
     "$management", "%s%n{}",
@@ -71,18 +71,18 @@ HEADERS: Final = (
 
 
 def chunk(data: bytes, head: bytes | None = None) -> bytes:
-    """A chunk of a body."""
+    """Encode a chunk of a body."""
     return (b"%x" % len(data) if head is None else head) + b"\r\n" + data + b"\r\n"
 
 
 class HostileHttp:
-    """Chooses requests by a seed."""
+    """A random choice of requests by a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def request(self) -> bytes:
-        """A request, or what is none. The peer says no more after it."""
+        """Return a request, or other bytes. The peer sends nothing after it."""
         return self._pick((8, self._action), (5, self._look), (4, self._broken_head), (3, self._chunked), (1, self._garbage))
 
     def _pick(self, *weighted: tuple[int, Callable[[], bytes]]) -> bytes:

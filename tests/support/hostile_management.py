@@ -25,7 +25,7 @@ from tests.support.hostile import (
 )
 
 OPERATIONS = (b"prepare", b"commit", b"rollback", b"recover", b"forget")
-#: Numbers as AMQP writes them: of each width, at the ends of their types, and what is no number.
+#: Numbers in AMQP encoding: of each width, at the ends of their types; and values that are not numbers.
 NUMBERS = (
     b"\x71\0\0\0\x07", b"\x71\x7f\xff\xff\xff", b"\x71\x80\0\0\0", b"\x71\xff\xff\xff\xff", b"\x81\x7f" + b"\xff" * 7,
     b"\x81\x80" + bytes(7), b"\x54\x07",
@@ -33,12 +33,12 @@ NUMBERS = (
     b"\x82\x7f\xf0" + bytes(6),
     b"\x83\x80" + bytes(7), b"\x94" + b"\xff" * 16, b"\x98" + bytes(16), b"\x73\0\0\0a", TRUE, NULL, string(b"7"), string(b"9" * 5000),
 )  # fmt: skip
-#: Hexadecimal digits, and what is none.
+#: Hexadecimal digits, and other texts.
 DIGITS = (
     b"67", b"62", b"", b"6", b"6g", b"67" * 64, b"67" * 65, b"67" * 20_000, b" 6 7 ", "\uff16\uff17".encode(), b"\x00", b"0x67", b"67\n",
     "é".encode() * 100, b"zz",
 )  # fmt: skip
-#: Addresses of answers: there, not there, with a meaning elsewhere, patterns, and some that no queue can have.
+#: Addresses of answers: existing, missing, with a meaning elsewhere, patterns, and some that no queue can have.
 REPLIES = (
     b"answers", b"answers", b"answers", b"", b"$management", b"queue://answers", b"topic://news", b"#", b"a.*.#", b"DLQ", b"r" * 1000,
     b"r" * 1001, b"r" * 4000,
@@ -47,10 +47,10 @@ REPLIES = (
 
 
 class HostileManagement(Hostile):
-    """Chooses requests by a seed."""
+    """A random choice of requests by a seed."""
 
     def request(self, transaction: bytes) -> bytes:
-        """A message to the management node. ``transaction`` is the id of one that is open."""
+        """Return a message to the management node. ``transaction`` is the id of an open transaction."""
         choose = self.random.choice
         parts = [described(HEADER, listed(choose((TRUE, NULL)), b"\x50\x04"))] if self.chance(0.5) else []
         if self.chance(0.3):
@@ -94,7 +94,7 @@ class HostileManagement(Hostile):
         return mapped(*(part for name, value in given.items() for part in (string(name), value)))
 
     def _simple(self) -> bytes:
-        """A value that properties may have, most of the time."""
+        """Return a value that properties may have, most of the time."""
         choose = self.random.choice
         return choose(
             (string(self.text()), binary(self.text()), self.symbol(), self.value(1), string(b"x" * 60_000), binary(b"\xff" * 60_000))

@@ -1,4 +1,4 @@
-"""The Java programs of ``java/``: compiled once into the cache, so that a start takes a quarter of a second instead of two."""
+"""The Java programs of ``java/``, compiled once into the cache, so that a start takes a quarter of a second instead of two."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from bascule.embedded.java import find_jdk
 SOURCE_DIR = Path(__file__).parents[2] / "java"
 #: The set of ``jars.lock`` with Apache Qpid JMS.
 JARS = "qpid-jms"
-#: The same client for JMS 2.0. Its interfaces differ in the name of their package alone.
+#: The same client for JMS 2.0. Only the package name of its interfaces differs.
 JAVAX_JARS = "qpid-jms-javax"
-#: A test peer needs little; the second compiler costs more than it brings in a short life.
+#: A test peer needs little memory, and the second compiler does not pay off in a short life.
 SMALL_JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class NotCompiled(Unavailable):
-    """A Java program has errors; the text is the compiler's."""
+    """Raised when a Java program has errors. The text is that of the compiler."""
 
 
 def sources_of(program: str) -> list[Path]:
-    """``java/PROGRAM.java``, or all of the directory ``java/program``."""
+    """Return ``java/PROGRAM.java``, or all files of the directory ``java/program``."""
     alone = SOURCE_DIR / f"{program}.java"
     return [alone] if alone.exists() else sorted((SOURCE_DIR / program.lower()).glob("*.java"))
 
 
 def compiled(program: str, jars: str = JARS) -> Path:
-    """The directory with a program's classes; compiles when sources or jars have changed. Raises NotCompiled, NoJdk."""
+    """Return the directory with a program's classes; compile if sources or jars have changed. Raises NotCompiled, NoJdk."""
     return compiled_sources(program, sources_of(program), jars)
 
 
 def compiled_sources(name: str, sources: Sequence[Path], *jars: str) -> Path:
-    """The directory with the classes of some sources, cached under ``name``. Raises NotCompiled, NoJdk."""
+    """Return the directory with the classes of some sources, cached under ``name``. Raises NotCompiled, NoJdk."""
     path = _joined(*(file for each in jars for file in classpath(each)))
     package = "javax.jms" if JAVAX_JARS in jars else "jakarta.jms"
     texts = {source.name: source.read_text().replace("jakarta.jms", package) for source in sources}
@@ -72,7 +72,7 @@ def _compile(path: str, texts: dict[str, str], into: Path) -> None:
 
 
 def java_command(program: str, *arguments: str, jvm: Sequence[str] = SMALL_JVM, jars: str = JARS) -> list[str]:
-    """The command line that runs a program of ``java/`` with Qpid JMS."""
+    """Return the command line that runs a program of ``java/`` with Qpid JMS."""
     return [str(find_jdk().executable), *jvm, "-cp", _joined(compiled(program, jars), *classpath(jars)), program, *arguments]
 
 

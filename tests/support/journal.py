@@ -1,4 +1,4 @@
-"""A broker's journal without a broker: what pipelines and tools read, written record by record."""
+"""A broker's journal without a broker: the records that pipelines and tools read, written one by one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bascule.kafka.log import patient
 
 
 def text_message(text: str, **fields: Any) -> bytes:
-    """An encoded text message; ``fields`` as in JmsMessage."""
+    """Encode a text message; ``fields`` as in JmsMessage."""
     return encode_message(JmsMessage(body_kind="text", body=text, **fields))
 
 
 class SyntheticJournal:
-    """Writes one journal partition as a broker does: epochs, contiguous sequences, one record for each JMS action."""
+    """A writer of one journal partition, as a broker writes it: epochs, contiguous sequences, one record for each JMS action."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._producer = clients.producer(
@@ -30,12 +30,15 @@ class SyntheticJournal:
         self.sequence = 0
 
     def start_epoch(self, exclusive: Sequence[str] = ()) -> int:
-        """Starts an epoch, with the exclusive diverts that the broker applies in it; returns its number."""
+        """Start an epoch with the exclusive diverts that the broker applies in it. Return its number."""
         self.epoch = self.put(Kind.EPOCH, json_entry(Op.EPOCH, {"exclusive": list(exclusive)}), epoch=0, sequence=0)
         return self.epoch
 
     def send(self, *messages: bytes, address: str = "flights", flags: int = SendFlag.DURABLE, diverts: Sequence[str] = ()) -> None:
-        """One record of one or more messages (a transaction). ``diverts`` are the exclusive ones that took them. Does not wait."""
+        """Write one record with one or more messages (a transaction), without waiting.
+
+        ``diverts`` are the exclusive ones that took them.
+        """
         self.sequence += 1
         marks = flags | (SendFlag.DIVERTS if diverts else 0)
         now_ms = int(time.time() * 1000)
@@ -43,19 +46,19 @@ class SyntheticJournal:
         self._produce(Kind.DATA, b"".join(map(send_entry, sends)), self.epoch, self.sequence)
 
     def acknowledge(self) -> None:
-        """One record without messages. Does not wait."""
+        """Write one record without messages, without waiting."""
         self.sequence += 1
         self._produce(Kind.STATE, ack_entry(1, [1, 2, 3]), self.epoch, self.sequence)
 
     def put(self, kind: Kind, body: bytes, *, epoch: int, sequence: int) -> int:
-        """Any record, a zombie's or a repeat as well; returns its offset."""
+        """Write any record, for example of a fenced broker or a repetition. Return its offset."""
         offsets: list[int] = []
         self._produce(kind, body, epoch, sequence, offsets)
         self.flush()
         return offsets[0]
 
     def flush(self) -> None:
-        """Waits until all is stored."""
+        """Wait until all records are stored."""
         assert self._producer.flush(30) == 0
 
     def _produce(self, kind: Kind, body: bytes, epoch: int, sequence: int, offsets: list[int] | None = None) -> None:

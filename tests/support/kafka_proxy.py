@@ -1,4 +1,4 @@
-"""A proxy that knows Kafka's requests: it holds, delays or duplicates those of one kind, or loses the answer.
+"""A proxy that knows Kafka's requests: it holds, delays or duplicates requests of one kind, or loses the answer.
 
     with KafkaProxy(kafka.port) as proxy:
         producer = Producer({"bootstrap.servers": proxy.bootstrap, ...})
@@ -6,7 +6,8 @@
         producer.commit_transaction()  # repeated by the client after its request timeout
         late.release()                 # now Kafka gets the first one
 
-Clients stay behind it: where an answer names the node's port, it names the proxy's. For a node on 127.0.0.1 without TLS or SASL.
+Clients stay behind the proxy: if an answer names the node's port, the proxy replaces it by its own. The node must be on 127.0.0.1, without
+TLS or SASL.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from typing import NamedTuple
 from bascule.core.errors import Unavailable
 from tests.support.proxy import HOST, Relay
 
-#: For an answer to a request that was let go; an idle Kafka takes milliseconds.
+#: Longest time for the answer to a released request; an idle Kafka takes milliseconds.
 ANSWER_S = 30.0
-#: Shorter than any request timeout of the tests: the client only waits.
+#: Shorter than every request timeout of the tests, so that the client only waits.
 DELAY_S = 0.3
 
 _HEADER = struct.Struct(">hhi")  # API key, API version, correlation id
 _INT32 = struct.Struct(">i")
-#: Of a partition's answer to a Produce: partition, error code, offset of the first record.
+#: The fields of a partition's answer to a Produce: partition, error code, offset of the first record.
 _PRODUCED = struct.Struct(">ihq")
 _DUPLICATE_SEQUENCE_NUMBER = 46
-#: An answer to Produce or Fetch that says NOT_LEADER_OR_FOLLOWER ends with the address of the leader (KIP-951).
+#: Size limit of the tail of an answer to Produce or Fetch: one with NOT_LEADER_OR_FOLLOWER ends with the address of the leader (KIP-951).
 ENDPOINT_TAIL_BYTES = 64
-#: The name of a topic lies within so much of a Produce request.
+#: The name of a topic lies within this many bytes of a Produce request.
 REQUEST_HEAD_BYTES = 1024
 
 
@@ -59,27 +60,27 @@ class Api(IntEnum):
 
 
 class Action(StrEnum):
-    """What happens to a request."""
+    """The effect on a request."""
 
-    HOLD = "hold"  # Kafka gets it when it is released, whether the client still waits or not; what follows on the connection waits, too
+    HOLD = "hold"  # Kafka gets it when it is released, even if the client waits no longer; later requests of the connection wait, too
     DELAY = "delay"
-    DROP_REPLY = "drop-reply"  # Kafka does it, and the connection breaks before the answer
-    MUTE_REPLY = "mute-reply"  # Kafka does it, and no answer comes: the client finds out by time
-    DUPLICATE = "duplicate"  # Kafka gets it twice, the client one answer
-    #: Of a Produce: Kafka does it, and answers DUPLICATE_SEQUENCE_NUMBER without an offset, as to a retry after a leader change.
+    DROP_REPLY = "drop-reply"  # Kafka processes it, and the connection breaks before the answer
+    MUTE_REPLY = "mute-reply"  # Kafka processes it, and no answer arrives: the client notices by a timeout
+    DUPLICATE = "duplicate"  # Kafka gets it twice, and the client gets one answer
+    #: For a Produce: Kafka processes it, and answers DUPLICATE_SEQUENCE_NUMBER without an offset, as for a retry after a leader change.
     SEQUENCE_KNOWN = "sequence-known"
 
 
-#: Answers that name nodes. Host and port stand side by side in each, whatever the version.
+#: Requests whose answers name nodes. In every version host and port are adjacent.
 _NAMING = frozenset({Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER})
 
 
 class Injection:
-    """A fault for the next requests of one kind. ``answer`` is what Kafka said to the last of them, without length and correlation id."""
+    """A fault for the next requests of one kind. ``answer`` is Kafka's last answer to them, without length and correlation id."""
 
     def __init__(self, api: Api, action: Action, times: int, topic: str = "") -> None:
         self.api = api
-        self.topic = topic  # of a Produce; "" is any
+        self.topic = topic  # of a Produce; "" means any
         self.action = action
         self.left = times
         self.answer = b""
@@ -88,16 +89,16 @@ class Injection:
         self._answered = threading.Event()
 
     def meets(self, api: int, frame: bytes) -> bool:
-        """Whether a request is one for it."""
+        """Return True if a request gets this fault."""
         return bool(self.api == api and self.left and (not self.topic or _names(frame, self.topic)))
 
     @property
     def hit(self) -> bool:
-        """Whether a request has met it."""
+        """Return True if a request got the fault."""
         return self._hit.is_set()
 
     def release(self) -> None:
-        """Let what is held go on, and return when Kafka has answered it; a no-op when nothing is held. Raises Unavailable."""
+        """Let a held request continue, and return when Kafka has answered it. Does nothing if none is held. Raises Unavailable."""
         self._released.set()
         if self.action is Action.HOLD and self.hit and not self._answered.wait(ANSWER_S):
             raise Unavailable(f"Kafka does not answer a late {self.api.name}")
@@ -115,7 +116,7 @@ class Injection:
 
 
 class _Expected(NamedTuple):
-    """An answer that is to come; Kafka answers a connection's requests in their order."""
+    """An expected answer. Kafka answers the requests of a connection in their order."""
 
     api: int
     injection: Injection | None = None
@@ -123,10 +124,10 @@ class _Expected(NamedTuple):
 
 
 class KafkaProxy(Relay):
-    """``passed`` counts the requests by API key."""
+    """A proxy for one Kafka node. ``passed`` counts the requests by API key."""
 
     def __init__(self, port: int, *, advertised_port: int | None = None) -> None:
-        """``port`` is Kafka's; ``advertised_port`` is where clients are to come, if not here but through something in front."""
+        """Listen in front of Kafka's ``port``. ``advertised_port`` is where clients are sent, if another proxy is in front of this one."""
         self.passed: Counter[int] = Counter()
         self._injections: list[Injection] = []
         self._kafka_port = port
@@ -134,25 +135,25 @@ class KafkaProxy(Relay):
         super().__init__(port)
 
     def advertise(self, port: int) -> None:
-        """Clients that ask from now on are sent there."""
+        """Send clients that ask from now on to a port."""
         self._advertised_port = port
 
     def inject(self, api: Api, action: Action, *, times: int = 1, topic: str = "") -> Injection:
-        """The next ``times`` requests of a kind, on whatever connection, meet the fault; of Produce, if given, those to ``topic``."""
+        """Let the next ``times`` requests of a kind, on any connection, get a fault; for Produce, if given, only those to ``topic``."""
         injection = Injection(api, action, times, topic)
         with self._lock:
             self._injections.append(injection)
         return injection
 
     def heal(self) -> None:
-        """No fault from now on; what is held is let go."""
+        """Inject no more faults, and let held requests continue."""
         with self._lock:
             injections, self._injections = self._injections, []
         for each in injections:
             each._let_go()
 
     def cut(self) -> None:
-        """End every connection, with what is held on it."""
+        """End every connection, with the requests held on it."""
         super().cut()
         self.heal()
 
@@ -183,7 +184,7 @@ class KafkaProxy(Relay):
             frame += frame
         kafka.sendall(frame)
         if injection is not None and action is Action.HOLD:
-            # The client may have gone: the connection to Kafka stays until Kafka has done it.
+            # The client may have gone: the connection to Kafka stays open until Kafka has processed the request.
             injection._answered.wait(ANSWER_S)
 
     def _meet(self, api: int, frame: bytes) -> Injection | None:
@@ -211,14 +212,14 @@ class KafkaProxy(Relay):
         self._end(client, kafka)
 
     def _renamed(self, frame: bytes, start: int) -> bytes:
-        """With this side's port for Kafka's, from ``start`` on. The length stays, so nothing else of the answer needs to be understood."""
+        """Replace Kafka's port by the proxy's, from ``start`` on. The length stays, so the rest of the answer need not be understood."""
         host = HOST.encode()
         advertised = _INT32.pack(self._advertised_port or self.port)
         return frame[:start] + frame[start:].replace(host + _INT32.pack(self._kafka_port), host + advertised)
 
 
 def _without_offset(frame: bytes) -> bytes:
-    """An answer to a Produce (version 9 or newer) of one partition, as if Kafka had stored the records before."""
+    """Return an answer to a Produce (version 9 or newer) of one partition, as if Kafka had stored the records before."""
     name_length = frame[2 * _INT32.size + 2]  # behind an empty list of tags, and the number of topics
     at = 2 * _INT32.size + 2 + name_length + 1  # one byte for the length, one fewer of the name, and the number of partitions
     partition, error, _ = _PRODUCED.unpack_from(frame, at)
@@ -228,12 +229,12 @@ def _without_offset(frame: bytes) -> bytes:
 
 
 def _names(frame: bytes, topic: str) -> bool:
-    """Whether a Produce request (version 9 or newer) is for a topic. Its name comes before the records."""
+    """Return True if a Produce request (version 9 or newer) is for a topic. The topic's name comes before the records."""
     return bytes([len(topic) + 1]) + topic.encode() in frame[:REQUEST_HEAD_BYTES]
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """A request or an answer, its length before it; nothing where the connection has ended."""
+    """Return a request or an answer, with its length in front; empty if the connection has ended."""
     length = _read(connection, _INT32.size)
     if not length:
         return b""

@@ -1,4 +1,4 @@
-"""librdkafka by its C functions: the library that the installed Kafka client has brought along."""
+"""The C functions of librdkafka, from the library of the installed Kafka client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def library() -> ctypes.CDLL:
 
 
 def refused(settings: Mapping[str, Any]) -> str:
-    """Return why librdkafka refuses the settings of a client; "" if it takes them. Functions are the Python client's, and pass."""
+    """Return why librdkafka refuses the settings of a client; "" if it accepts them.
+
+    Functions belong to the Python client and are ignored.
+    """
     loaded, error = library(), ctypes.create_string_buffer(ERROR_BYTES)
     conf = ctypes.c_void_p(loaded.rd_kafka_conf_new())
     try:

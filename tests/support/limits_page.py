@@ -1,8 +1,8 @@
-"""The page of limits, made from the constants of the product and the comments on them: docs/reference/limits.md.
+"""The page of limits, made from the constants of the product and their comments: docs/reference/limits.md.
 
     python -m tests.support.limits_page        # writes the page
 
-The value and the reason of a limit come from the code. What it bounds, in plain words, and what follows when it is met stand here.
+The value and the reason of a limit come from the code. This module has its description, and its effect when it is reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bascule.config.settings import Settings
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 SOURCES: Final = Path(bascule.__file__).parent
-#: Packages that meet what peers send.
+#: Packages that handle input from peers.
 PACKAGES: Final = ("amqp", "broker", "core", "jms", "journal", "server")
 HEAD: Final = """# Limits
 
@@ -50,7 +50,7 @@ DECODE_ANYWHERE: Final = f"in a frame: {CLOSES}{DECODE}; in the header, properti
 
 
 class Limit(NamedTuple):
-    """A constant, what it bounds, and what the broker does when it is met."""
+    """A constant, its description, and the broker's reaction when it is reached."""
 
     module: str
     constant: str
@@ -60,7 +60,7 @@ class Limit(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting that is a limit, and what the broker does when it is met."""
+    """A setting that is a limit, and the broker's reaction when it is reached."""
 
     key: str
     effect: str
@@ -191,16 +191,17 @@ LIMITS: Final = {
         Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
         Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
+        Limit("server.client_turns", "SLICE_S", "work on all links of a client, in one turn", "continues in the next turn", "s"),
         Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "continues in the next turn"),
         Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "continues in the next turn"),
         Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),
         Limit("server.links", "BROWSED_STEPS", "steps of a browser in one turn", "continues in the next turn"),
-        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "bytes of journal records in flight", "reads no more from clients", "bytes"),
+        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "bytes of journal records in flight", "reads nothing more from clients", "bytes"),
         Limit("journal.fence", "IN_FLIGHT_MAX", "appends to the journal in flight", "collects the next record"),
     ),
 }  # fmt: skip
 
-#: Constants with MAX in their names that bound nothing that a peer of the broker can cause.
+#: Constants with MAX in their names that limit nothing that a peer of the broker can cause.
 OTHERS: Final = {
     "amqp.composite.UINT_MAX": "the range of a type",
     "amqp.limits.HANDSHAKE_TIMEOUT_S": "a default that broker.handshake_timeout_s replaces",
@@ -234,7 +235,7 @@ _NAME = re.compile(r"^([A-Z][A-Z0-9_]*)(?:: Final(?:\[.*\])?)? = ", re.MULTILINE
 
 
 def constants() -> Iterator[str]:
-    """The public constants that are limits by their name or place, as MODULE.NAME."""
+    """Yield the public constants that are limits by their name or place, as MODULE.NAME."""
     for package in PACKAGES:
         for file in sorted((SOURCES / package).rglob("*.py")):
             module = ".".join(file.relative_to(SOURCES).with_suffix("").parts)
@@ -244,7 +245,7 @@ def constants() -> Iterator[str]:
 
 
 def reason(module: str, constant: str) -> str:
-    """The comment above a constant, which it may share with the ones between."""
+    """Return the comment above a constant, which the constants in between may share."""
     lines = (SOURCES / f"{module.replace('.', '/')}.py").read_text().splitlines()
     number = next(number for number, line in enumerate(lines) if re.match(rf"{constant}\b", line))
     while number and _NAME.match(lines[number - 1]):
@@ -257,7 +258,7 @@ def reason(module: str, constant: str) -> str:
 
 
 def shown(value: float, unit: str) -> str:
-    """A value with its unit, as people read it. A setting of 0 is no limit."""
+    """Return a value with its unit, for people. A setting of 0 is no limit."""
     if not value:
         return "none"
     if unit == "%":
@@ -270,13 +271,13 @@ def shown(value: float, unit: str) -> str:
 
 
 def limit_row(limit: Limit) -> str:
-    """A limit that is a constant, as a row of the page."""
+    """Return the row of a limit that is a constant."""
     value = getattr(importlib.import_module(f"bascule.{limit.module}"), limit.constant)
     return f"| {limit.bounds} | {shown(value, limit.unit)} | {reason(limit.module, limit.constant)} | {limit.effect} |"
 
 
 def setting_row(setting: Setting) -> str:
-    """A limit that is a setting, as a row of the page."""
+    """Return the row of a limit that is a setting."""
     field = Settings.model_fields["broker"].annotation.model_fields[setting.key]  # type: ignore[union-attr]
     unit = "bytes" if setting.key.endswith("bytes") else "s" if setting.key.endswith("_s") else ""
     value = shown(int(field.default) if unit == "bytes" else field.default, unit)
@@ -284,7 +285,7 @@ def setting_row(setting: Setting) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     settings = [
         "## Settings\n",
         "All belong in `[broker]`; settings of addresses may also be in `[[address]]` ([configuration](configuration.md#broker)).\n",

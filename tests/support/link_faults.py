@@ -1,4 +1,4 @@
-"""A proxy that makes a bad network of loopback: slow, cut into pieces, broken in the middle of a frame, silent.
+"""A proxy that turns loopback into a bad network: slow, cut into pieces, broken in the middle of a frame, silent.
 
 with BadLink(broker_port) as link:
     client = connect(f"failover:({link.url})")
@@ -24,18 +24,18 @@ from tests.support.proxy import RECEIVE_BYTES, Relay
 
 
 class Break(StrEnum):
-    """How a connection ends, or does not."""
+    """How a connection ends, if it does."""
 
     NONE = "none"
-    RESET = "reset"  # both ends are told by RST
-    HALF_OPEN = "half-open"  # the client is gone without a word to the server
-    BLACK_HOLE = "black hole"  # both ends stay, and nothing arrives any more
-    MID_FRAME = "mid-frame"  # both ends are told after half of what was to come
+    RESET = "reset"  # both ends get RST
+    HALF_OPEN = "half-open"  # the client is gone, and the server is not told
+    BLACK_HOLE = "black hole"  # both ends stay, and no more bytes arrive
+    MID_FRAME = "mid-frame"  # both ends are told after half of the next bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of bytes, in both directions. Zero is no limit."""
+    """The treatment of bytes, in both directions. Zero is no limit."""
 
     latency_s: float = 0
     jitter_s: float = 0
@@ -45,7 +45,7 @@ class Fault:
 
 
 WELL: Final = Fault()
-#: Each kind of fault by its name.
+#: Each kind of fault by name.
 FAULTS: Final[Mapping[str, Fault]] = {
     "latency": Fault(latency_s=0.05),
     "jitter": Fault(jitter_s=0.1),
@@ -53,9 +53,9 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "one-byte slices": Fault(slice_bytes=1),
     **{each.value: Fault(end=each) for each in Break if each is not Break.NONE},
 }
-#: A piece of a slow link: small enough for an even flow.
+#: Size of a piece on a slow link: small enough for an even flow.
 RATE_SLICE_BYTES = 512
-#: Linger on, for no time: closing sends RST.
+#: Linger with no time, so that closing sends RST.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
@@ -67,10 +67,10 @@ class _Connection:
 
 
 class BadLink(Relay):
-    """``met`` counts the pieces that a fault has met."""
+    """A proxy with faults. ``met`` counts the pieces that a fault has affected."""
 
     def __init__(self, target_port: int, *, seed: int = 0) -> None:
-        """``target_port`` is on 127.0.0.1."""
+        """Connect clients to ``target_port`` on 127.0.0.1."""
         self._fault = WELL
         self._random = random.Random(seed)
         self._ghosts: set[socket.socket] = set()
@@ -78,11 +78,11 @@ class BadLink(Relay):
         super().__init__(target_port)
 
     def fault(self, fault: Fault) -> None:
-        """What connections that are open, and new ones, meet from now on; one that breaks does so with the next bytes."""
+        """Apply a fault to open and new connections. A break happens with the next bytes."""
         self._fault = fault
 
     def heal(self) -> None:
-        """All is well for new connections; those of which bytes are missing end."""
+        """Remove the fault for new connections. Connections with missing bytes end."""
         self._fault = WELL
         with self._lock:
             ghosts, self._ghosts = self._ghosts, set()
@@ -104,7 +104,7 @@ class BadLink(Relay):
                 fault = self._fault
                 self.met += fault is not WELL
                 if connection.end is not Break.NONE:
-                    continue  # what is silent stays so
+                    continue  # a silent connection stays silent
                 if fault.end is Break.NONE:
                     self._send(data, sink, fault)
                 else:
@@ -137,7 +137,7 @@ class BadLink(Relay):
                 self._end(client, server)
 
     def _keep(self, *sockets: socket.socket) -> None:
-        """Open and silent until all is well."""
+        """Keep sockets open and silent until the fault is removed."""
         with self._lock:
             self._ghosts |= set(sockets)
 
@@ -147,5 +147,5 @@ class BadLink(Relay):
         for each in sockets:
             with suppress(OSError):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                each.shutdown(socket.SHUT_RD)  # says nothing to the peer, and wakes the thread that reads: open there, it would not close
+                each.shutdown(socket.SHUT_RD)  # tells the peer nothing, and wakes the reading thread
             each.close()

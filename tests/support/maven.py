@@ -1,6 +1,6 @@
 """Apache Maven, pinned and fetched like the jars, for the Maven project ``java/xa``.
 
-python -m tests.support.maven    # build it once, so that Maven has its plugins: no test waits for a download
+python -m tests.support.maven    # build once, so that Maven has its plugins and no test waits for a download
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bascule.embedded.java import find_jdk
 from tests.support.java import SOURCE_DIR
 from tests.support.speed import SLOWNESS
 
-#: A build that downloads its plugins too.
+#: Longest build, with the download of plugins.
 BUILD_TIMEOUT_S = 240.0 * SLOWNESS
-#: More than its end is of no use in the message of a failed build.
+#: Characters of the output's end that the message of a failed build contains.
 SHOWN_CHARACTERS_MAX = 8_000
 XA_PROJECT = SOURCE_DIR / "xa"
 
 
 class BuildFailed(Unavailable):
-    """Maven ended with an error; the text is the end of its output."""
+    """Raised when Maven ended with an error. The text is the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """How many tests a module ran, by the reports of Surefire."""
+    """The numbers of a module's tests, by the reports of Surefire."""
 
     run: int
     skipped: int

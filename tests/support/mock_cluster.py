@@ -1,8 +1,8 @@
-"""A Kafka cluster inside the test's process: the mock cluster of librdkafka (``rdkafka_mock.h``), reached by its C functions.
+"""A Kafka cluster inside the test's process: the mock cluster of librdkafka (``rdkafka_mock.h``), called through its C functions.
 
 It answers produce, fetch, offsets, consumer groups, transactions and descriptions of topics over TCP, and starts in a millisecond. The
-clients are the real ones. It differs from Kafka in what ``product_on`` bridges, and in this: it fences no producer, a reader of what is
-committed sees what was rolled back, and no topic can be deleted.
+clients are the real ones. ``product_on`` bridges most differences from Kafka. Three remain: no producer is fenced, a reader of committed
+records sees rolled-back ones, and no topic can be deleted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bascule.kafka import admin, clients, own_topics
 from bascule.pipelines import positions
 from tests.support.librdkafka import ERROR_BYTES, library
 
-#: librdkafka's type of a client (``RD_KAFKA_PRODUCER``): the cluster lives in it.
+#: librdkafka's type of a client (``RD_KAFKA_PRODUCER``), which contains the cluster.
 _PRODUCER: Final = 0
 LIST_TRIES: Final = 5
 
 
 class MockCluster:
-    """A cluster of so many nodes. A context: it ends with it."""
+    """A cluster with a number of nodes. Use it as a context manager."""
 
     def __init__(self, nodes: int = 1) -> None:
         self._library = library()
@@ -40,17 +40,17 @@ class MockCluster:
         self._cluster = ctypes.c_void_p(self._library.rd_kafka_mock_cluster_new(self._client, nodes))
         # Questions about topics go to the controller.
         self._library.rd_kafka_mock_set_controller_id(self._cluster, 1)
-        #: Ids of topics in place of their own, as of topics that have been recreated; empty: the topic is gone.
+        #: Ids of topics in place of their own, as for recreated topics; an empty id means that the topic does not exist.
         self.ids: dict[str, str] = {}
         self.bootstrap: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
     @property
     def kafka(self) -> dict[str, Any]:
-        """Settings of a client. It says nothing when the cluster ends before it."""
+        """Return the settings of a client. The client does not complain if the cluster ends first."""
         return {"bootstrap.servers": self.bootstrap, "log_level": 0}
 
     def create(self, topic: str, partitions: int = 1) -> bool:
-        """Create a topic; false when it was there. One that nobody has created has four partitions from its first use on."""
+        """Create a topic; return False if it exists. A topic that is used without being created has four partitions."""
         code: int = self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1)
         if code not in (0, KafkaError.TOPIC_ALREADY_EXISTS):
             raise RuntimeError(f"the mock cluster refuses topic {topic!r}: error {code}")
@@ -73,7 +73,7 @@ class MockCluster:
         self._library.rd_kafka_mock_start_request_tracking(self._cluster)
 
     def requests(self, api_key: int) -> int:
-        """How many requests of a kind (Kafka's API key) have come since ``count_requests``."""
+        """Return the number of requests of a kind (Kafka's API key) since ``count_requests``."""
         count = ctypes.c_size_t()
         self._library.rd_kafka_mock_get_requests.restype = ctypes.POINTER(ctypes.c_void_p)
         found = self._library.rd_kafka_mock_get_requests(self._cluster, ctypes.byref(count))
@@ -87,19 +87,19 @@ class MockCluster:
         self._library.rd_kafka_destroy(self._client)
 
     def __enter__(self) -> Self:
-        """The cluster."""
+        """Return the cluster."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End it."""
+        """End the cluster."""
         self.close()
 
 
 class PatientAdmin(AdminClient):
-    """Asks for the topics again where the connection broke: on a busy machine the mock cluster drops one now and then."""
+    """An admin client that asks again if the connection broke: on a busy machine the mock cluster sometimes drops one."""
 
     def list_topics(self, *args: Any, **more: Any) -> Any:
-        """Return what the cluster has."""
+        """Return the topics of the cluster."""
         for _ in range(LIST_TRIES - 1):
             try:
                 return super().list_topics(*args, **more)
@@ -111,13 +111,13 @@ class PatientAdmin(AdminClient):
 
 @contextmanager
 def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluster]:
-    """Run a cluster, and make the product of this process work on it until ``patch`` is undone.
+    """Run a cluster, and let the product in this process use it until ``patch`` is undone.
 
-    Pass the ``monkeypatch`` of the test. If the test and the cluster replaced the same function with two different MonkeyPatch
-    objects, the later undo would put the cluster's function back, and the following tests would call a cluster that has ended.
+    Pass the ``monkeypatch`` of the test. If the test and the cluster replaced the same function with two different MonkeyPatch objects, the
+    later undo would put the cluster's function back, and the following tests would call a cluster that has ended.
 
-    The mock cluster stores the ends of transactions without a checksum, creates and trims topics by C functions alone, and its topics have
-    no settings to look at.
+    The mock cluster stores the ends of transactions without a checksum, creates and trims topics only by C functions, and its topics have
+    no settings.
     """
 
     checked, described = clients.consumer, admin.Topics.ids

@@ -1,16 +1,16 @@
-"""What clients did and how it ended for them: the operations of a history, and the file they are written to.
+"""The operations of clients and their outcomes: the history, and the file format for it.
 
-Each operation ended in one of three ways for its client: ``ok`` (it took place), ``fail`` (it surely did not) or ``indeterminate`` (the
-connection broke, a time ran out), which allows both. A file of history has one JSON object per line::
+Each operation ended in one of three ways for its client: ``ok`` (it took place), ``fail`` (it certainly did not) or ``indeterminate`` (the
+connection broke, or a timeout passed), which allows both. A history file has one JSON object per line::
 
     {"t": 12.5, "client": "c1", "op": "send", "to": "orders", "ids": ["c1-0"], "outcome": "ok"}
     {"t": 14.0, "client": "c2", "op": "receive", "from": "orders", "ids": ["c1-0"], "redelivered": [], "outcome": "ok"}
 
-``t`` is when the operation ended and ``begun`` when it began, both in ms on one clock; without ``begun`` it began after the client's
-last one. ``op`` is send, receive, move (receive and send in one transaction), subscribe or unsubscribe. ``tx`` names the transaction that
-several lines of one client share, ``subscription`` the durable subscription of a topic, ``selector`` is what the receiver asked for.
-``facts`` has what the promises depend on, by id: ``{"priority": 4, "persistent": true, "expiry": ms, "due": ms, "properties": {}}``. Lines
-without ``op`` are events for people. More fields do no harm.
+``t`` is the end of the operation and ``begun`` its beginning, both in ms on one clock; without ``begun`` the operation began after the
+client's previous one. ``op`` is send, receive, move (receive and send in one transaction), subscribe or unsubscribe. ``tx`` names the
+transaction that several lines of one client share, ``subscription`` the durable subscription of a topic, ``selector`` is the receiver's
+selector. ``facts`` are the values that the promises depend on, by id: ``{"priority": 4, "persistent": true, "expiry": ms, "due": ms,
+"properties": {}}``. Lines without ``op`` are events for people. Additional fields are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Outcome = Literal["ok", "fail", "indeterminate"]
 
 
 class Facts(NamedTuple):
-    """What the promises for a message depend on; times in ms on the history's clock, 0 for none."""
+    """The values that the promises for a message depend on; times in ms on the history's clock, 0 for none."""
 
     priority: int = 4
     persistent: bool = True
@@ -35,12 +35,12 @@ class Facts(NamedTuple):
 
     @property
     def must_arrive(self) -> bool:
-        """Whether it may not be missing: neither a crash nor time may take it."""
+        """Return True if neither a crash nor time may remove the message."""
         return self.persistent and not self.expiry_ms
 
 
 class Place(NamedTuple):
-    """Where messages are taken from: a queue, or a subscription of a topic."""
+    """A place that messages are taken from: a queue, or a subscription of a topic."""
 
     destination: str
     subscription: str = ""
@@ -51,13 +51,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One send, receive or transaction, and how it ended for its client. As a line of a file says it."""
+    """One send, receive or transaction, and its outcome for the client. One line of a file describes it."""
 
     client: str
     ids: tuple[str, ...]
     outcome: Outcome
-    source: str | None = None  # where the ids were taken from
-    target: str | None = None  # where they were sent to
+    source: str | None = None  # the destination that the ids were taken from
+    target: str | None = None  # the destination that they were sent to
     op: str = ""
     redelivered: tuple[str, ...] = ()
     begun_ms: float | None = None
@@ -69,12 +69,12 @@ class Operation:
 
     @property
     def place(self) -> Place | None:
-        """Where the ids were taken from."""
+        """Return the place that the ids were taken from."""
         return None if self.source is None else Place(self.source, self.subscription)
 
 
 def operation_of(line: Mapping[str, Any]) -> Operation:
-    """The operation that a line of a history tells."""
+    """Return the operation that a line of a history describes."""
     facts = {
         id: Facts(
             said.get("priority", 4), said.get("persistent", True), said.get("expiry", 0), said.get("due", 0), said.get("properties", {})
@@ -89,14 +89,17 @@ def operation_of(line: Mapping[str, Any]) -> Operation:
 
 
 def read_history(*files: Path) -> list[Operation]:
-    """The operations of one or more files, in the order in which they ended. A last line without its end is being written."""
+    """Return the operations of one or more files, in the order of their ends. An incomplete last line is ignored."""
     lines: list[dict[str, Any]] = [json.loads(line) for file in files for line in file.read_bytes().rpartition(b"\n")[0].splitlines()]
     found = [operation_of(line) for line in lines if "op" in line]
     return found if len(files) == 1 else sorted(found, key=lambda operation: operation.ended_ms or 0)
 
 
 def timed(operations: Iterable[Operation]) -> list[Operation]:
-    """With begin and end: where they are not told, a client's operation began after its last one, and lines are in the order of ends."""
+    """Return the operations with begin and end.
+
+    A missing begin is the end of the client's previous operation; lines are in the order of ends.
+    """
     last: dict[str, float] = {}
     found: list[Operation] = []
     for number, operation in enumerate(operations):
@@ -108,7 +111,7 @@ def timed(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def after(later: Operation, earlier: Operation) -> bool:
-    """Whether an operation began when the other one had ended. Both are timed."""
+    """Return True if ``later`` began after the end of ``earlier``. Both are timed."""
     assert later.begun_ms is not None
     assert earlier.ended_ms is not None
     return later.begun_ms >= earlier.ended_ms

@@ -13,7 +13,7 @@ WAIT_S = 30.0
 
 
 class Door:
-    """A lock that counts who came to it."""
+    """A lock that counts the threads that came to it."""
 
     def __init__(self) -> None:
         self.came = 0
@@ -29,7 +29,7 @@ class Door:
 
 
 class Service:
-    """Answers, or fails, when it is told to. It may be asked with any arguments."""
+    """A service that answers or fails when the test lets it. It accepts any arguments."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.tries, self.answers = 0, threading.Event()
@@ -44,7 +44,7 @@ class Service:
 
 
 def told_together(door: Door, service: Service, call: Callable[[], object]) -> list[BaseException | None]:
-    """Return what each of several threads is told that were all at the door before the service answered the first of them."""
+    """Return the results of several threads that were all at the door before the service answered the first of them."""
     with ThreadPoolExecutor(THREADS) as threads:
         answers = [threads.submit(call) for _ in range(THREADS)]
         wait_for(lambda: door.came == THREADS, "all to wait")

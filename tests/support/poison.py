@@ -1,4 +1,4 @@
-"""Message bodies as a journal may have them: what peers managed to store, also under earlier versions that checked less."""
+"""Message bodies that a journal may contain: peers managed to store them, also under earlier versions that checked less."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def raw(section: int, value: bytes) -> bytes:
     return RAW + bytes((section,)) + value
 
 
-#: Bodies as they stand in a journal: sections that cannot be read, that no version would encode so, that are huge, or out of order.
+#: Stored bodies with sections that are unreadable, that no version would encode, that are huge, or out of order.
 POISON = {
     "header of too many fields": section_bytes(HEADER, [True, None, None, None, None, None]) + BODY,
     "header of another type": section_bytes(HEADER, ["yes"]) + BODY,

@@ -1,4 +1,4 @@
-"""A byte proxy between client and broker: it can hold the broker's answers back, and cut every connection."""
+"""A byte proxy between client and broker. It can hold the broker's answers back, and cut every connection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Self
 
 HOST = "127.0.0.1"
 RECEIVE_BYTES = 1 << 16
-#: Between two looks whether answers may pass, or the proxy has ended.
+#: Interval of the checks whether answers may pass, or the proxy has ended.
 LOOK_S = 0.05
 
 
 class Relay:
-    """Listens on a free port of 127.0.0.1 and connects to ``target_port`` for each that comes; what passes is up to the subclass."""
+    """A proxy on a free port of 127.0.0.1 that connects each client to ``target_port``. Subclasses decide which bytes pass."""
 
     def __init__(self, target_port: int) -> None:
         self._target = (HOST, target_port)
@@ -25,11 +25,11 @@ class Relay:
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def __enter__(self) -> Self:
-        """The proxy, which listens already."""
+        """Return the proxy, which listens already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no more, and cut what there is."""
+        """Stop listening, and cut all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the thread that accepts
         self._listener.close()
@@ -37,16 +37,16 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """For a JMS client."""
+        """Return the URL for a JMS client."""
         return f"amqp://{HOST}:{self.port}"
 
     @property
     def bootstrap(self) -> str:
-        """For a Kafka client."""
+        """Return the address for a Kafka client."""
         return f"{HOST}:{self.port}"
 
     def cut(self) -> None:
-        """End every connection; new ones pass freely."""
+        """End every connection. New ones pass freely."""
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for each in sockets:
@@ -54,7 +54,7 @@ class Relay:
                 each.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
-        """Start what carries a connection, in threads (``_begin``) that call ``_end`` when they are through."""
+        """Start the threads that carry a connection (``_begin``). They call ``_end`` at their end."""
         raise NotImplementedError
 
     def _accept(self) -> None:
@@ -82,26 +82,26 @@ class Relay:
 
 
 class Proxy(Relay):
-    """Can hold answers back, and cut. ``requests`` has every byte that clients sent on."""
+    """A proxy that can hold answers back, and cut. ``requests`` has every byte that was passed on from clients."""
 
     def __init__(self, port: int) -> None:
-        """``port`` is the broker's."""
+        """Connect clients to the broker's ``port``."""
         self._answers = threading.Event()
         self._answers.set()
         self.requests = bytearray()
         super().__init__(port)
 
     def hold_answers(self) -> None:
-        """From now on nothing that the broker says reaches a client."""
+        """Let no more bytes of the broker reach a client."""
         self._answers.clear()
 
     def cut(self) -> None:
-        """End every connection, with what is held back on it; new ones pass freely."""
+        """End every connection, with the answers held back on it. New ones pass freely."""
         super().cut()
         self._answers.set()
 
     def _goes_on(self, data: bytes) -> bool:
-        """Whether what a client says reaches the broker; its connection ends where it does not."""
+        """Return whether data of a client is passed on to the broker. If not, its connection ends."""
         return True
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""An unmodified Apache Qpid JMS client in a JVM of its own, driven from Python: the peer that interoperability tests are written with.
+"""An unmodified Apache Qpid JMS client in its own JVM, driven from Python: the peer of the interoperability tests.
 
-One JVM serves a whole test run; give each test its own connections:
+One JVM serves a whole test run. Give each test its own connections:
 
     with QpidPeer() as peer:
         session = peer.connect("amqp://127.0.0.1:5672").session("TRANSACTED")
@@ -9,8 +9,8 @@ One JVM serves a whole test run; give each test its own connections:
         message = session.consumer("queue:orders").receive()
 
 Destinations are written ``queue:NAME`` and ``topic:NAME``. A value of a certain Java type is a pair, ``("short", 3)``; plain Python values
-become boolean, int (or long), double, string. What JMS throws arrives as JmsError. Each session has a thread in the JVM, so a blocked call
-holds up no other.
+become boolean, int (or long), double, string. JMS exceptions arrive as JmsError. Each session has a thread in the JVM, so a blocked call
+blocks no other session.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from tests.support.speed import SLOWNESS
 
 Mode = Literal["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL", "TRANSACTED"]
 MessageType = Literal["text", "bytes", "map", "stream", "object", "message"]
-#: Far above any answer of a healthy broker, also on a loaded machine; a test that waits longer has found something.
+#: Far above any answer of a healthy broker, also on a loaded machine: a longer wait means a fault.
 CALL_TIMEOUT_S = 60.0 * SLOWNESS
 RECEIVE_TIMEOUT_S = 30.0 * SLOWNESS
 
 
 class JmsError(BasculeError):
-    """What the JMS client threw. ``name`` is the class without its package, ``linked`` the causes as text."""
+    """An exception of the JMS client. ``name`` is the class without its package, ``linked`` are the causes as text."""
 
     def __init__(self, name: str, message: str, code: str | None, linked: Sequence[str]) -> None:
-        """From the answer's fields."""
+        """Create an error from the fields of an answer."""
         super().__init__(f"{name}: {message}")
         self.name, self.message, self.code, self.linked = name, message, code, tuple(linked)
 
 
 class PeerDied(Unavailable):
-    """The JVM has ended, killed or by itself."""
+    """Raised when the JVM has ended, killed or by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message as the client sees it. ``types`` has the Java type of each property, ``body_types`` that of each map or stream entry."""
+    """A message as the client sees it. ``types`` is the Java type of each property, ``body_types`` that of each map or stream entry."""
 
     tag: int
     type: MessageType
@@ -75,15 +75,15 @@ class Received:
 
     @property
     def delivery_count(self) -> int:
-        """JMSXDeliveryCount: 1 for the first delivery."""
+        """Return JMSXDeliveryCount, which is 1 for the first delivery."""
         return int(self.properties["JMSXDeliveryCount"])
 
 
 class QpidPeer:
-    """The JVM."""
+    """The JVM with the client."""
 
     def __init__(self, log_file: Path | None = None) -> None:
-        """Start it; its standard error goes to ``log_file``, or to this process's own."""
+        """Start the JVM. Its standard error goes to ``log_file``, or to that of this process."""
         self._names = itertools.count(1)
         self._calls: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -96,32 +96,32 @@ class QpidPeer:
         threading.Thread(target=self._read_answers, name="qpid-peer", daemon=True).start()
 
     def __enter__(self) -> Self:
-        """The peer itself."""
+        """Return the peer itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the JVM."""
         self.close()
 
     @property
     def pid(self) -> int:
-        """The process id of the JVM."""
+        """Return the process id of the JVM."""
         return self._process.pid
 
     def connect(
         self, url: str, *, client_id: str | None = None, user: str | None = None, password: str | None = None, start: bool = True
     ) -> Connection:
-        """A connection, started unless said otherwise. Raises JmsError."""
+        """Open a connection, and start it unless ``start`` is false. Raises JmsError."""
         name = self.new_name("connection")
         given = self.call("connect", as_=name, thread=name, url=url, client_id=client_id, user=user, password=password, start=start)
         return Connection(self, name, name, given)
 
     def call(self, command: str, *, timeout_s: float = CALL_TIMEOUT_S, as_: str | None = None, **fields: Any) -> Any:
-        """One command and its answer (java/Tool.java lists them). Raises JmsError, PeerDied, TimeoutError."""
+        """Send a command and return its answer (java/Tool.java lists them). Raises JmsError, PeerDied, TimeoutError."""
         return self.submit(command, as_=as_, **fields).result(timeout_s)
 
     def submit(self, command: str, *, as_: str | None = None, **fields: Any) -> Future[Any]:
-        """One command; its answer comes by the future."""
+        """Send a command. The future gets its answer."""
         future: Future[Any] = Future()
         with self._lock:
             number = next(self._names)
@@ -137,17 +137,17 @@ class QpidPeer:
         return future
 
     def new_name(self, kind: str) -> str:
-        """A name for an object in the JVM."""
+        """Return a new name for an object in the JVM."""
         with self._lock:
             return f"{kind}-{next(self._names)}"
 
     def kill(self) -> None:
-        """End the JVM as a crash would (SIGKILL): no connection is closed in order."""
+        """End the JVM as a crash would (SIGKILL), without closing connections."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End the JVM; connections that are still open are dropped."""
+        """End the JVM. Connections that are still open are dropped."""
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -176,22 +176,22 @@ class QpidPeer:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """Something that lives in the JVM under a name; its calls run on one thread there."""
+    """An object in the JVM with a name. Its calls run on one thread there."""
 
     peer: QpidPeer
     name: str
     thread: str
 
     def call(self, command: str, **fields: Any) -> Any:
-        """A command on this object."""
+        """Send a command to this object, and return its answer."""
         return self.peer.call(command, on=self.name, **{"thread": self.thread, **fields})
 
     def submit(self, command: str, **fields: Any) -> Future[Any]:
-        """A command on this object that may block."""
+        """Send a command to this object that may block."""
         return self.peer.submit(command, on=self.name, **{"thread": self.thread, **fields})
 
     def close(self) -> None:
-        """Close it in the JVM."""
+        """Close the object in the JVM."""
         self.call("close")
 
     def _collected(self, count: int, timeout_s: float) -> list[Any]:
@@ -206,7 +206,7 @@ class Connection(_Object):
     client_id: str | None
 
     def session(self, mode: Mode = "AUTO") -> Session:
-        """A session with a thread of its own. Raises JmsError."""
+        """Open a session with its own thread. Raises JmsError."""
         name = self.peer.new_name("session")
         self.call("session", as_=name, mode=mode)
         return Session(self.peer, name, name)
@@ -216,26 +216,28 @@ class Connection(_Object):
         self.call("start")
 
     def stop(self) -> None:
-        """Stop delivery; returns when listeners that run have returned."""
+        """Stop delivery. Returns when running listeners have returned."""
         self.call("stop")
 
     def metadata(self) -> dict[str, Any]:
-        """``jms``, ``provider``, ``version``, ``jmsx`` (names of the JMSX properties)."""
+        """Return ``jms``, ``provider``, ``version``, and ``jmsx`` (the names of the JMSX properties)."""
         return dict(self.call("metadata"))
 
     def events(self, count: int = 0, timeout_s: float = RECEIVE_TIMEOUT_S) -> list[dict[str, Any]]:
-        """What befell the connection since the last call: ``event`` is interrupted, restored, failed, session-closed, consumer-closed or
-        producer-closed; an entry without it is what the exception listener got. Waits for ``count`` of them.
+        """Return the events of the connection since the last call, and wait for ``count`` of them.
+
+        ``event`` is interrupted, restored, failed, session-closed, consumer-closed or producer-closed. An entry without it is from the
+        exception listener.
         """
         return self._collected(count, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Session(_Object):
-    """A JMS session. Every call raises JmsError for what JMS throws."""
+    """A JMS session. Every call raises JmsError for exceptions of JMS."""
 
     def producer(self, to: str | None = None) -> Producer:
-        """A producer; without a destination each send names one."""
+        """Create a producer. Without a destination each send names one."""
         name = self.peer.new_name("producer")
         self.call("producer", as_=name, to=to)
         return Producer(self.peer, name, self.thread, self.name)
@@ -250,18 +252,18 @@ class Session(_Object):
         shared: bool = False,
         no_local: bool = False,
     ) -> Consumer:
-        """A consumer of a queue or topic, or a durable or shared subscription called ``name``."""
+        """Create a consumer of a queue or topic, or of a durable or shared subscription called ``name``."""
         own = self.peer.new_name("consumer")
         how = {"selector": selector, "name": name, "durable": durable, "shared": shared, "no_local": no_local}
         self.call("consumer", as_=own, **{"from": source}, **how)
         return Consumer(self.peer, own, self.thread)
 
     def temporary_queue(self) -> Temporary:
-        """A temporary queue; lives as long as the connection."""
+        """Create a temporary queue, which lives as long as the connection."""
         return self._temporary("temp_queue")
 
     def temporary_topic(self) -> Temporary:
-        """A temporary topic; lives as long as the connection."""
+        """Create a temporary topic, which lives as long as the connection."""
         return self._temporary("temp_topic")
 
     def _temporary(self, command: str) -> Temporary:
@@ -277,11 +279,11 @@ class Session(_Object):
         self.call("rollback")
 
     def recover(self) -> None:
-        """Deliver what is not acknowledged again."""
+        """Redeliver unacknowledged messages."""
         self.call("recover")
 
     def acknowledge(self, message: Received) -> None:
-        """Acknowledge a message (and, in mode CLIENT, all that the session got)."""
+        """Acknowledge a message, and in mode CLIENT all messages that the session got."""
         self.call("acknowledge", tag=message.tag)
 
     def unsubscribe(self, name: str) -> None:
@@ -289,18 +291,18 @@ class Session(_Object):
         self.call("unsubscribe", name=name)
 
     def browse(self, queue: str, selector: str | None = None) -> list[Received]:
-        """The messages of a queue, which stay where they are."""
+        """Return the messages of a queue without removing them."""
         return [_received(each) for each in self.call("browse", selector=selector, **{"from": queue})]
 
 
 @dataclass(frozen=True, slots=True)
 class Temporary(_Object):
-    """A temporary destination; ``address`` is how to write it."""
+    """A temporary destination. ``address`` is its name for clients."""
 
     address: str
 
     def delete(self) -> None:
-        """Delete it."""
+        """Delete the destination."""
         self.call("delete")
 
 
@@ -311,7 +313,9 @@ class Producer(_Object):
     session: str
 
     def send(self, body: Any = None, *, count: int = 1, timeout_s: float = CALL_TIMEOUT_S, **options: Any) -> str:
-        """Send one message, or ``count`` copies in which ``{n}`` in texts is the number of the copy, from ``first`` on. The last one's id.
+        """Send one message, or ``count`` copies, and return the last one's id.
+
+        ``{n}`` in texts is the number of the copy, from ``first`` on.
 
         ``type`` is taken from the body (str, bytes, dict, list, None) if not given. Further ``options``: properties, correlation_id,
         jms_type, reply_to (of the message); to, persistent, priority, ttl_ms, delay_ms, first (of the send).
@@ -319,15 +323,15 @@ class Producer(_Object):
         return str(self.call("send", timeout_s=timeout_s, count=count, **self._fields(body, options))["message_id"])
 
     def submit_send(self, body: Any = None, *, count: int = 1, **options: Any) -> Future[Any]:
-        """As send, for a send that may block."""
+        """Send as ``send`` does, for a send that may block."""
         return self.submit("send", count=count, **self._fields(body, options))
 
     def send_async(self, body: Any = None, *, count: int = 1, **options: Any) -> None:
-        """Send with a CompletionListener (JMS 2.0); see ``completions``. Options as for send, but to, priority, ttl_ms and delay_ms."""
+        """Send with a CompletionListener (JMS 2.0); see ``completions``. Options as for send, except to, priority, ttl_ms and delay_ms."""
         self.call("send_async", count=count, **self._fields(body, options))
 
     def completions(self, count: int, timeout_s: float = RECEIVE_TIMEOUT_S) -> list[dict[str, Any]]:
-        """Waits for ``count`` completions: ``n`` is the number of the copy, ``error`` and ``message`` are there when it failed."""
+        """Wait for ``count`` completions. ``n`` is the number of the copy; a failed one has ``error`` and ``message``."""
         return self._collected(count, timeout_s)
 
     def _fields(self, body: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,31 +346,32 @@ class Consumer(_Object):
     """A message consumer."""
 
     def receive(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> Received | None:
-        """The next message; None when none came in time."""
+        """Return the next message; None if none arrives in time."""
         return next(iter(self.receive_many(1, timeout_s)), None)
 
     def receive_many(self, count: int, timeout_s: float = RECEIVE_TIMEOUT_S) -> list[Received]:
-        """Up to ``count`` messages; ends early when ``timeout_s`` passes without one. 0 asks without waiting (receiveNoWait).
+        """Return up to ``count`` messages; end early if ``timeout_s`` passes without one. 0 asks without waiting (receiveNoWait).
 
-        The client asks the broker (AMQP 2.6.7, drain) before it says that there is none, after a wait too: no answer depends on the time.
+        The client asks the broker (AMQP 2.6.7, drain) before it reports that there is none, even after a wait, so no answer depends on
+        time.
         """
         answer = self.call("receive", count=count, timeout_ms=int(timeout_s * 1000), timeout_s=timeout_s * count + CALL_TIMEOUT_S)
         return [_received(each) for each in answer]
 
     def receive_all(self, count: int) -> list[Received]:
-        """The ``count`` messages that are expected, and one beyond them if the broker has it: it is asked, nobody waits for it."""
+        """Return the ``count`` expected messages, and one more if the broker has it. The broker is asked for it without waiting."""
         return [*self.receive_many(count), *self.receive_many(1, 0)]
 
     def listen(self, *, fail_first: int = 0, acknowledge: bool = False) -> None:
-        """Take messages by a MessageListener, which throws at the first ``fail_first`` of them; see ``collect``."""
+        """Receive with a MessageListener, which throws for the first ``fail_first`` messages; see ``collect``."""
         self.call("listen", fail_first=fail_first, acknowledge=acknowledge)
 
     def unlisten(self) -> None:
-        """Take the listener away."""
+        """Remove the listener."""
         self.call("unlisten")
 
     def collect(self, count: int, timeout_s: float = RECEIVE_TIMEOUT_S) -> list[Received]:
-        """What the listener got since the last call; waits for ``count`` messages."""
+        """Return the messages of the listener since the last call; wait for ``count`` of them."""
         return [_received(each) for each in self._collected(count, timeout_s)]
 
 

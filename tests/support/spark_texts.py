@@ -1,4 +1,4 @@
-"""Texts of failures as Spark 4.2 gives them, recorded; an error of ours stands in its place as a worker or batch function raises it."""
+"""Recorded texts of failures from Spark 4.2. An error of Bascule is inserted as a worker or batch function raises it."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ FOREACH_BATCH = """An exception was raised by the Python Proxy. Return Message: 
 
 
 def said_by_spark(text: str, error: BasculeError) -> PySparkException:
-    """A failure of Spark with ``text``, in which a task or batch function has raised ``error``."""
+    """Return a failure of Spark with ``text``, in which a task or batch function has raised ``error``."""
     return PySparkException(text.format(traceback=TRACEBACK, raised=f"{CarriedError.__module__}.CarriedError: {encoded(error)}"))

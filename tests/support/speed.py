@@ -1,8 +1,7 @@
-"""How much slower this machine is than that for which the limits of the tests were chosen.
+"""The slowness of this machine, compared with the machine for which the limits of the tests were chosen.
 
-A limit of a test says when it hangs, or does much more work than it should. Neither is true only because the machine is slow, so limits
-are multiplied by ``SLOWNESS``. It is measured once for a run, in processor time: what else the machine does at that moment has little
-influence.
+A limit of a test shows that it hangs, or does much more work than it should. A slow machine alone must not cause this, so limits are
+multiplied by ``SLOWNESS``. It is measured once for a run, in processor time, so that other load on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import random
 import time
 from typing import Final
 
-#: In the environment of the processes of a run: all have the same limits.
+#: In the environment of the processes of a run, so that all have the same limits.
 SLOWNESS_VARIABLE: Final = "BASCULE_TEST_SLOWNESS"
-#: Of the walk below, on the machine for which the limits were chosen.
+#: Processor time of the walk below on the machine for which the limits were chosen.
 USUAL_S: Final = 0.040
-#: Objects that the walk visits in random order: more than a processor's cache holds. A loop that stays in it runs at full speed on a
+#: Objects that the walk visits in random order: more than a processor's cache holds. A loop within the cache runs at full speed even on a
 #: machine on which the tests take four times as long.
 OBJECTS: Final = 60_000
 WALKS: Final = 3
 ATTEMPTS: Final = 2
-#: A slower machine than this runs into the limits.
+#: A slower machine than this exceeds the limits.
 SLOWNESS_MAX: Final = 4.0
 
 
@@ -40,7 +39,7 @@ def _measured() -> float:
 
 
 def _of_run() -> float:
-    """The first process of a run measures: a measurement takes as much processor time as the rest of the start of a short process."""
+    """Return the slowness of the run. Its first process measures, since a measurement takes as long as the start of a short process."""
     if SLOWNESS_VARIABLE not in os.environ:
         os.environ[SLOWNESS_VARIABLE] = f"{_measured():.2f}"
     return float(os.environ[SLOWNESS_VARIABLE])

@@ -21,25 +21,25 @@ from bascule.core.errors import BasculeError
 from bascule.embedded.java import find_java
 from bascule.threads.stacks import STACKS_SIGNAL, STACKS_VARIABLE
 
-#: For a process to write its stacks: longer than one that works needs.
+#: Time for a process to write its stacks: longer than a working one needs.
 ANSWER_S = 5.0
 LOOK_S = 0.05
 JSTACK_TIMEOUT_S = 15.0
-#: At once: each is a JVM of its own.
+#: Most jstack processes at once: each is a JVM of its own.
 JSTACKS_MAX = 4
-#: Of a process that got SIGSTOP, in its status.
+#: Status of a process that got SIGSTOP.
 STOPPED = "T"
-#: After its time a test has so long to end by itself: a thread in C code takes no signal.
+#: After its timeout a test has this time to end by itself: a thread in C code handles no signal.
 GRACE_S = 20.0
-#: With which a process of the run ends whose test does not.
+#: Exit code of a process of the run whose test does not end.
 EXIT_CODE = 75
 
 
 def of_processes(pids: Mapping[int, str]) -> str:
-    """The stacks of this process and of others, given with their command lines."""
+    """Return the stacks of this process and of others, which are given with their command lines."""
     parts = [f"===== {os.getpid()} (this process)\n{_own()}"]
     java = [pid for pid in pids if _is_java(pid)]
-    # Processes forked from one another write to one file, so they are asked one after another; jstack takes seconds.
+    # Forked processes write to one file, so they are asked one after another; jstack takes seconds.
     with ThreadPoolExecutor(JSTACKS_MAX) as pool:
         shown = dict(zip(java, pool.map(of_process, java), strict=True))
     for pid, command in sorted(pids.items()):
@@ -48,7 +48,7 @@ def of_processes(pids: Mapping[int, str]) -> str:
 
 
 def of_process(pid: int) -> str:
-    """The stacks of a process, or why there are none."""
+    """Return the stacks of a process, or why there are none."""
     try:
         if _status(pid, "State") == STOPPED:
             return "(it is stopped by a signal)"
@@ -86,14 +86,14 @@ def _of_python(pid: int) -> str:
     while time.monotonic() < deadline:
         time.sleep(LOOK_S)
         now = file.stat().st_size
-        if now > before and now == size:  # nothing more has come
+        if now > before and now == size:  # the file grows no more
             break
         size = now
     return file.read_bytes()[before:].decode(errors="replace") or "(no answer)"
 
 
 def _parent(pid: int) -> int:
-    """Of a forked process: it writes to the file of the one that it comes from."""
+    """Return the parent of a forked process, which writes to the same file."""
     return int(_status(pid, "PPid"))
 
 
@@ -109,10 +109,13 @@ def _status(pid: int, name: str) -> str:
 
 
 class Watchdog:
-    """Takes the stacks of the run when a test has taken nearly all of its time, and ends the process where the test does not end then."""
+    """A watchdog for one test.
+
+    It collects the stacks of the run when the test has used nearly all of its time, and ends the process if the test does not end.
+    """
 
     def __init__(self, limit_s: float, processes: Callable[[], dict[int, str]], say: Callable[[str], None]) -> None:
-        """``processes`` gives those of the run but for this one; ``say`` gets what must be said though this process ends."""
+        """Create a watchdog. ``processes`` returns the other processes of the run; ``say`` gets the report before this process ends."""
         self._stacks = ""
         self._processes = processes
         self._say = say
@@ -121,20 +124,20 @@ class Watchdog:
         self._timers = [threading.Timer(limit_s - early_s, self._take), threading.Timer(limit_s + GRACE_S, self._end)]
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the timers."""
         for timer in self._timers:
             timer.daemon = True
             timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """The test has ended."""
+        """Cancel the timers, because the test has ended."""
         for timer in self._timers:
             timer.cancel()
 
     @property
     def stacks(self) -> str:
-        """The stacks that were taken, "" where the test ended in time. Waits for stacks that are being taken."""
+        """Return the collected stacks, "" if the test ended in time. Waits for a collection that is running."""
         if self._taking.is_set():
             self._timers[0].join(JSTACK_TIMEOUT_S)
         return self._stacks

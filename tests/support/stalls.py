@@ -1,4 +1,4 @@
-"""Whether a broker kept its clients waiting, by its own histogram of event loop stalls: no turn may take longer than 50 ms."""
+"""Stalls of a broker, by its own histogram of event loop stalls: no turn may take longer than 50 ms."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 from tests.support.speed import SLOWNESS
 
-#: Processor time of one turn.
+#: Longest processor time of one turn.
 TURN_S_MAX: Final = 0.05 * SLOWNESS
 _BUCKET = re.compile(r'^bascule_event_loop_stall_seconds_bucket\{le="([^"]+)"\} ([0-9.e+]+)$', re.MULTILINE)
 
 
 class Stall(NamedTuple):
-    """Turns of a broker that were too long: when they were seen (s since the epoch), how many, and a bound that the longest kept."""
+    """Turns of a broker that were too long: when they were seen (s since the epoch), their number, and an upper bound of the longest."""
 
     at_s: float
     part: str
@@ -28,14 +28,14 @@ class Stall(NamedTuple):
 
 
 class StallLog:
-    """What brokers have said of their stalls. Each process begins to count anew."""
+    """A collection of brokers' stalls. Each process begins to count anew."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], Mapping[float, float]] = {}
         self.found: list[Stall] = []
 
     def take(self, at_s: float, part: str, pid: int, metrics: str) -> None:
-        """Take in the metrics of a process."""
+        """Add the metrics of a process."""
         counts = turns_above(metrics)
         before = self._counts.get((part, pid), {})
         self._counts[part, pid] = counts
@@ -46,7 +46,7 @@ class StallLog:
 
 
 def longest_turn_s(metrics: str, since: str = "") -> float:
-    """Return a bound that the longest turn of a process kept. ``since`` are its earlier metrics, whose turns do not count."""
+    """Return an upper bound of the longest turn of a process. Turns in its earlier metrics ``since`` do not count."""
     earlier = {bound: float(text) for bound, text in _BUCKET.findall(since)}
     below, longest_s = 0.0, 0.0
     for bound, text in _BUCKET.findall(metrics):
@@ -57,7 +57,7 @@ def longest_turn_s(metrics: str, since: str = "") -> float:
 
 
 def turns_above(metrics: str) -> dict[float, float]:
-    """Return, for each bound of the histogram in whose bucket a turn is too long, the turns in it."""
+    """Return the number of turns in each bucket of the histogram with too long turns, by its upper bound."""
     found: dict[float, float] = {}
     below, lower_s = 0.0, 0.0
     for bound, text in _BUCKET.findall(metrics):

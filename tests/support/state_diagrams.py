@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import bascule
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "internals" / "state-machines.md"
-#: Packages that hold protocols. Others import Spark or open sockets when they are imported.
+#: Packages that have protocols. Other packages import Spark or open sockets when they are imported.
 PACKAGES: Final = ("adapter", "amqp", "broker", "journal", "writer", "xa")
 HEAD: Final = """# State machines
 
@@ -28,7 +28,7 @@ with them. How the product and the simulator run the protocols: [simulation](sim
 
 
 class Machine(NamedTuple):
-    """A table, and where it stands."""
+    """A state table, and its place in the product."""
 
     module: str
     name: str
@@ -36,12 +36,12 @@ class Machine(NamedTuple):
 
     @property
     def states(self) -> type[enum.Enum]:
-        """The enumeration of the states."""
+        """Return the enumeration of the states."""
         return type(next(iter(self.table))[0])
 
 
 def is_table(value: object) -> bool:
-    """Whether a module constant is a state table."""
+    """Return True if a module constant is a state table."""
     return (
         isinstance(value, Mapping)
         and bool(value)
@@ -51,7 +51,7 @@ def is_table(value: object) -> bool:
 
 
 def machines() -> Iterator[Machine]:
-    """Every state machine of the product, by module."""
+    """Yield every state machine of the product, by module."""
     for package in PACKAGES:
         for found in pkgutil.walk_packages([str(Path(bascule.__file__).parent / package)], f"bascule.{package}."):
             module = importlib.import_module(found.name)
@@ -61,12 +61,12 @@ def machines() -> Iterator[Machine]:
 
 
 def label(member: enum.Enum) -> str:
-    """What a diagram calls a state or an event: its value where that is a text, else its name."""
+    """Return the name of a state or an event in a diagram: its value if that is a text, else its name."""
     return member.value if isinstance(member.value, str) else member.name.lower().replace("_", " ")
 
 
 def diagram(machine: Machine) -> str:
-    """A table as a Mermaid state diagram. Its first state is where the machine starts."""
+    """Return a table as a Mermaid state diagram. The machine starts in the first state."""
     names = {state: f"s{number}" for number, state in enumerate(machine.states)}
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {names[next(iter(machine.states))]}"]
     used = {state for (before, _), after in machine.table.items() for state in (before, after)}
@@ -79,7 +79,7 @@ def diagram(machine: Machine) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for machine in machines():
         what = (machine.states.__doc__ or "").strip().splitlines()[0]

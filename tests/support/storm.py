@@ -1,4 +1,4 @@
-"""Java clients that work on through crashes (java/Storm.java), and the history they write."""
+"""Java clients that continue through crashes (java/Storm.java), and the history that they write."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.support.history import Operation, read_history
 from tests.support.java import java_command
 
 END_TIMEOUT_S = 120.0
-#: Of a client that stands still, so many lines of its history tell how it came to that.
+#: Lines of the history of a stalled client that a report shows.
 LAST_LINES = 12
 
 
 class Storm:
-    """A JVM with one or more clients: ``send:A``, ``send-tx:A``, ``move:A>B``, ``take:B``; they begin at once."""
+    """A JVM with one or more clients: ``send:A``, ``send-tx:A``, ``move:A>B``, ``take:B``. They begin at once."""
 
     def __init__(self, url: str, directory: Path, *clients: str, name: str = "storm", **options: object) -> None:
-        """Options as of Storm.java, ``quiet_s`` for --quiet-s. Returns when all clients are connected."""
+        """Start the clients, and return when all are connected. Options are those of Storm.java, ``quiet_s`` for --quiet-s."""
         self._name = name
         self.history_file = directory / f"{name}.history"
         arguments = ["--url", url, "--history", str(self.history_file), "--clients", " ".join(clients), "--name", name]
@@ -35,33 +35,36 @@ class Storm:
         self._read("ready")
 
     def __enter__(self) -> Self:
-        """The storm, which blows already."""
+        """Return the storm, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, if it has not ended."""
+        """End the JVM, if it has not ended."""
         if self._process.poll() is None:
             self.kill()
         self._process.communicate()
 
     @property
     def pid(self) -> int:
-        """The process id of the JVM."""
+        """Return the process id of the JVM."""
         return self._process.pid
 
     def kill(self) -> None:
-        """End it by SIGKILL, clients and all."""
+        """End the JVM with all clients by SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def stop_senders(self) -> None:
-        """Senders stop, the others go on; returns when the senders have ended. Call ``stop`` after it. Raises Unavailable."""
+        """Stop the senders, and return when they have ended; the other clients continue. Call ``stop`` after this. Raises Unavailable."""
         self._tell("stop-senders")
         self._read("senders-ended")
         self._senders_ended = True
 
     def stop(self) -> dict[str, Any]:
-        """All stop, receivers once nothing has come for ``quiet_s``. Returns how many messages had which outcome. Raises Unavailable."""
+        """Stop all clients, receivers once nothing has come for ``quiet_s``. Return the numbers of messages by outcome.
+
+        Raises Unavailable.
+        """
         if not self._senders_ended:
             self.stop_senders()
         self._tell("stop")
@@ -70,7 +73,7 @@ class Storm:
         return counts
 
     def standing(self) -> str:
-        """What each client that has not ended did last, and what it and the threads that connect anew do now."""
+        """Return the last lines of each client that has not ended, and the current stacks of its threads and of those that reconnect."""
         jstack = [str(find_jdk().home / "bin" / "jstack"), str(self.pid)]
         threads = subprocess.run(jstack, capture_output=True, text=True, timeout=END_TIMEOUT_S, check=False).stdout.split("\n\n")
         stacks = [(thread.partition('"')[2].partition('"')[0], thread) for thread in threads]
@@ -84,7 +87,7 @@ class Storm:
         return "\n".join(said)
 
     def history(self) -> list[Operation]:
-        """What was done so far."""
+        """Return the operations so far."""
         return read_history(self.history_file)
 
     def _tell(self, line: str) -> None:

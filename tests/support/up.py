@@ -1,4 +1,4 @@
-"""``bascule up`` as a user starts it, on free ports, in a directory of its own: for the demo and the bench."""
+"""A ``bascule up`` as a user starts it, on free ports, in its own directory: for the demo and the benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 from bascule.embedded.process import Child
 from tests.support.speed import SLOWNESS
 
-#: With pipelines, on a loaded machine.
+#: Longest start, with pipelines, on a loaded machine.
 START_TIMEOUT_S = 180.0 * SLOWNESS
 STOP_TIMEOUT_S = 60.0 * SLOWNESS
 ANSWER_S = 10.0
@@ -23,7 +23,7 @@ class Up:
     """A running ``bascule up``. Enter it in a thread that stays."""
 
     def __init__(self, directory: Path, *options: str | Path) -> None:
-        """``options`` are added to the command line."""
+        """Prepare the command. ``options`` are added to the command line."""
         self.data_dir = directory / "data"
         self._log = directory / "up.log"
         command = Path(sys.executable).with_name("bascule")
@@ -31,28 +31,28 @@ class Up:
         self._child = Child([command, "up", "--data-dir", self.data_dir, *ports, *options], log_file=self._log, name="bascule up")
 
     def __enter__(self) -> Self:
-        """Start it; returns when it serves. Raises NotStarted."""
+        """Start the command; return when it is ready. Raises NotStarted."""
         self._child.start()
         self._child.wait_ready(lambda: READY.search(self._log.read_text()) is not None, START_TIMEOUT_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the command."""
         self._child.stop(STOP_TIMEOUT_S)
 
     @property
     def url(self) -> str:
-        """Where AMQP clients connect."""
+        """Return the URL for AMQP clients."""
         return self._ready[0]
 
     @property
     def kafka(self) -> str:
-        """The embedded Kafka's address."""
+        """Return the address of the embedded Kafka."""
         return self._ready[1]
 
     @property
     def admin(self) -> str:
-        """Where the admin server answers."""
+        """Return the URL of the admin server."""
         return self._ready[2]
 
     @property
@@ -61,11 +61,11 @@ class Up:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Process ids by part; None while a part is down."""
+        """Return process ids by part; None for a part that does not run."""
         found: dict[str, int | None] = json.loads((self.data_dir / "pids.json").read_text())
         return found
 
     def ask(self, path: str) -> Any:
-        """What the admin server shows under a path. Raises OSError."""
+        """Return what the admin server shows under a path. Raises OSError."""
         with urllib.request.urlopen(f"{self.admin}/{path}", timeout=ANSWER_S) as answer:
             return json.load(answer)

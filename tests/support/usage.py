@@ -1,4 +1,4 @@
-"""What processes and directories take of the machine, as Linux tells it."""
+"""The resources that processes and directories use, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Literal
 
 MIB = 1 << 20
-#: In which ``stat`` counts what a file takes of the disk, whatever the disk's own are.
+#: The unit in which ``stat`` counts disk usage, whatever the block size of the disk is.
 _BLOCK_BYTES = 512
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(pid: int, what: Literal["VmRSS", "VmHWM"] = "VmRSS") -> float:
-    """Resident memory of a process: now, or at its most (``VmHWM``). Raises OSError when it has ended."""
+    """Return the resident memory of a process in MiB: now, or its maximum (``VmHWM``). Raises OSError if the process has ended."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) / 1024
-    raise ProcessLookupError(f"process {pid} has ended")  # and waits for its parent to ask how
+    raise ProcessLookupError(f"process {pid} has ended")  # the process waits for its parent to read its exit status
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process so far, all threads. Raises OSError when it has ended."""
+    """Return the processor time of a process so far, of all threads. Raises OSError if the process has ended."""
     return _cpu_s(Path(f"/proc/{pid}/stat"))
 
 
 def main_thread_cpu_s(pid: int) -> float:
-    """The same of its first thread, which is that of a broker's event loop. Raises OSError when it has ended."""
+    """Return the processor time of the first thread, which in a broker runs the event loop. Raises OSError if the process has ended."""
     return _cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
 
 
@@ -36,7 +36,7 @@ def _cpu_s(stat: Path) -> float:
 
 
 def disk_mib(directory: Path) -> float:
-    """What the files below a directory take of the disk; Kafka's indexes are files with holes. 0 when it is not there."""
+    """Return the disk usage of the files below a directory in MiB; Kafka's indexes are sparse files. 0 if the directory does not exist."""
     size_bytes = 0
     for file in directory.rglob("*"):
         try:

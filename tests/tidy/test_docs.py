@@ -111,15 +111,44 @@ def test_a_promise_says_which_of_its_tests_are_slow() -> None:
     assert [f"{file}::{test}" for file, test, said in kept_by if bool(said) != (test in slow_functions(ROOT / "tests" / file))] == []
 
 
+def test_each_row_of_promises_names_a_test_that_every_run_has() -> None:
+    slow_alone = []
+    for line in (DOCS / "guarantees.md").read_text().splitlines():
+        kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`( \(slow\))?", line)
+        if kept_by and all(slow for _, _, slow in kept_by):
+            slow_alone.append(line.split("|")[1].strip())
+    assert slow_alone == []
+
+
+def test_each_test_that_moved_to_the_slow_ones_is_slow_and_what_keeps_its_promise_is_not() -> None:
+    page = (DOCS / "internals" / "tests.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+\.py)::(\w+)` \| \d+ s \| ([^|]+) \|$", page, re.MULTILINE)
+    assert rows
+    wrong = []
+    for file, moved, keepers in rows:
+        if moved not in slow_functions(ROOT / "tests" / file):
+            wrong.append(f"{file}::{moved} is not slow")
+        found = re.findall(r"`([\w/]+\.py)::(\w+)`", keepers)
+        if not found:
+            wrong.append(f"nothing keeps the promise of {file}::{moved}")
+        for other, test in found:
+            if test not in functions(ROOT / "tests" / other) or test in slow_functions(ROOT / "tests" / other):
+                wrong.append(f"{other}::{test} is not a test of every run")
+    assert wrong == []
+
+
+#: Decorators of tests that only `make slow` runs; the second one counts where a service is at hand.
+_SLOW, _SLOW_ON_KAFKA = "pytest.mark.slow", "pytest.mark.on_mock_cluster"
+
+
 @cache
 def slow_functions(file: Path) -> set[str]:
     """Those that only `make slow` runs, with all of their parameters."""
     tree = ast.parse(file.read_bytes())
-    marked = {
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and "pytest.mark.slow" in map(ast.unparse, node.decorator_list)
-    }
+    marks = {_SLOW, *([_SLOW_ON_KAFKA] if file.parent.name == "scenarios" else [])}
+    marked = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and marks & set(map(ast.unparse, node.decorator_list))}
     all_of_them = any(
-        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and "pytest.mark.slow" in ast.unparse(node.value)
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and _SLOW in ast.unparse(node.value)
         for node in tree.body
     )
     return functions(file) if all_of_them else marked
@@ -127,9 +156,12 @@ def slow_functions(file: Path) -> set[str]:
 
 @cache
 def functions(file: Path) -> set[str]:
+    """Those that a file defines, and the tests that it imports to run them on something else."""
     if not file.exists():
         return set()
-    return {node.name for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    tree = ast.parse(file.read_bytes())
+    imported = {each.name for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names if each.name.startswith("test_")}
+    return imported | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_the_module_map_has_every_package() -> None:

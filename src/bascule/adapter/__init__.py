@@ -1,4 +1,4 @@
-"""The Kafka resource adapter: records into endpoints, and messages out of them, within a transaction or without."""
+"""The Kafka resource adapter: calls endpoints for records and sends messages, with or without a transaction."""
 
 from bascule.core.extras import require
 

@@ -49,7 +49,7 @@ def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bo
     if deliveries or begun:
         session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more))
     if more:
-        # Deliveries sent before the next piece may have ids of the range, if the peer made it wider than what it has received.
+        # Deliveries sent before the next piece may have ids of the range, if the range includes ids that the peer has not received.
         last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX
         session.connection.unfinished = partial(_go_on, session, (by_receiver, first, last, settled, frame[-1]))
 

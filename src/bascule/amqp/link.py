@@ -339,7 +339,10 @@ class ReceiverLink(Link):
         self._size_bytes_max = session.limits.message_size_bytes_max
 
     def flow(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
-        """Set the credit to ``credit`` messages from now on; with ``drain``, the peer sends what it has and returns the rest."""
+        """Set the credit to ``credit`` messages from now on.
+
+        With ``drain``, the peer sends the messages that it has and returns the rest.
+        """
         self.credit, self.drain = credit, drain
         self.send_flow(echo)
 

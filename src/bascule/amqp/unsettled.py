@@ -90,7 +90,7 @@ class SentDeliveries:
         return len(self._undecided.by_id) + len(self._decided.by_id)
 
     def by_id(self) -> dict[int, Delivery]:
-        """All deliveries by id."""
+        """Return all deliveries by id."""
         return self._undecided.by_id | self._decided.by_id
 
     def add(self, delivery: Delivery) -> None:
@@ -125,6 +125,9 @@ class SentDeliveries:
 
     def pop_link(self, link: SenderLink) -> list[Delivery]:
         """Remove and return the deliveries of a link that has ended."""
+        if len(link.held) == len(self):  # the session has no other link with deliveries
+            link.held = set()
+            return self.clear()
         held, link.held = link.held, set()
         popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
         return [delivery for delivery in popped if delivery is not None]

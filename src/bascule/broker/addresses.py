@@ -1,4 +1,4 @@
-"""Addresses and what is bound to them: where a message goes."""
+"""The address book: which queues, subscriptions and diverts are bound to an address, and thus where a message goes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bascule.core.address_index import AddressIndex
 from bascule.core.destination import Routing, has_wildcards
 from bascule.journal.records import EncodedRoute
 
-#: Names that only the broker gives: a temporary destination is never made by asking for it.
+#: Prefix of names that only the broker gives: a client cannot create a temporary destination by its name.
 TEMPORARY_PREFIX = "temp."
 
 
@@ -26,49 +26,48 @@ class ExclusiveDivert(NamedTuple):
     name: str
     pattern: str
     matches: Callable[[bytes], bool]
-    from_kafka: bool = False  # whether it takes what came from Kafka too
+    from_kafka: bool = False  # whether it also takes messages from Kafka
 
 
 @dataclass(frozen=True, slots=True)
 class Diverts:
-    """What the broker must know of the diverts; all else is the pipelines' business."""
+    """The settings of diverts that the broker needs."""
 
     exclusive: tuple[ExclusiveDivert, ...] = ()
-    patterns: tuple[str, ...] = ()  # of all diverts: a non-persistent message on such an address is journaled for them
-    #: Addresses whose persistent messages are journaled also where nothing durable wants them (docs/adr/0002).
+    patterns: tuple[str, ...] = ()  # of all diverts: non-persistent messages on such an address are journaled for them
+    #: Addresses whose persistent messages are journaled even if no durable queue and no divert wants them (docs/adr/0002).
     replayable: tuple[str, ...] = ("#",)
-    names: tuple[str, ...] = ()  # of all that are enabled: the start of an epoch tells the pipelines
+    names: tuple[str, ...] = ()  # of all enabled diverts; written into the start record of the epoch, for the pipelines
 
 
 def durable_ids(queues: Iterable[BrokerQueue]) -> tuple[int, ...]:
-    """The ids of those queues that are in the journal."""
+    """Return the ids of the queues that are in the journal."""
     return tuple(queue.id for queue in queues if queue.durable)
 
 
 class Route(NamedTuple):
-    """Where messages to an address go."""
+    """The destinations of messages to one address."""
 
     queues: tuple[BrokerQueue, ...]
-    target: EncodedRoute  # the address and those of the queues that are in the journal, as a record has them
+    target: EncodedRoute  # the address and the ids of its durable queues, as in a journal record
     exclusive: tuple[ExclusiveDivert, ...]
     diverted: bool
     recorded: bool  # a persistent message is journaled: see Diverts.replayable
     filtered: bool  # some queue has a selector or refuses messages of its own connection
     limited: bool  # some queue has a maximum depth
-    expiring: bool  # the address has a say in when messages expire
-    steps: int  # of finding the queues that want a message, and putting it into them
+    expiring: bool  # the settings of the address can change the expiry of messages
+    steps: int  # to find the queues that want a message, and to put it into them
 
 
-#: Steps of the selectors of all subscriptions of one address, together with all subscriptions whose address has wildcards: the broker
-#: evaluates them for a message in one turn.
+#: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
 SELECTOR_STEPS_MAX = 50_000
-#: Steps of deciding a message for one queue.
+#: Steps to decide for one queue whether it gets a message.
 PUT_STEPS = 2
-#: Maximum number of addresses whose route is cached: anonymous producers may name any number of addresses. Routes are cheap to compute.
+#: Most routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
 ROUTES_MAX = 10_000
 
 
-#: Stands for all addresses with wildcards: a message may match any number of them.
+#: The key of all addresses with wildcards, since a message may match any number of them.
 _WILDCARDS = "#"
 
 
@@ -78,32 +77,32 @@ def _steps_key(address: str) -> str:
 
 @dataclass(slots=True)
 class AddressBook:
-    """All queues by id, by name and by address; routes are worked out once and kept until a binding changes."""
+    """All queues by id, by name and by address. Routes are computed once and kept until a binding changes."""
 
     policy: Policy
     memory: MemoryAccount
     diverts: Diverts = field(default_factory=Diverts)
-    producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # links that send to an address
+    producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # number of links that send to an address
     temporary: set[str] = field(default_factory=set)  # names of temporary destinations
     queues: dict[int, BrokerQueue] = field(default_factory=dict)
-    anycast: dict[str, BrokerQueue] = field(default_factory=dict)  # by address, which is the queue's name too
+    anycast: dict[str, BrokerQueue] = field(default_factory=dict)  # by address, which is also the name of the queue
     subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
     queues_of: Counter[str] = field(default_factory=Counter)  # queues and subscriptions, by the user who created them
-    durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # the same of durable subscriptions
+    durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # durable subscriptions, by the user who created them
     _bound: AddressIndex[BrokerQueue] = field(default_factory=AddressIndex)  # subscriptions, by the pattern of their address
     _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
-    routes_bytes: int = 0  # what the routes take that are worked out and kept
-    names_bytes: int = 0  # what the names of queues take
+    routes_bytes: int = 0  # bytes of the routes that are kept
+    names_bytes: int = 0  # bytes of the names of queues
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
-    _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; all with wildcards together
+    _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
 
     def add(self, queue: BrokerQueue) -> None:
-        """A queue is bound to its address."""
+        """Bind a queue to its address."""
         self.queues[queue.id] = queue
         if queue.routing is Routing.ANYCAST:
             self.anycast[queue.name] = queue
@@ -115,7 +114,7 @@ class AddressBook:
         self.forget_routes()
 
     def remove(self, queue: BrokerQueue) -> None:
-        """A queue is gone."""
+        """Remove a queue."""
         if self.queues.pop(queue.id, None) is not None:
             self._count(queue, -1)
             self.memory.selector_chars -= len(queue.selector_text)
@@ -127,7 +126,7 @@ class AddressBook:
         self.forget_routes()
 
     def check_selector(self, queue: BrokerQueue) -> None:
-        """Check that the messages of an address have time for the selector of one more subscription. Raises ResourceLimit."""
+        """Check that the selectors of an address stay within their limit of steps with one more subscription. Raises ResourceLimit."""
         steps = queue.wanting_steps
         if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
             whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
@@ -151,7 +150,7 @@ class AddressBook:
                 del count[queue.user]
 
     def use(self, diverts: Diverts) -> None:
-        """The diverts that are configured now."""
+        """Use the diverts of the current configuration."""
         self.diverts = diverts
         self._exclusive = AddressIndex((divert.pattern, divert) for divert in diverts.exclusive)
         self._diverted = AddressIndex((pattern, pattern) for pattern in diverts.patterns)
@@ -159,7 +158,7 @@ class AddressBook:
         self.forget_routes()
 
     def route(self, address: str, routing: Routing) -> Route:
-        """Where a message sent to ``address`` in this way goes."""
+        """Return the route of messages that are sent to ``address`` as ``routing`` says."""
         key = (address, routing)
         route = self._routes.get(key)
         if route is None:
@@ -197,14 +196,14 @@ class AddressBook:
         )
 
     def forget_routes(self) -> None:
-        """Work routes out once more, when they are asked for."""
+        """Drop all routes; they are computed again when they are needed."""
         self._routes.clear()
         self.routes_bytes = 0
 
     def knows(self, address: str, routing: Routing) -> bool:
-        """Whether a message to the address, or a consumer of it, would find it and not create it.
+        """Return True if a message to the address, or a consumer of the address, would not have to create it.
 
-        Nobody creates a temporary destination by its name, and the owner has created what the configuration names.
+        Clients cannot create temporary destinations by name, and the owner of the broker has created what the configuration names.
         """
         if address.startswith(TEMPORARY_PREFIX):
             return True

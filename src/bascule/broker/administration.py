@@ -1,8 +1,8 @@
-"""What an administrator does with a queue: purge, move, return dead letters, delete.
+"""Actions of an administrator on a queue: purge, move, return dead letters, delete.
 
-Long actions are generators: each step is whole in itself (a message is in one queue or in the other, in memory and in the journal), takes
-little time, and yields how far the action has come; between steps the shell lets clients have their turn. What arrives after an action
-began is left alone.
+Long actions are generators. Each step is complete in itself (a message is in one queue or in the other, in memory and in the journal),
+takes little time, and yields the progress of the action. The shell serves clients between the steps. Messages that arrive after an action
+began are left alone.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from bascule.jms.ids import message_id_text
 from bascule.jms.sections import TIME_MAX_MS, message_annotation, property_fields_of
 from bascule.jms.selector import Selector
 
-#: The address in the journal of a message that goes to one queue by name: no pattern of a divert matches it.
+#: The journal address of a message that goes to one queue by name. No pattern of a divert matches this address.
 NOWHERE = "."
-#: One step: about a hundredth of a second, and so much in flight to the journal.
+#: Limits of one step: about 10 ms, and this many bytes in flight to the journal.
 STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
-#: Steps of dealing with a message, at least.
+#: Least steps to process one message.
 ACT_STEPS = 40
-#: Characters of an annotation text in a list of dead letters. One answer lists up to a thousand dead letters.
+#: Most characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
 TEXT_MAX = 1_000
-#: Why a message is left of which the broker could not dispose.
+#: The reason reported for a message that was left because of an unexpected error.
 FAILED = "the broker failed; see the broker's log"
 
 
 class InUse(InvalidInput):
-    """The queue has messages or consumers; deleting it needs ``force``."""
+    """Raised if a queue with messages or consumers is deleted without ``force``."""
 
     condition = "amqp:resource-locked"
     http_status = 409
@@ -59,22 +59,22 @@ class InUse(InvalidInput):
 
 @dataclass(slots=True)
 class Progress:
-    """How far an action has come: messages dealt with, and how many were left where they are, by the reason."""
+    """The progress of an action: the number of processed messages, and of messages left in place, by reason."""
 
     done: int = 0
     left: dict[str, int] = field(default_factory=dict)
 
 
-#: Deals with one message that waits, taking it out of its queue; raises BasculeError, having done nothing, to leave it.
+#: Processes one waiting message and takes it out of its queue. Raises BasculeError, without any change, to leave the message.
 _Act = Callable[[BrokerMessage], None]
 
 
 def _any_queue(_queue: BrokerQueue) -> None:
-    """The caller may return messages to any queue."""
+    """Allow the caller to return messages to any queue."""
 
 
 def purge(engine: Engine, queue: BrokerQueue, selector: Selector | None = None) -> Iterator[Progress]:
-    """Messages that nobody holds are gone, also those that wait for their time."""
+    """Remove all messages that nobody holds, delayed messages included."""
 
     def act(message: BrokerMessage) -> None:
         engine.gone(queue, message)
@@ -84,7 +84,7 @@ def purge(engine: Engine, queue: BrokerQueue, selector: Selector | None = None) 
 
 
 def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
-    """Messages that wait go to another queue, as if sent there now: diverts of that address see them. What is delayed stays delayed.
+    """Move waiting messages to another queue as if they were sent there now: diverts of that address see them. Delays are kept.
 
     Raises InvalidInput, UnknownAddress, ResourceLimit.
     """
@@ -104,10 +104,10 @@ def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | 
 def return_dead_letters(
     engine: Engine, queue: BrokerQueue, selector: Selector | None = None, check: Callable[[BrokerQueue], None] = _any_queue
 ) -> Iterator[Progress]:
-    """Return dead letters to the queue or subscription that they came from, and to no other.
+    """Return dead letters to the queue or subscription that they came from.
 
-    Diverts do not see them again: they had the message when it was sent. ``check`` raises a BasculeError for a queue to which the caller
-    may return no message.
+    Diverts do not see the messages again: they had each message when it was sent. ``check`` raises a BasculeError for a queue to which the
+    caller may not return messages.
     """
 
     def act(message: BrokerMessage) -> None:
@@ -128,7 +128,7 @@ def return_dead_letters(
 
 
 def delete(engine: Engine, queue: BrokerQueue, *, force: bool = False) -> None:
-    """The queue and what it holds are gone. Raises InUse, unless forced, while it has messages or consumers."""
+    """Delete a queue with its messages. Raises InUse if the queue has messages or consumers, unless ``force`` is true."""
     messages = queue.held_messages + queue.incoming
     if not force and (queue.consumers or messages):
         raise InUse(f"queue {queue.name!r} has {messages} messages and {len(queue.consumers)} consumers; use force to delete it")
@@ -136,16 +136,16 @@ def delete(engine: Engine, queue: BrokerQueue, *, force: bool = False) -> None:
 
 
 def create(engine: Engine, name: str) -> BrokerQueue:
-    """The queue of a name, which stays from now on though nobody uses it. Raises ResourceLimit, InvalidInput."""
+    """Create a queue that stays while it is unused. Raises ResourceLimit, InvalidInput."""
     if name in engine.addresses.anycast:
         raise InvalidInput(f"queue {name!r} already exists")
     return engine.create_queue(name, name, Routing.ANYCAST)
 
 
 def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
-    """What a dead letter says of itself, by plain names; what it does not say, or cannot be read, is None.
+    """Return the description of a dead letter, by plain names. A value that is missing or cannot be read is None.
 
-    Any client may send a message with these annotations.
+    Any client may send a message with these annotations, so the values are not trustworthy.
     """
     try:
         body = engine.bodies.read(message)
@@ -171,7 +171,7 @@ def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str | int | None:
-    """A value as JSON holds it, its text cut off where it is long."""
+    """Return a value as JSON can hold it. Long texts are truncated to ``TEXT_MAX`` characters."""
     if value is None:
         return None
     if isinstance(value, int):
@@ -184,7 +184,7 @@ def _plain(value: Any) -> str | int | None:
 
 
 def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
-    """Go through the messages that wait now, in their order, and then through those that wait for their time."""
+    """Process the messages that wait now, in their order, and then the delayed messages."""
     progress = Progress()
     end = engine.next_position
     step_messages = STEP_MESSAGES
@@ -197,7 +197,7 @@ def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _
             for message in waiting:
                 place = place_of(message)
                 if message.position >= end:
-                    continue  # it came later
+                    continue  # it arrived after the action began
                 if selector is None or engine.matches(selector, message, steps):
                     size_bytes += message.size_bytes
                     _deal_with(engine, queue, message, act, progress, steps)
@@ -207,7 +207,7 @@ def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _
 
 
 def _deal_with(engine: Engine, queue: BrokerQueue, message: BrokerMessage, act: _Act, progress: Progress, steps: Allowance) -> None:
-    """Act on a message, and count what has become of it."""
+    """Process a message, and count the result."""
     turns = engine.turns
     before = turns.left
     try:
@@ -227,7 +227,7 @@ def _check_room(queue: BrokerQueue) -> None:
 
 
 def _origin(engine: Engine, body: bytes) -> BrokerQueue:
-    """Where a dead letter came from. Raises UnknownAddress, ResourceLimit."""
+    """Return the queue or subscription that a dead letter came from. Raises UnknownAddress, ResourceLimit."""
     address, name = message_annotation(body, ORIGINAL_ADDRESS), message_annotation(body, ORIGINAL_QUEUE)
     if not isinstance(address, str) or not isinstance(name, str):
         raise UnknownAddress("a client sent the message to this queue; the message has no original address")

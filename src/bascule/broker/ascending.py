@@ -17,7 +17,7 @@ SORTED_AT_ONCE: Final = 10_000
 
 
 def has(ascending: Sequence[int], mid: int) -> bool:
-    """Return whether a list contains a mid."""
+    """Return True if an ascending list contains a mid."""
     place = bisect_left(ascending, mid)
     return place < len(ascending) and ascending[place] == mid
 
@@ -31,17 +31,17 @@ def in_order(mids: Iterable[int]) -> Iterator[int]:
 
 
 def union(*lists: Iterable[int]) -> Iterator[int]:
-    """Return the mids that any of the ascending lists has, ascending, each once."""
+    """Return the mids that occur in any of the ascending lists, ascending, each once."""
     return (mid for mid, _ in groupby(merge(*lists)))
 
 
 def intersection(ascending: Iterable[int], others: Iterable[int]) -> Iterator[int]:
-    """Return the mids of an ascending list that another one has."""
+    """Return the mids of an ascending list that also occur in the other one."""
     return (mid for mid, found in _compared(ascending, others) if found)
 
 
 def difference(ascending: Iterable[int], others: Iterable[int]) -> Iterator[int]:
-    """Return the mids of an ascending list that another one lacks."""
+    """Return the mids of an ascending list that do not occur in the other one."""
     return (mid for mid, found in _compared(ascending, others) if not found)
 
 

@@ -1,10 +1,14 @@
-"""The entries of prepared branches: made of a transaction, and read, piece by piece, since they may have very many messages."""
+"""Entries of prepared branches in the journal.
+
+Both encoding and reading go message by message, since a branch may have very many messages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
+from bascule.broker.leaving import Ack
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.message import BrokerMessage, stored_group
 from bascule.broker.plans import PlanInTurns
@@ -18,28 +22,29 @@ from bascule.journal.records import Send, SendFlag, entries, packed_count_entry,
 #: Steps to encode a message, and messages of one piece.
 SEND_STEPS: Final = 5
 PIECE_SENDS: Final = 50
-#: The same of a message that was received.
-RECEIVED_STEPS: Final = 1
+#: Steps to encode a received message, and received messages of one piece.
+RECEIVED_STEPS: Final = 2
 PIECE_RECEIVED: Final = 200
 _DIGEST_FLAGS: Final = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
 class PreparePlan(PlanInTurns):
-    """The parts of the entry of the branch that a transaction is to become."""
+    """A plan that encodes the journal entry of a branch from the transaction that prepares, and collects the messages it will hold."""
 
-    __slots__ = ("_acks", "_parts", "_received", "received", "sent")
+    __slots__ = ("_acks_count", "_parts", "_received", "acks", "received", "sent")
 
     def __init__(self, transaction: LocalTransaction, account: MemoryAccount) -> None:
         self.sent = len(transaction.drafts)
-        self.received = 0  # messages that are in the journal
-        self._acks = len(transaction.acks)
+        self.received = 0  # received messages that are in the journal
+        self.acks: list[Ack] = []
+        self._acks_count = len(transaction.acks)
         self._parts: list[bytes] = []
-        self._received: dict[int, bytearray] = {}  # packed, by queue
+        self._received: dict[int, bytearray] = {}  # packed mids and delivery counts, by queue id
         super().__init__(self._encode(transaction.drafts, transaction.acks), account, transaction.size_bytes)
 
     def whole(self, transaction: LocalTransaction) -> bool:
-        """Return whether the plan is of all that a transaction has gathered."""
-        return (self.sent, self._acks) == (len(transaction.drafts), len(transaction.acks))
+        """Return whether the plan contains all messages and acknowledgements of the transaction."""
+        return (self.sent, self._acks_count) == (len(transaction.drafts), len(transaction.acks))
 
     def _encode(self, drafts: Sequence[Draft], acks: Sequence[tuple[QueueConsumer, BrokerMessage]]) -> Generator[int, None, None]:
         for first in range(0, len(drafts), PIECE_SENDS):
@@ -55,6 +60,7 @@ class PreparePlan(PlanInTurns):
         counts: dict[int, list[tuple[int, int]]] = {}
         for consumer, message in acks:
             queue = consumer.queue
+            self.acks.append((queue, message))
             if queue.durable and message.mid >= 0:
                 counts.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
                 self.received += 1
@@ -62,14 +68,17 @@ class PreparePlan(PlanInTurns):
             self._received.setdefault(queue_id, bytearray()).extend(packed_counts(found))
 
     def entry(self, xid: Xid, since_ms: int, container: str) -> bytes:
-        """Return the entry; what is not encoded yet is encoded now. Raises what encoding has raised."""
+        """Return the journal entry. Encode the parts that the turns have not encoded yet.
+
+        Raises the error that an earlier turn has raised.
+        """
         self.finish()
         received = (packed_count_entry(queue, packed) for queue, packed in self._received.items())
         return branch_entry(xid, since_ms, container, (*self._parts, *received))
 
 
 def drafts_of(entry: bytes) -> Iterator[Draft]:
-    """Return the messages of a prepared branch, by its entry."""
+    """Yield the sends of a prepared branch, decoded from its journal entry."""
     _, start, end = next(entries(entry, 0))
     container, sends = prepared_sends(entry, start, end)
     for send in sends:

@@ -1,6 +1,6 @@
-"""Requests about transaction branches, without IO: what each does to the engine, and what its answer says.
+"""Requests about transaction branches, without IO: the effect of each request on the engine, and its answer.
 
-docs/reference/amqp.md has each request and answer. The management node and the simulation carry them out.
+docs/reference/amqp.md describes each request and answer. The management node and the simulation call this module.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FORGOTTEN: Final = "forgotten"
 
 
 class RequestViolation(enum.StrEnum):
-    """Rules of the requests that a test breaks."""
+    """Rules of the requests that a test can break."""
 
-    #: A prepared transaction stays its connection's, and is rolled back with it.
+    #: A prepared transaction stays with its connection, and is rolled back when the connection ends.
     TRANSACTION_STAYS = "request-transaction-stays"
     #: The list of branches is answered from memory.
     LIST_UNSTORED = "request-list-unstored"
 
 
 class Answer(NamedTuple):
-    """The answer to a request: ``code`` is XA_OK, XA_RDONLY or a ``Code``; ``outcome`` says how a branch that is gone has ended.
+    """The answer to a request. ``code`` is XA_OK, XA_RDONLY or a ``Code``; ``outcome`` says how a branch that no longer exists ended.
 
-    It is ``FORGOTTEN`` if the branch may have ended either way, and the broker does not remember.
+    ``outcome`` is ``FORGOTTEN`` if the branch may have been committed and the broker no longer remembers its outcome.
     """
 
     status: int
@@ -58,9 +58,11 @@ Say = Callable[[Answer], None]
 
 @dataclass(slots=True)
 class BranchRequest:
-    """A request of a connection, whose local transactions are ``transactions``. ``name`` is the one that the request names, if any.
+    """A request about a branch.
 
-    ``since`` is the position of an answer that its sender had before the branch was asked to commit, if it had one.
+    ``transactions`` are the local transactions of its connection; ``name`` is the transaction that it names, or None.
+
+    ``since`` is the sequence of a journal record that the sender knows to be older than the commit of the branch, or None.
     """
 
     operation: str
@@ -69,10 +71,10 @@ class BranchRequest:
     transactions: MutableMapping[bytes, LocalTransaction]
     name: bytes | None = None
     since: int | None = None
-    plan: CommitPlan | None = None  # of the commit of a prepared branch
+    plan: CommitPlan | None = None  # the plan of the commit, if the request commits a prepared branch
 
     def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
-        """Take the named transaction from its connection; None if the connection does not have it."""
+        """Remove the named transaction from its connection and return it. Return None if the connection has no such transaction."""
         if self.name is None:
             return None
         if RequestViolation.TRANSACTION_STAYS in violations:
@@ -81,10 +83,12 @@ class BranchRequest:
 
 
 def plan(engine: Engine, request: BranchRequest) -> bool:
-    """Plan what a request decides, if that takes long. Return whether ``carry_out`` can follow in this turn.
+    """Plan the decisions of a request in short turns, if it is a prepare or a commit.
 
-    If not, the caller calls it again in the next turn, and handles nothing that came behind the request meanwhile. It must call ``drop``
-    if it does not carry the request out.
+    Return True once ``carry_out`` may be called in this turn.
+
+    If the result is False, the caller calls this function again in the next turn and handles nothing that arrived behind the request before
+    that. The caller must call ``drop`` if it does not carry out the request.
     """
     if request.operation not in ("prepare", "commit"):
         return True
@@ -99,7 +103,7 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
 
 
 def drop(engine: Engine, request: BranchRequest) -> None:
-    """A request is over, or is not carried out: nothing is kept of its plan."""
+    """Drop the plan of a request that has ended or is not carried out."""
     if request.plan is not None:
         request.plan.close()
         request.plan = None
@@ -109,11 +113,11 @@ def drop(engine: Engine, request: BranchRequest) -> None:
 
 
 def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
-    """Carry a request out; ``say`` is told the answer once, when what it says is stored."""
+    """Carry out a request. Call ``say`` once with the answer, after the journal has stored everything that the answer reports."""
     try:
         OPERATIONS[request.operation](engine, request, say, violations)
     except BasculeError as error:
-        engine.journaling.after_barrier(say, failure(error))  # another broker may have the branch by now
+        engine.journaling.after_barrier(say, failure(error))  # a fenced broker never gets past the barrier
     except Exception as error:
         engine.journaling.errors.contain(ErrorKind.REQUEST, error, operation=request.operation, xid=str(request.xid))
         engine.journaling.after_barrier(say, failure(RequestFailed("the broker failed to carry out the request; see the broker's log")))
@@ -123,12 +127,12 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
 
 
 def done(code: int = XA_OK, text: str | None = None) -> Answer:
-    """Return the answer of success."""
+    """Return the answer that reports success."""
     return Answer(200, "OK", code, text)
 
 
 def failure(error: BasculeError) -> Answer:
-    """Return the answer to a request that was not carried out, and will not be."""
+    """Return the answer to a request that failed and changes nothing."""
     outcome = None
     if isinstance(error, UnknownBranch):
         outcome = FORGOTTEN if error.forgotten else ENDINGS[error.ending] if error.ending is not None else None
@@ -168,7 +172,7 @@ def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[
 
 
 def _listing(engine: Engine, say: Say) -> Work:
-    """Answer with a list of all branches that there are now."""
+    """Answer with a list of all current branches."""
     lines = []
     for each in branches.listed(engine):
         lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
@@ -187,6 +191,6 @@ OPERATIONS: Final[dict[str, Callable[[Engine, BranchRequest, Say, Collection[enu
     "recover": _recover,
     "forget": _forget,
 }
-#: The operations that need no xid.
+#: Operations that need no xid.
 WITHOUT_XID: Final = frozenset({"recover"})
 NO_XID: Final = Xid(0, b"", b"")

@@ -1,8 +1,9 @@
-"""Transaction branches (X/Open XA): transactions that are prepared, so that any connection may end them, also after a restart.
+"""Prepared transaction branches (X/Open XA). Any connection may end a prepared branch, also after a restart of the broker.
 
-A prepared branch is its journal entry, and the messages that it has taken from queues: those are in its hands, seen and counted by nobody
-else. Its sends are in no queue; they are routed by the commit, as those of any transaction are, and compared with what was sent before
-(``_AMQ_DUPL_ID``) only then: an id that waited in a branch would shut out others, and be lost with a rollback.
+A prepared branch consists of its journal entry and of the messages that it received. Only the branch holds these messages: no consumer gets
+them and no browser shows them. The sends of the branch are in no queue. The commit routes them, as the commit of a local transaction does,
+and only then looks for duplicates (``_AMQ_DUPL_ID``). If the prepare looked for duplicates, an id in a prepared branch would cause other
+messages to be dropped, and a rollback would then lose these messages.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
-#: Maximum number and total size of branches that wait for their outcome: managers that never return must not fill the memory.
+#: Limits on the number and the size of prepared branches, so that transaction managers that never return cannot fill the memory.
 PREPARED_MAX = 10_000
 PREPARED_BYTES_MAX = 256 << 20
-#: Outcomes that are remembered, to answer clients that did not receive them.
+#: Number of outcomes that are remembered for clients that did not receive the answer.
 ENDED_MAX = 10_000
 
 COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
@@ -48,36 +49,38 @@ _FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
 
 
 class BranchViolation(enum.StrEnum):
-    """Rules of branches that a test breaks."""
+    """Rules of branches that a test can break."""
 
     #: A prepare is answered before the branch is stored.
     VOTE_UNSTORED = "branch-vote-unstored"
-    #: The sends of a branch are routed when it is prepared.
+    #: The sends of a branch are routed by its prepare.
     SENDS_AT_PREPARE = "branch-sends-at-prepare"
-    #: A branch stays prepared after its first end, and is carried out twice.
+    #: A branch stays prepared after its first outcome, and is ended twice.
     ENDED_TWICE = "branch-ended-twice"
-    #: A commit carries out all acknowledgements but one.
+    #: A commit drops the last acknowledgement.
     ACKNOWLEDGEMENT_DROPPED = "branch-acknowledgement-dropped"
     #: Messages of a branch that is rolled back are not marked as redelivered.
     ROLLBACK_UNMARKED = "branch-rollback-unmarked"
-    #: The broker forgets how branches have ended.
+    #: The broker forgets the outcomes of branches.
     ENDS_FORGOTTEN = "branch-ends-forgotten"
     #: The broker forgets which branches an administrator has ended.
     FORCED_ENDS_FORGOTTEN = "branch-forced-ends-forgotten"
-    #: The broker does not know which commits in one phase are on their way into the journal.
+    #: The broker does not know which one-phase commits are being stored.
     COMMITTING_UNKNOWN = "branch-committing-unknown"
-    #: That an administrator's end is forgotten is not journaled.
+    #: A ``forget`` of a heuristic outcome is not journaled.
     FORGET_UNJOURNALED = "branch-forget-unjournaled"
-    #: Snapshots leave prepared branches out.
+    #: Snapshots lack the prepared branches.
     SNAPSHOT_WITHOUT_PREPARED = "branch-snapshot-without-prepared"
-    #: Snapshots leave out how branches have ended.
+    #: Snapshots lack the outcomes of branches.
     SNAPSHOT_WITHOUT_ENDED = "branch-snapshot-without-ended"
-    #: Snapshots leave out which branches an administrator has ended.
+    #: Snapshots lack the branches that an administrator has ended.
     SNAPSHOT_WITHOUT_FORCED = "branch-snapshot-without-forced"
+    #: A branch whose outcome the broker has forgotten counts as rolled back.
+    FORGOTTEN_IS_ROLLED_BACK = "branch-forgotten-is-rolled-back"
 
 
 class Branch:
-    """A prepared branch. ``entry`` is what the journal says of it, ``acks`` the messages that it holds."""
+    """A prepared branch. ``entry`` is its journal entry; ``acks`` are the messages that it has received."""
 
     __slots__ = ("acks", "ending", "entry", "received", "sent", "since_ms", "stored", "xid")
 
@@ -87,50 +90,60 @@ class Branch:
         self.since_ms = since_ms
         self.sent = sent
         self.received = received
-        self.stored = stored  # the entry is in the journal: it is prepared from then on
+        self.stored = stored  # whether the journal has stored the entry; the branch is prepared from then on
         self.acks: list[tuple[BrokerQueue, BrokerMessage]] = []
-        self.ending: Ending | None = None  # decided, and not stored yet
+        self.ending: Ending | None = None  # the outcome, from the decision until the journal has stored it
 
     @classmethod
     def from_entry(cls, entry: bytes) -> Branch:
-        """The branch that a PREPARED entry of the journal describes. Raises DamagedRecord."""
+        """Return the branch that a PREPARED entry of the journal describes. Raises DamagedRecord if the entry cannot be decoded."""
         prepared = _prepared(entry)
         received = sum(len(counts) for _, counts in prepared.received)
         return cls(entry, prepared.xid, prepared.since_ms, sent=len(prepared.sends), received=received, stored=True)
 
     def taken(self) -> tuple[Received, ...]:
-        """The messages that it has received, as the journal names them."""
+        """Return the received messages, as the journal identifies them."""
         return _prepared(self.entry).received
 
 
 @dataclass(slots=True)
 class Branches:
-    """The branches of one broker, as far as they are decided; what is stored of their ends."""
+    """The branches of one broker, and the outcomes that the journal has stored."""
 
     prepared: dict[Xid, Branch] = field(default_factory=dict)
-    forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten
-    ended: dict[Xid, Ending] = field(default_factory=dict)  # the last ones, oldest first
-    #: Refused though the broker cannot say that they have not been committed.
+    forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten yet
+    ended: dict[Xid, Ending] = field(default_factory=dict)  # the last outcomes, oldest first
+    #: Branches whose rollback was requested, and that may have been committed and forgotten before.
     refused: dict[Xid, None] = field(default_factory=dict)
-    #: Of those in ``ended`` that were committed: the sequence of a journal record that is not before the commit's.
+    #: The journal sequence at the refusal, for each branch in ``refused``, and for each refused branch in ``ended``.
+    refused_at: dict[Xid, int] = field(default_factory=dict)
+    #: The largest journal sequence of a forgotten refusal; -1 if no refusal is forgotten.
+    refusals_forgotten_to: int = -1
+    #: For each committed branch in ``ended``: a sequence that is not before the journal record of the commit.
     committed_at: dict[Xid, int] = field(default_factory=dict)
-    #: Commits in journal records up to this sequence may be forgotten.
+    #: The broker may have forgotten commits in journal records up to this sequence.
     forgotten_to: int = 0
-    committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
+    committing: set[Xid] = field(default_factory=set)  # one-phase commits that are decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
+    ended_max: int | None = None  # outcomes that are remembered; None: ENDED_MAX
+
+    @property
+    def remembered_max(self) -> int:
+        """Return the number of outcomes that are remembered."""
+        return ENDED_MAX if self.ended_max is None else self.ended_max
 
     @property
     def prepared_bytes(self) -> int:
-        """What the entries of prepared branches take."""
+        """Return the total size of the journal entries of prepared branches, in bytes."""
         return sum(len(branch.entry) for branch in self.prepared.values())
 
     def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
-        """Messages in the hands of branches."""
+        """Yield the messages that prepared branches hold, with their queues."""
         for branch in self.prepared.values():
             yield from branch.acks
 
     def over(self, ended: Ended, sequence: int) -> None:
-        """The journal says so, in a record that is not behind ``sequence``."""
+        """Apply an outcome that the journal has stored, in a record that is not behind ``sequence``."""
         again = BranchViolation.ENDED_TWICE in self.violations and ended.xid not in self.ended
         branch = self.prepared.pop(ended.xid, None)
         if again and branch is not None:
@@ -145,7 +158,7 @@ class Branches:
             self.remember(ended.xid, ended.ending, sequence)
 
     def remember(self, xid: Xid, ending: Ending, sequence: int) -> None:
-        """What became of a branch, for who asks again."""
+        """Remember the outcome of a branch, in order to answer a repeated request."""
         if BranchViolation.ENDS_FORGOTTEN in self.violations:
             return
         self.ended[xid] = ending
@@ -153,35 +166,57 @@ class Branches:
             self.committed_at[xid] = sequence
         self._forget_old()
 
-    def refuse(self, xid: Xid, since: int | None = None) -> None:
-        """It is not prepared. Its prepare may still be on its way, on a connection that its client has given up: it is to fail."""
+    def refuse(self, xid: Xid, sequence: int, since: int | None = None) -> None:
+        """Make a later prepare of a branch fail. The prepare may still be on its way, on a connection that its client has given up.
+
+        ``sequence`` is the present sequence of the journal. For ``since`` see ``may_have_forgotten``.
+        """
         if self.may_have_forgotten(since):
             self.refused[xid] = None
-            if len(self.refused) > ENDED_MAX:
-                del self.refused[next(iter(self.refused))]
+            self.refused_at[xid] = sequence
+            if len(self.refused) > self.remembered_max:
+                oldest = next(iter(self.refused))
+                del self.refused[oldest]
+                self._forget_refusal(oldest)
             return
-        self.ended.setdefault(xid, Ending.ROLLED_BACK)
+        if xid not in self.ended:
+            self.ended[xid] = Ending.ROLLED_BACK
+            self.refused_at[xid] = sequence
         self._forget_old()
 
+    def may_have_refused(self, begun_at: int, since: int | None) -> bool:
+        """Return whether the broker may have forgotten the refusal of a branch.
+
+        ``begun_at`` is the journal sequence at the beginning of the branch's transaction; for ``since`` see ``may_have_forgotten``.
+        """
+        return self.refusals_forgotten_to >= min(begun_at, begun_at if since is None else since)
+
     def may_have_forgotten(self, since: int | None) -> bool:
-        """Return whether a commit may be forgotten. ``since`` is the sequence of a journal record before the commit, if that is known."""
-        return self.forgotten_to > (since or 0)
+        """Return whether the broker may have forgotten a commit.
+
+        ``since`` is the sequence of a record before the commit, or None if it is unknown.
+        """
+        return self.forgotten_to > (since or 0) and BranchViolation.FORGOTTEN_IS_ROLLED_BACK not in self.violations
 
     def loaded(self, sequence: int) -> None:
-        """A snapshot says all this: what it has no room for was committed in records up to its sequence."""
-        if len(self.ended) >= ENDED_MAX:
+        """Complete the load of a snapshot at ``sequence``. If its list of outcomes is full, older commits may be forgotten."""
+        if len(self.ended) >= self.remembered_max:
             self.forgotten_to = sequence
 
     def _forget_old(self) -> None:
-        if len(self.ended) > ENDED_MAX:
+        if len(self.ended) > self.remembered_max:
             oldest = next(iter(self.ended))
             del self.ended[oldest]
             self.forgotten_to = max(self.forgotten_to, self.committed_at.pop(oldest, 0))
+            self._forget_refusal(oldest)
+
+    def _forget_refusal(self, xid: Xid) -> None:
+        self.refusals_forgotten_to = max(self.refusals_forgotten_to, self.refused_at.pop(xid, -1))
 
     def entries(self, at_ms: int) -> Callable[[], bytes]:
-        """Return a function that makes the journal entries of all this, as far as it is stored now: a snapshot has them.
+        """Return a function that encodes the stored branches and outcomes as journal entries, for a snapshot.
 
-        The function may be called later, and in another thread.
+        The state is that of this call. The function may be called later, and in another thread.
         """
         forced, ended = list(self.forced.values()), list(self.ended.items())
         prepared = [branch.entry for branch in self.prepared.values() if branch.stored]
@@ -198,7 +233,7 @@ class Branches:
 
 
 class Listed(NamedTuple):
-    """A branch that somebody has to see to. ``ending`` is None for one that is prepared, else what an administrator made of it."""
+    """One branch in the list for transaction managers. ``ending`` is None for a prepared branch, else the heuristic outcome."""
 
     xid: Xid
     ending: Ending | None
@@ -209,9 +244,9 @@ class Listed(NamedTuple):
 
 
 def listed(engine: Engine) -> Iterator[Listed]:
-    """Return all branches that are prepared now, or were ended by an administrator and are not forgotten.
+    """Return all branches that are prepared, and those that an administrator has ended and nobody has forgotten.
 
-    They may be many: the caller can go through them over several turns.
+    There may be many branches; the caller may iterate over several turns.
     """
     branches = engine.branches
     prepared = [branch for branch in branches.prepared.values() if branch.stored]
@@ -221,16 +256,18 @@ def listed(engine: Engine) -> Iterator[Listed]:
 
 
 def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
-    """A transaction becomes a branch; ``done(True)`` once that is stored, ``done(False)`` at once where there was nothing in it.
+    """Prepare a transaction as a branch.
 
-    Without a transaction, which has gone with its connection, it may be the repeat of one whose answer was lost.
-    Raises TransactionRolledBack.
+    Call ``done(True)`` once the branch is stored, or ``done(False)`` at once if the transaction is empty.
+
+    ``transaction`` is None if the connection no longer has it. The request then may be the repetition of a prepare whose answer was lost.
+    Raises TransactionRolledBack if the transaction cannot be prepared.
     """
     branches = engine.branches
     known = branches.prepared.get(xid)
     if transaction is None:
         if known is None or known.ending is not None:
-            raise _lost(branches, xid)
+            raise _lost(engine, xid)
         engine.journaling.tell(done, True)
         return
     error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
@@ -251,7 +288,6 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
     branches.prepared[xid] = branch
-    branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
     transaction.hand_over()
     if BranchViolation.SENDS_AT_PREPARE in branches.violations:
         engine.carry_out(list(drafts_of(branch.entry)), [], len(branch.entry))
@@ -263,12 +299,14 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
 
 
 def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str) -> Branch:
-    """The branch of a transaction, whose entry is in the open record. If it raises, nothing was done."""
+    """Write the PREPARED entry of a transaction into the open record and return the branch. Changes nothing if it raises."""
     plan, since_ms = engine.local_transactions.prepare_plan(transaction), engine.clock()
     entry = plan.entry(xid, since_ms, container)
     with engine.journaling.atomic(len(entry), 0):
         engine.journaling.add(entry)
-    return Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
+    branch = Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
+    branch.acks = plan.acks
+    return branch
 
 
 def commit_one_phase(
@@ -278,20 +316,23 @@ def commit_one_phase(
     done: Callable[[BasculeError | None], None],
     since: int | None = None,
 ) -> None:
-    """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``.
+    """Commit a transaction in one phase and remember the outcome under its xid. ``transaction`` may be None, as in ``prepare``.
 
-    Raises TransactionRolledBack; UnknownBranch if the commit may have been carried out and forgotten since the record ``since``.
+    ``done`` is called as by the commit of a local transaction. Raises TransactionRolledBack if the transaction cannot be committed,
+    UnknownBranch if the broker may have carried out and forgotten the commit since the record ``since``.
     """
     branches = engine.branches
     if transaction is None:
         if xid not in branches.committing and branches.ended.get(xid) is not Ending.COMMITTED:
             if xid not in branches.ended and branches.may_have_forgotten(since):
-                branches.refuse(xid, since)
+                branches.refuse(xid, engine.journaling.confirmed_sequence, since)
                 raise _unknown(engine, xid, since)
-            raise _lost(branches, xid)
+            raise _lost(engine, xid)
         engine.journaling.tell(done, None)
         return
     error = _taken(branches, xid)
+    if error is None and branches.may_have_refused(transaction.begun_at, since):
+        error = UnknownBranch(f"a rollback of branch {xid} may have been requested; the broker remembers only the most recent requests")
     if error is not None:
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error)
@@ -311,9 +352,9 @@ def _committed(engine: Engine, ended: Ended) -> None:
 
 
 def plan_end(engine: Engine, xid: Xid, ending: Ending) -> CommitPlan | None:
-    """Begin to plan what the end of a branch decides; None if the branch is not there, or is not to be committed.
+    """Begin to plan the commit of a branch. Return None if the branch is not prepared, or if ``ending`` is not a commit.
 
-    The caller may call ``end`` once the plan is over, and must close the plan.
+    The caller calls ``end`` once the plan is complete, and must close the plan.
     """
     branch = engine.branches.prepared.get(xid)
     if branch is None or branch.ending is not None or ending not in COMMITS:
@@ -326,11 +367,11 @@ def plan_end(engine: Engine, xid: Xid, ending: Ending) -> CommitPlan | None:
 def end(
     engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], since: int | None = None, plan: CommitPlan | None = None
 ) -> None:
-    """A prepared branch is committed or rolled back; ``done()`` once that is stored. For ``since`` see ``Branches.may_have_forgotten``.
+    """Commit or roll back a prepared branch. Call ``done()`` once the outcome is stored.
 
-    ``plan`` is that of ``plan_end`` for the same xid and ending, if there is one.
+    For ``since`` see ``Branches.may_have_forgotten``. ``plan`` is the result of ``plan_end`` for the same xid and ending, or None.
 
-    Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable, RecordTooLarge. If it raises, the branch stays as it is.
+    Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable, RecordTooLarge. The branch does not change if this function raises.
     """
     branches = engine.branches
     if xid in branches.forced:
@@ -341,7 +382,7 @@ def end(
     if branch is None:
         error = _unknown(engine, xid, since)
         if ending is Ending.ROLLED_BACK:
-            branches.refuse(xid, since)
+            branches.refuse(xid, engine.journaling.confirmed_sequence, since)
         raise error
     if branch.ending is ending:
         engine.journaling.tell(done)
@@ -349,7 +390,7 @@ def end(
     if branch.ending is not None:
         raise BranchBusy(f"branch {xid} is being {_said(branch.ending)}")
     if engine.stalled is not None:
-        raise JournalUnavailable(str(engine.stalled))  # not the same error again and again: each time its frames would be kept
+        raise JournalUnavailable(str(engine.stalled))  # a new error: the same object would keep the frames of each raise
     crash.point("branch.end.before")
     ended = Ended(xid, ending, engine.clock())
     entry = ended_entry(*ended)
@@ -370,7 +411,10 @@ def end(
 
 
 def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
-    """An administrator's end of a branch has been seen to; ``done()`` once that is stored. Raises UnknownBranch."""
+    """Forget the heuristic outcome of a branch. Call ``done()`` once this is stored.
+
+    Raises UnknownBranch if no administrator has ended the branch.
+    """
     if xid not in engine.branches.forced:
         raise UnknownBranch(f"branch {xid} has not been ended by an administrator")
     ended = Ended(xid, Ending.FORGOTTEN, engine.clock())
@@ -414,7 +458,7 @@ def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | N
 
 
 def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
-    """Why no other transaction can have the name: what is there under it would be gone with this one's end."""
+    """Return why a transaction cannot use an xid, or None. Its outcome would replace what is stored under this xid."""
     if xid in branches.prepared or xid in branches.forced:
         return BranchExists(f"branch {xid} is already prepared")
     if xid in branches.committing:
@@ -426,11 +470,12 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
     return None
 
 
-def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
-    if xid in branches.prepared:  # by another transaction, whose vote holds
+def _lost(engine: Engine, xid: Xid) -> TransactionRolledBack:
+    branches = engine.branches
+    if xid in branches.prepared:  # prepared from another transaction; that vote stays valid
         exists = BranchExists(f"branch {xid} is already prepared")
         return TransactionRolledBack(str(exists), cause=exists)
-    branches.refuse(xid)
+    branches.refuse(xid, engine.journaling.confirmed_sequence)
     lost = UnknownTransaction(f"the transaction of branch {xid} does not exist: it ended with its connection")
     return TransactionRolledBack(str(lost), cause=lost)
 
@@ -438,7 +483,10 @@ def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
 def _unknown(engine: Engine, xid: Xid, since: int | None) -> UnknownBranch:
     ending = engine.branches.ended.get(xid)
     if ending is None and engine.branches.may_have_forgotten(since):
-        return UnknownBranch(f"there is no branch {xid}; the broker remembers only the last {ENDED_MAX:,} ended branches", forgotten=True)
+        return UnknownBranch(
+            f"there is no branch {xid}; the broker remembers only the last {engine.branches.remembered_max:,} ended branches",
+            forgotten=True,
+        )
     if ending is None:
         return UnknownBranch(f"there is no branch {xid}")
     return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)

@@ -1,9 +1,8 @@
-"""Collects the state of a snapshot in many turns, as it is at one confirmed sequence.
+"""Collect the state for a snapshot in many turns, as of one confirmed sequence.
 
-A walk copies the mids of the messages that each queue holds, in ascending order. Later records have higher mids, so the walk only has to go
-on at the end of each queue. A queue tells its copy which of the messages that are copied already it loses meanwhile. The last piece is done
-in one turn, between two records: it copies the few messages that are left, and with them the copies have the state at the confirmed
-sequence.
+A walk copies the mids of the messages that each queue holds, in ascending order. Later records have higher mids, so the walk only has to
+continue at the end of each queue. Each queue tells its copy which copied messages leave it meanwhile. The last piece runs in one turn,
+between two records: it copies the few remaining messages. The copies then contain the state as of the confirmed sequence.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ from bascule.journal.records import INDEX_MAX, mid_of
 LOOK_STEPS: Final = 5
 #: Queues or windows of one piece.
 PIECE_LOOKS: Final = 100
-#: Steps to copy messages of a queue that lie together, and messages that one more step copies.
+#: Steps to copy one run of messages of a queue, and the number of messages that one more step copies.
 COPY_STEPS: Final = 8
 MESSAGES_PER_STEP: Final = 4
-#: The walk is over when it copies in no more steps than this what has come since: so long takes the last piece, in one turn.
+#: The walk ends after a round that copied the new messages in at most this many steps. The last piece, which is one turn, takes about as
+#: long.
 LAST_STEPS: Final = 3_000
-#: The walk is over after so many rounds, too. The second one finds only what came during the first one, and so on.
+#: The walk also ends after this many rounds. Each round after the first copies only the messages that arrived during the round before.
 ROUNDS_MAX: Final = 5
 
 
 class CollectedQueue:
-    """The part of one queue."""
+    """The collected part of one queue."""
 
     __slots__ = ("copy", "described", "leaving", "reserved_mid", "unconfirmed", "unused_since_ms")
 
@@ -51,7 +51,7 @@ class CollectedQueue:
         self.unconfirmed: list[int] = []  # mids of messages whose acknowledgements are behind the sequence of the snapshot
 
     def take(self, queue: BrokerQueue, limit: int) -> Work:
-        """Copy the messages up to a mid that are not copied yet."""
+        """Copy the messages that are not copied yet, up to the mid ``limit``."""
         copy = self.copy
         while copy.passed_mid < limit and copy.passed_mid < queue.held.newest:
             messages = queue.held.after(copy.passed_mid)
@@ -64,13 +64,16 @@ class CollectedQueue:
             copy.mids += [message.mid for message in messages]
             if queue.counts:
                 for message in messages:
-                    # Not a 0: only this broker knows that a reserved message has not been delivered yet.
+                    # A count of 0 is left out: only this broker knows that a reserved message has not been delivered yet.
                     if count := queue.counts.get(message.position):
                         copy.counts[message.mid] = count
             yield COPY_STEPS + len(messages) // MESSAGES_PER_STEP
 
     def finish(self, queue: BrokerQueue) -> None:
-        """Copy all that is left. Raises BrokerFault if the copy lacks a message: a broker that starts from it would lose the message."""
+        """Copy all remaining messages.
+
+        Raises BrokerFault if the copy lacks a message, since a broker that loads the snapshot would lose the message.
+        """
         held, copy = queue.held, self.copy
         for _ in self.take(queue, held.newest):
             pass
@@ -80,7 +83,7 @@ class CollectedQueue:
         self.reserved_mid, self.unused_since_ms = queue.reserved_mid, queue.unused_since_ms
 
     def state(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the mids of the messages, ascending, and their delivery counts."""
+        """Return the mids of the messages, ascending, and the delivery counts by mid."""
         mids, removed = self.copy.mids, {*self.copy.removed, *self.leaving}
         if removed:
             mids = [mid for mid in mids if mid not in removed]
@@ -93,7 +96,7 @@ class CollectedQueue:
 
 @dataclass(slots=True)
 class CollectedState:
-    """The state at one sequence. ``snapshot`` makes a snapshot of it, and may be called in another thread."""
+    """The state as of one sequence. ``snapshot`` makes a snapshot from it and may be called in another thread."""
 
     base: Snapshot
     queues: list[CollectedQueue]
@@ -103,7 +106,7 @@ class CollectedState:
     branches: Callable[[], bytes]
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot. Call it once."""
+        """Return the snapshot. May be called only once."""
         base = self.base
         for queue in self.queues:
             mids, counts = queue.state()
@@ -118,9 +121,9 @@ class CollectedState:
 
 
 class Collector:
-    """Collects the state of one engine: ``walk`` in turns, then ``finish`` between two records. ``stop`` when it is not wanted any more.
+    """Collector of the state of one engine. Call ``walk`` in turns, then ``finish`` between two records; call ``stop`` to abandon it.
 
-    No two collectors of an engine work at the same time.
+    Only one collector of an engine may work at a time.
     """
 
     def __init__(self, engine: Engine, offsets: OffsetMap) -> None:
@@ -131,7 +134,7 @@ class Collector:
         self.stopped = False
 
     def walk(self) -> Work:
-        """Copy nearly all of the state."""
+        """Copy nearly all of the state. Yields the steps of each piece."""
         for steps in chain(self._walk_queues(), self._walk_windows()):
             yield steps
             if self.stopped:
@@ -146,7 +149,7 @@ class Collector:
                     yield PIECE_LOOKS * LOOK_STEPS
                 if not queue.durable:
                     continue
-                # Of a record that is half carried out, a message may still come with a lower mid than one that is here.
+                # Part of the next record may not be carried out yet: a message with a lower mid than the newest one may still be put in.
                 limit = mid_of(engine.journaling.confirmed_sequence, INDEX_MAX)
                 for steps in self._collected(queue).take(queue, limit):
                     copied += steps
@@ -167,7 +170,7 @@ class Collector:
         return collected
 
     def _remembered(self, window: DuplicateWindow) -> RememberedIds:
-        """The ids of a window. It may have forgotten some of them since, whose time is over."""
+        """Return a copy of the ids of a window. The window may have forgotten expired ids since the copy was made."""
         added, remembered = self._windows.get(window, (-1, None))
         if remembered is None or added != window.added:
             remembered = window.remembered()
@@ -175,7 +178,10 @@ class Collector:
         return remembered
 
     def finish(self) -> CollectedState:
-        """Copy what is left, in one turn and between two records: see ``Journaling.between_records``. Raises BrokerFault."""
+        """Copy the rest, in one turn between two records (see ``Journaling.between_records``).
+
+        Raises BrokerFault if a copy lacks a message.
+        """
         try:
             return self._finish()
         finally:
@@ -211,7 +217,7 @@ class Collector:
         )
 
     def stop(self) -> None:
-        """End the walk, if it goes on. Queues tell nothing more."""
+        """End the walk, if it is still running, and detach the copies from the queues."""
         self.stopped = True
         for queue, collected in self._queues.items():
             if queue.held.copy is collected.copy:

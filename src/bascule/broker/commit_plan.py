@@ -1,7 +1,7 @@
-"""The plan of a large commit: what the commit decides, worked out in short turns. The commit itself is then one short turn.
+"""The plan of a large commit: its decisions, worked out in short turns. The commit itself is then one short turn.
 
 Making a plan changes nothing else. The plan of a message depends on the bindings of its address. If these have changed, the commit plans
-the message again. Only the commit itself finds out whether a message repeats another one.
+the message again. Only the commit itself finds out whether a message is a duplicate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending, SendPlan
 from bascule.broker.transactions import Draft
 
-#: Steps to plan a message, beside those of its route.
+#: Steps to plan a message, besides those of its route.
 SEND_STEPS: Final = 4
 #: Acknowledgements that are planned in one step.
 ACKS_PER_STEP: Final = 2
@@ -33,14 +33,14 @@ class CommitPlan(PlanInTurns):
     def __init__(
         self, sending: Sending, drafts: Iterable[Draft], acks: Iterable[Ack], account: MemoryAccount, size_bytes: int, now_ms: int
     ) -> None:
-        """``now_ms`` is the time of the messages in the journal. ``size_bytes`` is about what the plan takes of memory."""
+        """Begin a plan. ``now_ms`` is the time of the messages in the journal; ``size_bytes`` is the approximate memory of the plan."""
         self.drafts: list[Draft] = []
-        self.sends: list[SendPlan | None] = []  # of the drafts; None if the commit has to create the queue first
+        self.sends: list[SendPlan | None] = []  # of the drafts; None if the commit must create the queue first
         self.acks: list[Ack] = []
         self.gone: dict[BrokerQueue, list[int]] = {}  # mids of journaled messages that are acknowledged
-        self.held: dict[BrokerQueue, list[int]] = {}  # how many messages are acknowledged, and of how many bytes
+        self.held: dict[BrokerQueue, list[int]] = {}  # number and bytes of the acknowledged messages
         self.now_ms = now_ms
-        self.entry = b""  # of the branch that is committed
+        self.entry = b""  # journal entry of the branch that is committed, or empty
         super().__init__(self._work_out(sending, drafts, acks), account, size_bytes)
 
     def _work_out(self, sending: Sending, drafts: Iterable[Draft], acks: Iterable[Ack]) -> Generator[int, None, None]:

@@ -1,4 +1,4 @@
-"""What has happened since the broker started."""
+"""Counters since the start of the broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened since the broker started."""
+    """Counters since the start of the broker."""
 
     messages_in: int = 0
     messages_out: int = 0
@@ -16,7 +16,7 @@ class Counters:
     dead_lettered: int = 0
     expired: int = 0
     expired_subscriptions: int = 0
-    dropped: int = 0  # non-persistent ones, from full queues
+    dropped: int = 0  # non-persistent messages, from full queues
     duplicates: int = 0
     committed: int = 0
     rolled_back: int = 0

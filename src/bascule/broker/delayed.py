@@ -1,4 +1,4 @@
-"""The messages of a queue that wait for their time."""
+"""The delayed messages of a queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bascule.broker.order import Lines
 
 
 class Delayed(Lines):
-    """Delayed messages, with the time of each in milliseconds since the epoch."""
+    """Delayed messages, each with the time at which it may be delivered, in milliseconds since the epoch."""
 
     __slots__ = ("_due_ms",)
 
@@ -16,18 +16,18 @@ class Delayed(Lines):
         self._due_ms: dict[int, int] = {}  # by position
 
     def put(self, message: BrokerMessage, due_ms: int) -> None:
-        """A message waits for its time."""
+        """Add a message that may be delivered at ``due_ms``."""
         self.insert(message)
         self._due_ms[message.position] = due_ms
 
     def remove(self, message: BrokerMessage) -> bool:
-        """Remove a message. Return False if it is not here."""
+        """Remove a message. Return False if it is not among these messages."""
         if self._due_ms.pop(message.position, None) is None:
             return False
         return super().remove(message)
 
     def due_ms(self, message: BrokerMessage) -> int:
-        """Return the time of a message; 0 of one that is not here."""
+        """Return the time of a message in ms since the epoch; 0 if it is not among these messages."""
         return self._due_ms.get(message.position, 0)
 
     def __contains__(self, message: BrokerMessage) -> bool:

@@ -1,4 +1,4 @@
-"""Deliveries: which consumer gets which message, and what becomes of those that are not taken. A part of the engine."""
+"""Delivery of messages to consumers, and the handling of messages that no consumer takes. A part of the engine."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from bascule.broker.turns import Allowance, Turns, Work
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
 
-#: What a delivery and a look at a consumer cost, in steps.
+#: Steps of a delivery, and of a check of a consumer.
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
-#: Steps of letting a sender go on that has waited for room.
+#: Steps of a look at a queue that may have something to deliver: a client may have changed thousands of queues that are empty.
+QUEUE_STEPS = 5
+#: Steps of resuming a sender that waited for room.
 GO_ON_STEPS = 20
-#: The same of a message that comes into one queue, and of one whose delay there has ended.
+#: Steps of putting a message into one queue, and of ending the delay of a message in one queue.
 ARRIVAL_STEPS = 2
 DUE_STEPS = 4
-#: Due actions in one turn, so that the turn stays short. An action delivers, for example, a message whose delay has ended.
+#: Scheduled actions of one turn, so that the turn stays short.
 DUE_MAX = 1_000
-#: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
+#: Delivery counts in one journal entry: a consumer may return any number of messages, and the size of a record is limited.
 COUNTS_MAX = 10_000
 
-#: A message that could not be moved, or whose body could not be read, waits so long for the next try.
+#: Pause before the next try for a message that could not be moved, or whose body could not be read.
 FAILED_RETRY_MS = 60_000
 
-#: Why a message left its queue for another address.
+#: Why a message was moved to another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
 
 
 class Deliveries:
-    """Queues with their consumers. ``clock`` gives milliseconds since the epoch."""
+    """Queues with their consumers. ``clock`` returns milliseconds since the epoch."""
 
     def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], hooks: DeliveryHooks) -> None:
         self._hooks = hooks
@@ -67,14 +69,14 @@ class Deliveries:
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
-        """Do what is due by now, or the first part of it: then the next is due at once."""
+        """Run the scheduled actions that are due. If the turn is too short for all of them, the next ones are due at once."""
         self.turns.left = max(self.turns.left, self.turns.steps // 2)
         self.schedule.run(self.clock(), DUE_MAX, self.turns)
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
     def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> None:
-        """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
+        """Put a message into its queues. From now on consumers may get the message, or its delay begins if ``due_ms`` is in the future."""
         self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
         self.next_position += 1
@@ -92,14 +94,14 @@ class Deliveries:
             self.bodies.hold(message)
 
     def delay(self, message: BrokerMessage, queues: list[BrokerQueue], due_ms: int) -> None:
-        """A message is in its queues and may be delivered at ``due_ms`` only (Jakarta Messaging 3.1, section 7.9)."""
+        """Delay a message in its queues until ``due_ms`` (Jakarta Messaging 3.1, section 7.9)."""
         for queue in queues:
             queue.delayed.put(message, due_ms)
         if queues:
             message.keep_timer(self.schedule.cancellable(due_ms, self.arrive, message, queues))
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
-        """Its time has come: it takes its place behind what came before."""
+        """End the delay of a message: put it behind the messages that arrived before."""
         self.turns.left -= DUE_STEPS * len(queues)
         there = [queue for queue in queues if queue.delayed.remove(message)]
         message.position = self.next_position
@@ -110,7 +112,7 @@ class Deliveries:
             self._offer(queue, message)
 
     def _offer(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Consumers may have it, behind what waits already."""
+        """Make a message available to consumers, behind the messages that wait already."""
         queue.add(message)
         if queue.starved:
             queue.feed()
@@ -121,7 +123,7 @@ class Deliveries:
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def attach(self, queue: BrokerQueue, port: ConsumerPort, selector: Selector | None = None) -> QueueConsumer:
-        """A consumer of a queue, with a selector of its own. Raises ResourceLimit."""
+        """Attach a consumer to a queue, with a selector of its own. Raises ResourceLimit."""
         consumer = QueueConsumer(queue, port)
         if selector is not None:
             self.memory.check_selector(selector.text)
@@ -135,10 +137,11 @@ class Deliveries:
         return consumer
 
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
-        """A consumer is gone: what it had not settled is the queue's again.
+        """Detach a consumer and return its unsettled messages to the queue.
 
-        ``failed`` counts that as a failed delivery. Without, it gets no nearer to its dead letter: most of it was prefetched. It is
-        marked as maybe delivered unless the consumer has not ``seen`` it for sure.
+        If ``failed`` is true, each return counts as a failed delivery. Otherwise the messages get no nearer to the dead-letter address,
+        since most of them were only prefetched. They are marked as possibly delivered, unless ``seen`` is false: the application has
+        certainly not seen them.
         """
         queue = consumer.queue
         if consumer not in queue.consumers:
@@ -165,13 +168,13 @@ class Deliveries:
         if not queue.consumers:
             self._hooks.look_for_use(queue)
         if queue.durable and not queue.consumers:
-            # Nothing goes out any more: what arrives from here on cannot have been delivered.
+            # Nothing is delivered any more: messages that arrive from here on cannot have been delivered.
             handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
             if queue.reserving_mid > handed_out:
                 self._reserve(queue, handed_out)
 
     def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """The consumer has it: it leaves the queue. Repeats do nothing."""
+        """Remove a message that its consumer has acknowledged, and journal the acknowledgement. A repetition does nothing."""
         if message.position in consumer.unacked:
             self.journal_gone(consumer.queue, message)
             self.settled(consumer, message)
@@ -179,7 +182,10 @@ class Deliveries:
             self.forget(consumer.queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
-        """The consumer holds the message no more, and may have another where it was at its limit. False for a repeat."""
+        """End the hold of a consumer on a message, so that the consumer may get another one.
+
+        Return False if it did not hold the message.
+        """
         if consumer.unacked.pop(message.position, None) is None:
             return False
         self.memory.unsettled -= 1
@@ -194,12 +200,15 @@ class Deliveries:
         self.forget(queue, message)
 
     def journal_gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Journal that a message is acknowledged, which ``forget`` then removes."""
+        """Journal the acknowledgement of a message; the caller then calls ``forget``."""
         if queue.durable and message.mid >= 0 and not queue.deleted:
             self.journaling.add_ack(queue, message.mid)
 
     def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
-        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing. See BrokerQueue.drop."""
+        """Remove an unheld message whose acknowledgement is in the open record from memory. Raises nothing.
+
+        For ``counted`` see BrokerQueue.drop.
+        """
         queue.drop(message, counted=counted)
         self.release(message)
         if queue.blocked and not queue.full():
@@ -208,7 +217,7 @@ class Deliveries:
             self._hooks.look_for_use(queue)
 
     def go_on(self, queue: BrokerQueue) -> None:
-        """Call those who wait for room in a queue."""
+        """Resume the senders that wait for room in a queue."""
         waiting, queue.blocked = queue.blocked, {}
         if waiting:
             self.turns.begin(self._going_on(waiting))
@@ -219,7 +228,7 @@ class Deliveries:
             yield GO_ON_STEPS
 
     def release(self, message: BrokerMessage) -> None:
-        """A queue holds the message no more."""
+        """Count down the references of a message that a queue no longer holds. The last one releases the body."""
         message.references -= 1
         self.memory.entries -= 1
         if not message.references:
@@ -229,28 +238,31 @@ class Deliveries:
                 self.errors.contain(ErrorKind.BODY, error)
 
     def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
-        """Released, or modified with a failed delivery: it waits again, in its place."""
+        """Return a message that its consumer released, or modified with a failed delivery, to its place in the queue."""
         if self.settled(consumer, message):
             self.put_back(consumer.queue, [message], failed=failed)
 
     def reject(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """The consumer will never take it: it goes to the dead-letter address, or where expired ones go if that is why."""
+        """Move a message that its consumer rejected to the dead-letter address, or to the expiry address if the message has expired."""
         if self.settled(consumer, message):
             if message.expiry_ms and message.expiry_ms <= self.clock():
-                self._expire(consumer.queue, message)  # JMS clients look at the time, too (Jakarta Messaging 3.1, section 3.4.9)
+                self._expire(consumer.queue, message)  # JMS clients reject expired messages (Jakarta Messaging 3.1, section 3.4.9)
             else:
                 self._dead_letter(consumer.queue, message, REJECTED)
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
-        """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
+        """Return messages to their places in a queue.
+
+        ``failed`` raises their delivery counts; at the limit they go to the dead-letter address.
+        """
         self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
 
     def put_back_all(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]]) -> None:
-        """Many messages of several queues wait again, after a failed delivery."""
+        """Return many messages to several queues, each as a failed delivery."""
         self.returns.of_several(queues, messages, partial(self._put_back, failed=True))
 
     def _put_back_seen(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
-        """The same of messages that a consumer may have seen and did not fail at."""
+        """Return messages that an application may have seen, and whose delivery did not fail."""
         self._count(queue, {message: 1 for message in messages if not queue.delivery_count(message)})
         self._put_back(queue, messages, failed=False)
 
@@ -280,7 +292,7 @@ class Deliveries:
             self._dead_letter(queue, message, ATTEMPTS)
 
     def _postpone(self, queue: BrokerQueue, messages: list[BrokerMessage], counts: dict[BrokerMessage, int]) -> list[BrokerMessage]:
-        """Failed deliveries wait before the next try; after a restart they need not."""
+        """Delay messages whose delivery failed. The delay is not journaled: after a restart the messages may be delivered at once."""
         by_pause: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
@@ -304,7 +316,7 @@ class Deliveries:
             try:
                 for first in range(0, len(journaled), COUNTS_MAX):
                     self.journaling.add(count_entry(queue.id, journaled[first : first + COUNTS_MAX]))
-            except Exception as error:  # a restart forgets these counts; the messages wait again all the same
+            except Exception as error:  # a restart forgets these counts; the messages return to the queue all the same
                 self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
 
     # -- messages that nobody takes ----------------------------------------------------------------------------------
@@ -318,10 +330,10 @@ class Deliveries:
         if moved:
             self.counters.dead_lettered += 1
         else:
-            self.put_back(queue, [message], failed=False)  # the dead letters' own queue
+            self.put_back(queue, [message], failed=False)  # the queue is the dead-letter queue itself
 
     def _expire(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Of a message that nobody holds."""
+        """Move an unheld message to the expiry address, or remove it if there is none."""
         try:
             if not self._hooks.move(queue, message, queue.settings.expiry_address, EXPIRED):
                 self.gone(queue, message)
@@ -331,18 +343,18 @@ class Deliveries:
         self.counters.expired += 1
 
     def _set_aside(self, queue: BrokerQueue, message: BrokerMessage, kind: ErrorKind, error: Exception) -> None:
-        """A message that nobody holds stays in its queue, out of everybody's way, until the next try."""
+        """Keep an unheld message in its queue, undeliverable until the next try in ``FAILED_RETRY_MS``."""
         self.errors.contain(kind, error, queue=queue.name, mid=message.mid)
         self._postpone_by(queue, [message], FAILED_RETRY_MS)
 
     def _in_another_turn(self, action: Callable[..., None], *arguments: Any) -> None:
-        """When what this one has decided is stored."""
+        """Call an action in another turn, after the decisions of this turn are stored."""
         self.journaling.then(self.schedule.at, self.clock(), action, *arguments)
 
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
     def wake(self, queue: BrokerQueue, consumer: QueueConsumer | None = None) -> None:
-        """A consumer of the queue has credit, or came back to life; None stands for any of them."""
+        """Note that a consumer of the queue has credit, or can receive again. None stands for all consumers."""
         if consumer is None:
             queue.takers.update(queue.consumers)
             queue.asking.update(queue.consumers)
@@ -354,13 +366,13 @@ class Deliveries:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something for another turn."""
+        """Return whether another turn has to dispatch messages."""
         return bool(self._dirty)
 
     def dispatch(self) -> None:
-        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell.
+        """Deliver waiting messages to consumers with credit, in all queues that have changed. The shell calls this at the end of each turn.
 
-        What this turn has no steps left for goes on in the next.
+        If the turn has no steps left, dispatching continues in the next turn.
         """
         turns = self.turns
         while self._dirty:
@@ -375,19 +387,19 @@ class Deliveries:
             turns.left -= others_left
             try:
                 if not self._dispatch(queue):
-                    self._dirty[queue] = None  # behind the others
+                    self._dirty[queue] = None  # behind the other queues
             except Exception as error:
                 self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
             turns.left += others_left
 
     def _dispatch(self, queue: BrokerQueue) -> bool:
-        """Return False when the queue's share of the turn is spent before all is given out."""
+        """Deliver messages of one queue. Return False if the queue's share of the turn is spent before all possible deliveries are made."""
         turns = self.turns
         before = self.counters.messages_out
-        turns.left -= LOOK_STEPS
+        turns.left -= QUEUE_STEPS
         if not self._hand_out(queue):
             return turns.left > 0
-        # Only where something goes out: else the reservations of many idle queues would use up one another, and go on for ever.
+        # Reserve ahead only if a message was delivered: reservations of many idle queues would otherwise cause one another without end.
         if queue.durable and not queue.ready.count and self.counters.messages_out > before:
             sequence = self.journaling.sequence
             if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
@@ -400,12 +412,13 @@ class Deliveries:
         return True
 
     def _hand_out(self, queue: BrokerQueue) -> bool:
-        """In turns, until no consumer can take more.
+        """Deliver to the consumers in rotation, until none can take another message.
 
-        False when it goes on later: the next message needs a reservation, many have expired, or the queue's share of the turn is spent.
+        Return False if delivery continues later: the next message needs a reservation, many messages have expired, or the queue's share of
+        the turn is spent.
         """
         takers, starved, turns = queue.takers, queue.starved, self.turns
-        searching: dict[QueueConsumer, None] = {}  # consumers for which a search goes on: those that wait for nothing else come first
+        searching: dict[QueueConsumer, None] = {}  # consumers whose search has not ended; consumers that need no search come first
         search, expired_bytes = self._search, 0
         search.left = max(1, turns.left // 2)
         while takers or searching:
@@ -421,7 +434,7 @@ class Deliveries:
                 del takers[consumer]
                 turns.left -= LOOK_STEPS
                 if starved:
-                    queue.feed()  # what this one cannot take may be for another
+                    queue.feed()  # another consumer may take the messages that this one cannot take
                 continue
             if consumer.view is None and queue.groups is None:
                 message = queue.ready.peek()
@@ -453,7 +466,7 @@ class Deliveries:
             self._give(queue, consumer, message)
             turns.left -= DELIVERY_STEPS + queue.ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
             if len(takers) > 1 and consumer in takers:
-                takers[consumer] = takers.pop(consumer)  # the others have their turns first
+                takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
         return True
 
     def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> None:
@@ -475,7 +488,10 @@ class Deliveries:
             self._not_delivered(consumer, message, error)
 
     def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
-        """A delivery failed. If the body cannot be read the message waits; else its consumer ends, and the delivery counts as failed."""
+        """Handle a failed delivery. An unreadable body delays the message.
+
+        Any other error detaches the consumer and counts as a failed delivery.
+        """
         queue = consumer.queue
         if isinstance(error, BodyUnavailable):
             if self.settled(consumer, message):

@@ -1,4 +1,4 @@
-"""Destinations: the queues that there are, who may ask for them, and when they go. A part of the engine."""
+"""Destinations: which queues exist, who may create them, and when they are deleted. A part of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bascule.core.errors import InvalidInput
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
-#: Steps of letting go of a message of a deleted queue.
+#: Steps of releasing a message of a deleted queue.
 RELEASE_STEPS = 1
 #: Steps of ending a consumer of a deleted queue.
 END_STEPS = 50
@@ -44,7 +44,10 @@ class Destinations:
         return settings.duplicate_count, settings.duplicate_ms
 
     def queue(self, name: str, user: str = "") -> BrokerQueue:
-        """The anycast queue of a name; created for ``user`` when it is not there. Raises UnknownAddress, InvalidInput, ResourceLimit."""
+        """Return the anycast queue of a name; create it for ``user`` if it does not exist.
+
+        Raises UnknownAddress, InvalidInput, ResourceLimit.
+        """
         queue = self.addresses.anycast.get(name)
         if queue is None:
             configured = name in self.policy.queues
@@ -54,7 +57,7 @@ class Destinations:
         return queue
 
     def check_topic(self, address: str) -> None:
-        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress, InvalidInput."""
+        """Check that clients may send to a topic, or subscribe to it. Raises UnknownAddress, InvalidInput."""
         if not self.addresses.route(address, Routing.MULTICAST).queues and address not in self.policy.topics:
             self._check_creatable(address, Routing.MULTICAST)
 
@@ -75,10 +78,10 @@ class Destinations:
         durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", shared: bool = False,
         auto_created: bool = False, user: str = "", replaces: BrokerQueue | None = None,
     ) -> BrokerQueue:  # fmt: skip
-        """A new queue, bound to its address. A durable one is there for good once the open record is stored.
+        """Create a queue and bind it to its address. A durable queue survives restarts once the open record is stored.
 
-        ``user`` is who creates it, "" for the broker's owner. ``replaces``: a queue that is deleted for it, unless it is refused. Raises
-        ResourceLimit.
+        ``user`` is the creator, "" for the owner of the broker. ``replaces`` is a queue to delete in favour of the new one; it stays if the
+        new queue is refused. Raises ResourceLimit.
         """
         if replaces is None or replaces.user != user:
             self._check_limits(name, user, durable_subscription=durable and bool(subscription))
@@ -94,7 +97,7 @@ class Destinations:
         return self._create(queue)
 
     def _check_limits(self, name: str, user: str, *, durable_subscription: bool) -> None:
-        """Whether there may be one more queue, of this user. Raises ResourceLimit."""
+        """Check that one more queue of this user is within the limits. Raises ResourceLimit."""
         policy, addresses = self.policy, self.addresses
         limits = [(len(addresses.queues), policy.queues_max, "queues and subscriptions", "broker.max_queues")]
         if user:
@@ -112,14 +115,14 @@ class Destinations:
                 raise ResourceLimit(f"queue {name!r}: the limit of {most} {what} is reached ({setting})")
 
     def create_configured(self) -> None:
-        """The queues that the configuration names: when the state is loaded."""
+        """Create the queues that the configuration names, and watch unused queues. Called once the state is loaded."""
         for name in self.policy.queues:
             self.queue(name)
         for queue in self.addresses.queues.values():
             self.look_for_use(queue)
 
     def recreate(self, address: str) -> None:
-        """The queue of a message that has been accepted already: without a look at limits."""
+        """Create the queue of a message that was accepted earlier, without checking limits."""
         queue = BrokerQueue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
         queue.auto_created = True
         self._create(queue)
@@ -146,7 +149,7 @@ class Destinations:
         queue.confirmed = True
 
     def delete_queue(self, queue: BrokerQueue) -> None:
-        """The queue and what it holds are gone, with its consumers' unsettled messages."""
+        """Delete a queue with all its messages, including those that its consumers have not settled."""
         if queue.deleted:
             return
         if queue.durable:
@@ -166,14 +169,14 @@ class Destinations:
         self._deliveries.go_on(queue)
 
     def _ended(self, queue: BrokerQueue, consumers: Iterable[QueueConsumer]) -> Work:
-        """Tell the consumers of a deleted queue that it is gone."""
+        """Tell the consumers of a deleted queue that the queue is gone. Yields steps."""
         for consumer in consumers:
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
             yield END_STEPS
 
     def _released(self, queue: BrokerQueue, unacked: list[dict[int, BrokerMessage]]) -> Work:
-        """Let go of what a deleted queue held. The journal says in one entry that it is gone."""
-        queue.held = Held()  # no snapshot looks there any more
+        """Release the messages of a deleted queue. Yields steps. One journal entry covers the whole queue."""
+        queue.held = Held()  # no snapshot reads the messages any more
         groups = queue.groups
         while messages := queue.delayed.pop_some() or queue.ready.pop_some() or (groups is not None and groups.pop_some()):
             for message in messages:
@@ -185,20 +188,20 @@ class Destinations:
                 yield RELEASE_STEPS
 
     def create_temporary(self, name: str, routing: Routing, user: str = "") -> None:
-        """A temporary destination: it lives as long as its link. Raises ResourceLimit."""
+        """Create a temporary destination, which lives as long as its link. Raises ResourceLimit."""
         if routing is Routing.ANYCAST:
             self.create_queue(name, name, routing, durable=False, user=user)
         self.addresses.temporary.add(name)
 
     def delete_temporary(self, name: str) -> None:
-        """The destination is gone, and what it holds."""
+        """Delete a temporary destination with its messages."""
         self.addresses.temporary.discard(name)
         queue = self.addresses.anycast.get(name)
         if queue is not None:
             self.delete_queue(queue)
 
     def attach_producer(self, address: str, routing: Routing, user: str = "") -> None:
-        """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
+        """Count a link that sends to an address; create the queue if needed. Raises UnknownAddress, InvalidInput, ResourceLimit."""
         if routing is Routing.ANYCAST:
             self.queue(address, user)
         else:
@@ -206,7 +209,7 @@ class Destinations:
         self.addresses.producers[address, routing] += 1
 
     def detach_producer(self, address: str, routing: Routing) -> None:
-        """That link is gone."""
+        """Note that a link that sent to an address has ended."""
         producers = self.addresses.producers
         producers[address, routing] -= 1
         if not producers[address, routing]:
@@ -220,7 +223,7 @@ class Destinations:
         self.delete_queue(queue)
 
     def look_for_use(self, queue: BrokerQueue) -> None:
-        """An auto-created queue that is empty and stays unused is deleted after a while, and a durable subscription by its own setting."""
+        """Watch a queue for deletion: an empty, unused auto-created queue, or a durable subscription without a consumer."""
         if queue.durable and queue.routing is Routing.MULTICAST and not queue.consumers and not queue.deleted:
             self.subscription_use.end(queue)
         if self._unused(queue):

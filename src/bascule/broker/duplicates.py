@@ -1,4 +1,4 @@
-"""Duplicate detection: what has been accepted lately, by 16-byte digests."""
+"""Duplicate detection: windows of recently accepted message ids, kept as 16-byte digests."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from bascule.core.caches import peer_cache
 from bascule.core.defaults import DUPLICATE_WINDOW_COUNT, DUPLICATE_WINDOW_S
 from bascule.journal.records import DIGEST_SIZE
 
-#: As in Artemis: a resend repeats what was unanswered, which is at most a link's credit per producer.
+#: As in Artemis. A client resends the messages without an answer, which are at most as many as a link's credit for each producer.
 WINDOW_COUNT = DUPLICATE_WINDOW_COUNT
-#: A client that could not reconnect for longer than this has given up.
+#: A client that could not reconnect within this time is considered to have given up.
 WINDOW_MS = DUPLICATE_WINDOW_S * 1000
-#: Maximum number of addresses with a window. Each temporary queue that receives a reply gets a window, which remains when the queue is
-#: deleted.
+#: Most addresses with a window. Each temporary queue that receives replies gets a window.
 WINDOWS_MAX = 10_000
 
-#: A digest, and when it was accepted, in ms since the epoch.
+#: A digest, and the time of acceptance in ms since the epoch.
 _ID: Final = struct.Struct(f">{DIGEST_SIZE}sq")
 ID_SIZE_BYTES: Final = _ID.size
 _TIME_SIZE_BYTES: Final = ID_SIZE_BYTES - DIGEST_SIZE
 #: Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
 SEGMENT_IDS: Final = 1024
 SEGMENT_BYTES: Final = SEGMENT_IDS * ID_SIZE_BYTES
-#: How often windows are searched for ids whose time is over.
+#: How often windows are searched for expired ids.
 SWEEP_INTERVAL_MS: Final = 60_000
-#: Windows and ids of one turn of such a search: some 5 ms.
+#: Windows and ids of one turn of such a search: about 5 ms.
 SWEEP_STEPS: Final = 5_000
 
 
 class DuplicateViolation(enum.StrEnum):
-    """Rules of duplicate detection that a test may break."""
+    """Rules of duplicate detection that a test can break."""
 
     REPEATS_ADMITTED = "repeated sends are taken for new messages"
 
@@ -47,9 +46,9 @@ def _begun(address: str, scope: str) -> blake2b:
 
 
 def digest_of(address: str, scope: str, identity: bytes) -> bytes:
-    """What stands for an id that ``scope`` (a client, or a property) gives to a message: two never meet by chance.
+    """Return the 16-byte digest of an id that ``scope`` (a client, or a property) gives to a message. Collisions by chance are negligible.
 
-    Digests are in the journal: computed in another way, they would not recognise a repeat of what was stored before an upgrade.
+    Digests are in the journal. With another algorithm, the broker would not recognise the repetition of a message stored before an upgrade.
     """
     digest = _begun(address, scope).copy()
     digest.update(identity)
@@ -57,38 +56,38 @@ def digest_of(address: str, scope: str, identity: bytes) -> bytes:
 
 
 class Segment(NamedTuple):
-    """Consecutive ids of one window, which never change again: packed digests and times, and a name made of these."""
+    """Consecutive ids of one window, which never change again: packed digests and times, and a name derived from them."""
 
     name: bytes
     packed: bytes
 
     @classmethod
     def of(cls, packed: bytes) -> Segment:
-        """The segment that has these ids."""
+        """Return the segment that consists of packed ids."""
         return cls(segment_name(packed), packed)
 
 
 def segment_name(packed: bytes) -> bytes:
-    """The name of a segment: two different ones never have the same."""
+    """Return the name of a segment: a digest of its ids, so that different segments have different names."""
     return blake2b(packed, digest_size=DIGEST_SIZE).digest()
 
 
 class RememberedIds(NamedTuple):
-    """The ids of one window in a snapshot: full segments, the packed ids behind them, and how many bytes of the first are forgotten."""
+    """The ids of one window in a snapshot: full segments, the packed ids behind them, and the number of forgotten bytes at the start."""
 
     segments: list[Segment]
     last: bytes
     forgotten_bytes: int = 0
 
     def ids(self) -> Iterator[tuple[bytes, int]]:
-        """Digests and times in ms since the epoch, oldest first."""
+        """Return digests and times in ms since the epoch, oldest first."""
         return _ID.iter_unpack(self._packed()[self.forgotten_bytes :])
 
     def _packed(self) -> bytes:
         return b"".join([*(segment.packed for segment in self.segments), self.last])
 
     def without(self, unconfirmed: Set[bytes]) -> RememberedIds:
-        """The same without some ids. Segments before the first of these stay as they are."""
+        """Return a copy without the ids in ``unconfirmed``. Segments before the first such id stay as they are."""
         kept: list[Segment] = []
         for segment in self.segments:
             if any(digest in unconfirmed for digest, _ in _ID.iter_unpack(segment.packed)):
@@ -105,8 +104,9 @@ class RememberedIds(NamedTuple):
 class DuplicateWindow:
     """The ids accepted on one address, bounded by count and by time.
 
-    The ids lie in order of arrival in full segments and in ``_last``, which is not full. A snapshot stores a full segment once, so a
-    window costs a snapshot only the ids that have come since. ``sequence`` is that of the last journal record that has some of the ids.
+    The ids lie in order of arrival in full segments and in ``_last``, which is not full. A snapshot stores each full segment once, so the
+    cost of a window in a snapshot is only that of its new ids. ``sequence`` is that of the last journal record that contains some of the
+    ids.
     """
 
     __slots__ = (
@@ -122,9 +122,9 @@ class DuplicateWindow:
         self.digests: set[bytes] = set()
         self.segments: deque[Segment] = deque()
         self.sequence = 0
-        self.added = 0  # ids in all: it tells whether some have come
+        self.added = 0  # number of ids added so far; shows whether the window has new ids
         self._last = bytearray()
-        self._forgotten_bytes = 0  # at the start of the first segment, or of ``_last`` where there is no segment
+        self._forgotten_bytes = 0  # at the start of the first segment, or of ``_last`` if there is no segment
         self._oldest_ms = 0  # no remembered id is older
 
     def __contains__(self, digest: bytes) -> bool:
@@ -143,7 +143,7 @@ class DuplicateWindow:
             self._forget()
 
     def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
-        """Remember a message by its ids; False when one of them is known: it is a repeat, and nothing changes."""
+        """Remember a message by its ids. Return False, and change nothing, if one of the ids is known: the message is a repetition."""
         late = self._oldest_ms < now_ms - self.period_ms
         if late:
             self.expire(now_ms, SWEEP_STEPS)
@@ -160,7 +160,7 @@ class DuplicateWindow:
         return True
 
     def take_back(self, digests: tuple[bytes, ...]) -> None:
-        """Forget the ids of the message that was admitted last: it is not taken after all."""
+        """Forget the ids of the message that was admitted last, because it is not accepted after all."""
         for digest in reversed(digests):
             if not self._last and self.segments:
                 self._last += self.segments.pop().packed
@@ -169,7 +169,7 @@ class DuplicateWindow:
                 self.digests.discard(digest)
 
     def expire(self, now_ms: int, count_max: int) -> int:
-        """Forget ids whose time is over, ``count_max`` at most. Returns how many."""
+        """Forget at most ``count_max`` expired ids. Return their number."""
         begin_ms = now_ms - self.period_ms
         for count in range(count_max):
             if not self.digests:
@@ -184,7 +184,7 @@ class DuplicateWindow:
 
     @property
     def newest_ms(self) -> int:
-        """When the last id came, -1 where none is remembered."""
+        """Return the time of the newest id in ms since the epoch, -1 if no id is remembered."""
         if not self.digests:
             return -1
         packed = self._last or self.segments[-1].packed
@@ -203,17 +203,17 @@ class DuplicateWindow:
                 self._last.clear()
 
     def restore(self, remembered: RememberedIds) -> None:
-        """Take the ids that a snapshot has."""
+        """Add the ids of a snapshot."""
         for digest, time_ms in remembered.ids():
             self.add(digest, time_ms)
 
     def remembered(self) -> RememberedIds:
-        """Return all ids, for a snapshot. Those of sends behind ``sequence`` of the snapshot must be left out."""
+        """Return all ids, for a snapshot. The caller must leave out the ids of sends behind the ``sequence`` of the snapshot."""
         return RememberedIds(list(self.segments), bytes(self._last), self._forgotten_bytes)
 
 
 class DuplicateWindows:
-    """The windows of all addresses; the ones that were used last are kept."""
+    """The windows of all addresses. If there are too many, the windows with the oldest ids are dropped."""
 
     __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address")
 
@@ -225,7 +225,10 @@ class DuplicateWindows:
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``limits_of`` gives an address's window as a count and a period in ms. With a schedule, ids expire where nothing is sent, too."""
+        """Create windows as ``limits_of(address)`` says: a count and a period in ms.
+
+        With a schedule, ids also expire if nothing is sent.
+        """
         self._limits_of = limits_of
         self._schedule = schedule
         self._clock = clock
@@ -234,7 +237,7 @@ class DuplicateWindows:
         self.by_address: dict[str, DuplicateWindow] = {}
 
     def window(self, address: str) -> DuplicateWindow:
-        """What has been accepted lately on an address."""
+        """Return the window of an address; create it if it does not exist."""
         window = self.by_address.get(address)
         if window is None:
             if not self.by_address and self._schedule is not None:
@@ -249,7 +252,7 @@ class DuplicateWindows:
             del self.by_address[address]
 
     def _sweep(self, schedule: Schedule) -> None:
-        """Forget what is over in some windows, and windows without ids; the rest of them in the next turn."""
+        """Forget expired ids and empty windows, as many as one turn allows. The next turn continues."""
         now_ms = self._clock()
         if self._swept is None:
             self._swept = iter(list(self.by_address))

@@ -1,10 +1,10 @@
 """The broker engine: destinations, messages and consumers, without sockets, clocks or threads.
 
-Commands are methods; effects go out through the ports: the log's ``append``, links, and the body store. Every decision about persistent
-things is an entry of a journal record, and is carried out when that record is confirmed.
+Commands are methods. Effects go out through ports: the ``append`` of the journal, links, and the body store. Every decision about
+persistent state is an entry of a journal record, and is carried out when that record is confirmed.
 
-The parts do the work: Destinations (which queues there are), Deliveries (which consumer gets which message), Sending (where a message
-goes), LocalTransactions, Branches and Intake (messages from Kafka).
+The parts do the work: Destinations (which queues exist), Deliveries (which consumer gets which message), Sending (where a message goes),
+LocalTransactions, Branches and Intake (messages from Kafka).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bascule.core.errors import BasculeError
 
 
 class Engine:
-    """All state of one broker and the commands on it. ``clock`` gives milliseconds since the epoch.
+    """The state of one broker and the commands on it. ``clock`` returns milliseconds since the epoch.
 
-    The shell calls :meth:`tick` when something is due, and :meth:`dispatch` at the end of each turn.
+    The shell calls :meth:`tick` when a scheduled action is due, and :meth:`dispatch` at the end of each turn.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Engine:
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``violations`` are rules that the engine, its parts and its loader break, for tests only."""
+        """Create an engine without state. ``violations`` are rules that the engine, its parts and its loader break, for tests only."""
         policy = policy or Policy()
         self.journaling = journaling
         self.clock = clock
@@ -62,13 +62,14 @@ class Engine:
         self.counters = deliveries.counters
         self.schedule, self.turns = deliveries.schedule, deliveries.turns
         self.addresses = destinations.addresses
-        # The commands are those of the parts, called without a detour.
+        # The commands are methods of the parts, without a further call between.
         self.send, self.refuse, self.share_of_room = sending.send, sending.refuse, sending.share_of_room
         self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.plan_commit, self.plan_prepare, self.drop_plan = local.plan_commit, local.plan_prepare, local.drop_plan
         self.commit, self.rollback, self.commit_plan = local.commit, local.rollback, local.commit_plan
+        self.rollback_all = local.rollback_all
         self.carry_out, self.carry_out_plan = local.carry_out, local.carry_out_plan
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
         self.intake_cost = intake.cost
@@ -86,31 +87,34 @@ class Engine:
         self.wake, self.tick = deliveries.wake, deliveries.tick
 
     def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message for the commit of its transaction; see LocalTransactions."""
+        """Keep a message until the commit of its transaction; see LocalTransactions."""
         return self.local_transactions.gather(transaction, draft)
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """The transaction can only be rolled back; see LocalTransactions."""
+        """Allow only a rollback of the transaction; see LocalTransactions."""
         self.local_transactions.doom(transaction, error)
 
     def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """A message of the transaction was not taken; see LocalTransactions."""
+        """Note that a message of the transaction was not accepted; see LocalTransactions."""
         self.local_transactions.message_refused(transaction, error)
 
     def dispatch(self) -> None:
-        """The end of a turn: waiting messages go to consumers with credit, and producers wait or go on as memory says."""
+        """End a turn: deliver waiting messages to consumers with credit, and stop or resume producers as memory requires."""
         self.deliveries.dispatch()
         self.memory.look()
 
     def confirm(self) -> None:
-        """The oldest record in flight is stored."""
+        """Note that the oldest record in flight is stored, and carry out its decisions."""
         self.journaling.confirm()
         if self.journaling.pending:
             self.turns.on_backlog()
         self.dispatch()
 
     def go_on(self) -> None:
-        """Go on, in another turn of the event loop, with what the last one had no steps left for. Each kind of work has its share."""
+        """Continue, in another turn of the event loop, the work that the last turn had no steps left for.
+
+        Each kind of work has its share.
+        """
         turns = self.turns
         turns.begin_turn()
         self.journaling.carry_out()
@@ -123,24 +127,24 @@ class Engine:
 
     @property
     def pending(self) -> bool:
-        """Whether there is work for another turn."""
+        """Return True if there is work for another turn."""
         return self.journaling.pending or self.turns.pending or self.deliveries.pending
 
     # -- state of the parts ------------------------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """What the owner has decided."""
+        """Return the owner's settings."""
         return self.destinations.policy
 
     @property
     def transactions(self) -> dict[bytes, LocalTransaction]:
-        """The open local transactions."""
+        """Return the open local transactions by id."""
         return self.local_transactions.open
 
     @property
     def stalled(self) -> JournalUnavailable | None:
-        """Why nothing persistent is taken; None while the journal takes appends."""
+        """Return why persistent messages are not accepted; None while the journal accepts appends."""
         return self.sending.stalled
 
     @stalled.setter
@@ -149,7 +153,7 @@ class Engine:
 
     @property
     def next_position(self) -> int:
-        """The place of the next message among all."""
+        """Return the position of the next message among all messages."""
         return self.deliveries.next_position
 
     @next_position.setter
@@ -158,7 +162,7 @@ class Engine:
 
     @property
     def next_queue_id(self) -> int:
-        """The id of the next queue."""
+        """Return the id of the next queue."""
         return self.destinations.next_queue_id
 
     @next_queue_id.setter
@@ -167,7 +171,7 @@ class Engine:
 
     @property
     def ingress_positions(self) -> dict[int, int]:
-        """How far the ingress topic has been taken, by partition."""
+        """Return the next offset of the ingress topic to take in, by partition."""
         return self.intake.positions
 
     @ingress_positions.setter
@@ -176,7 +180,7 @@ class Engine:
 
     @property
     def confirmed_ingress(self) -> dict[int, int]:
-        """The same, of confirmed records."""
+        """Return the next offset of the ingress topic by partition, counting only confirmed records."""
         return self.intake.confirmed
 
     @confirmed_ingress.setter
@@ -185,7 +189,7 @@ class Engine:
 
     @property
     def ingress_topic_id(self) -> str:
-        """The id of the topic that the positions belong to, once that is confirmed."""
+        """Return the id of the topic that the positions belong to, once that id is confirmed."""
         return self.intake.topic_id
 
     @ingress_topic_id.setter

@@ -1,7 +1,7 @@
-"""One epoch of the journal, without IO: from the start record over the load of the state to the record that ends it.
+"""One epoch of the journal, without IO: from the start record and the load of the state to the end of the epoch.
 
-The rules of an epoch stand here once. :mod:`bascule.server.epoch` performs the effects with asyncio and Kafka's client, and the simulator
-of the tests performs them in its world. See docs/architecture.md, "Epochs and the fence".
+All rules of an epoch are in this module. :mod:`bascule.server.epoch` performs its effects with asyncio and Kafka's client, and the
+simulator of the tests performs them in its simulated world. See docs/architecture.md, "Epochs and the fence".
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from bascule.journal.records import (
     json_entry,
 )
 
-#: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)
-#: for a failure.
+#: The outcome of an append: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for a record stored at an offset that the client
+#: does not know, (-1, reason) for a failure.
 Outcome = tuple[int, str | None]
 
 
-#: A timer of the event loop is set for no longer; messages may be delayed by any number of years.
+#: Longest timer of the event loop. Messages may be delayed by any number of years.
 TIMER_S_MAX = 86_400.0
 
 
 class SteppedDown(BasculeError):
-    """Another broker started a newer epoch: this one must not answer anybody any more."""
+    """Raised when another broker has started a newer epoch: this broker must not answer any more."""
 
     retriable = True
     scope = Scope.EPOCH
@@ -54,13 +54,13 @@ class SteppedDown(BasculeError):
 
 
 class AppendOffsetUnknown(JournalUnavailable):
-    """Kafka has stored a record and the client cannot say where: only a load of the journal tells what counts."""
+    """Raised when Kafka has stored a record at an offset that the client does not know: the journal must be loaded again."""
 
     scope = Scope.EPOCH
 
 
 class EpochViolation(enum.StrEnum):
-    """Rules of an epoch that a test may switch off. The simulation must find each."""
+    """Rules of an epoch that a test can break. The simulation must find each of these faults."""
 
     GAP_NOT_READ = "a gap between two records of an epoch is not read"
     FAILED_APPEND_PASSED_OVER = "a failed append is taken for a stored one"
@@ -70,7 +70,7 @@ class EpochViolation(enum.StrEnum):
 
 
 class EpochProtocol:
-    """A loaded engine and its way into the journal."""
+    """The state machine of one epoch: a loaded engine, and its appends to the journal."""
 
     def __init__(
         self,
@@ -91,30 +91,30 @@ class EpochProtocol:
         self.state = EpochState.FOLLOWING
         self.loaded = False
         self.offsets = OffsetMap()
-        self.next_offset = -1  # of the journal, behind the last record known to be stored
-        self.foreign = 0  # records between this epoch's that are not Bascule's
+        self.next_offset = -1  # of the journal, behind the last record that is known to be stored
+        self.foreign = 0  # records of other programs between the records of this epoch
         self.engine = self.fresh_engine()
-        self._start: Waiter[int] | None = None  # the outcome of the start record, until it is known
-        self._outcomes: deque[Outcome] = deque()  # not looked at yet
+        self._start: Waiter[int] | None = None  # waits for the outcome of the start record
+        self._outcomes: deque[Outcome] = deque()  # not processed yet
         self._closed_records: deque[tuple[bytes, bytes]] = deque()  # key and value of records that wait for room in flight
         self._on_their_way = 0  # appends without an outcome
-        self._in_gap = False  # records between two of this epoch's are being read
+        self._in_gap = False  # records between two records of this epoch are being read
         self._flush_due = False
         self._oldest_since_s = 0.0
-        self._seen_s: float | None = None  # when this process was last known to run; None before it is watched
+        self._seen_s: float | None = None  # when this process was last known to run; None before the watch begins
         self._watch: Timer | None = None
         self._probe: Timer | None = None
         self._probing = self._reached = False
-        self._timer: Timer | None = None  # for what the engine has to do later
-        self._turn_planned = False  # in which the engine goes on with what takes long
+        self._timer: Timer | None = None  # for the scheduled actions of the engine
+        self._turn_planned = False  # a turn in which the engine continues long work
 
     def fresh_engine(self) -> Engine:
-        """An engine without any state, whose decisions go into this epoch."""
+        """Return an engine without state, whose decisions go into this epoch."""
         return self._effects.fresh_engine(Journaling(self._append, on_work=self._work, errors=self._errors, violations=self._violations))
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is answered any more."""
+        """Return True if the epoch has ended, so that nothing may be answered."""
         return self.state not in LIVE
 
     def _move(self, event: EpochEvent) -> None:
@@ -126,11 +126,11 @@ class EpochProtocol:
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def start(self, content: Mapping[str, Any]) -> None:
-        """Write the start record, which says ``content``, and take the state before it.
+        """Write the start record with ``content``, and load the state of the records before it.
 
         Raises Unavailable, JournalUnavailable (AppendOffsetUnknown), RecordError, SteppedDown.
         """
-        if self.ended:  # while it was asked what the journal has room for
+        if self.ended:  # it ended while the caller asked for the journal's limits
             raise SteppedDown(f"the epoch of journal {self._topic} has ended before its start record was written")
         self._move(EpochEvent.ELECTED)
         crash.point("epoch.start.before")
@@ -164,13 +164,16 @@ class EpochProtocol:
             return int(await start.wait(timeout_s))
         except TimeoutError:
             error = Unavailable(f"journal {self._topic}: Kafka has not stored the start record within {timeout_s:g} s")
-            self.end(error)  # an answer that comes later is nobody's: the next epoch has a start record of its own
+            self.end(error)  # a later answer is ignored: the next epoch has its own start record
             raise error from None
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
     def _append(self, key: bytes, value: bytes) -> None:
-        """A record is closed: it is appended when there is room. Without it the epoch cannot go on, and nothing may be stored behind it."""
+        """Append a closed record as soon as there is room in flight.
+
+        If an append fails, the epoch ends and no later record may be stored.
+        """
         if not self.ended:
             self._closed_records.append((key, value))
             self._append_closed()
@@ -181,7 +184,7 @@ class EpochProtocol:
                 self._oldest_since_s = self._effects.now_s()
             try:
                 self._effects.append(*self._closed_records.popleft())
-            except Exception as error:  # the outcome of the next record would be taken for this one's
+            except Exception as error:  # the outcome of the next record would be taken for the outcome of this one
                 self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
                 raise
             self._on_their_way += 1
@@ -193,7 +196,7 @@ class EpochProtocol:
             self._effects.after(self._limits.linger_s, self.flush)
 
     def flush(self) -> None:
-        """Append what has gathered, unless enough is on its way already."""
+        """Append the open record, unless enough records are in flight."""
         if self.ended:
             return
         if len(self.engine.journaling.in_flight) >= self._limits.in_flight_max:
@@ -204,7 +207,7 @@ class EpochProtocol:
             crash.point("journal.append.before")
             self.engine.journaling.flush()
             crash.point("journal.append.after")
-        except Exception as error:  # half of a record may be made; an append that Kafka's client refused has ended the epoch already
+        except Exception as error:  # part of a record may exist; if Kafka's client refused an append, the epoch has ended already
             self.end(
                 error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: a record could not be made: {error!r}")
             )
@@ -212,7 +215,7 @@ class EpochProtocol:
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """What has become of appends, in their order."""
+        """Process the outcomes of appends, in the order of the appends."""
         if self.awake():
             self._outcomes.extend(outcomes)
             self._settle()
@@ -267,7 +270,7 @@ class EpochProtocol:
         crash.point("journal.confirm.after")
 
     async def _look_into_gap(self, start: int, end: int) -> None:
-        """Read what somebody else wrote between two of this epoch's records. Outcomes that come meanwhile wait."""
+        """Read the records of other writers between two records of this epoch. Later outcomes wait meanwhile."""
         with self._or_end(f"the journal's records from offset {start} to {end} could not be checked"):
             try:
                 await self._judge_gap(start, end)
@@ -281,10 +284,11 @@ class EpochProtocol:
         self._settle()
 
     async def _judge_gap(self, start: int, end: int) -> None:
-        """Raise what a gap says of this epoch; a foreign record, or one of an older epoch, says nothing.
+        """Raise an error if the records of a gap end this epoch. Foreign records and records of older epochs do not.
 
-        A newer epoch's start record ends this epoch. A record that cannot be read may be a newer broker's, so that nothing behind it can be
-        judged. A record of this epoch has lost its answer, and later ones have not: the next outcome would be taken for another record's.
+        The start record of a newer epoch ends this epoch. An unreadable record may come from a newer broker, so nothing behind it can be
+        judged. If a record of this epoch is found, its answer was lost while later answers arrived: outcomes could no longer be assigned to
+        records.
         """
         if await self._effects.recreated():
             raise DamagedRecord(f"journal {self._topic} {RECREATED}")
@@ -294,7 +298,7 @@ class EpochProtocol:
                 header = decode_header(value)
             except ForeignRecord as error:
                 self.foreign += 1
-                self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
+                self._effects.note(Severity.ERROR, "foreign record skipped", f"{place}: foreign record skipped: {error}")
                 continue
             except RecordError as error:
                 raise type(error)(f"{place}: {error}") from error
@@ -336,8 +340,8 @@ class EpochProtocol:
             self._effects.ticked()
 
     def _look(self) -> None:
-        """Appends that Kafka has not answered for too long: nobody must wait for them."""
-        if not self.awake():  # timers come first when a process wakes: this one must not wipe out that it stood still
+        """Detect appends that Kafka has not answered in time, and refuse persistent messages while they are pending."""
+        if not self.awake():  # timers run first when a process wakes: this one must not hide that the process was suspended
             return
         self._watch = self._effects.after(self._limits.watch_s, self._look)
         now_s = self._seen_s = self._effects.now_s()
@@ -354,9 +358,10 @@ class EpochProtocol:
             self._effects.spawn(self._ask_anew())
 
     async def _ask_anew(self) -> None:
-        """Ask by a new client whether Kafka takes appends.
+        """Ask with a new client whether Kafka accepts appends.
 
-        If it does so twice, and the old producer gets no answer in between, that one is of no use any more: the next epoch has a new one.
+        If Kafka accepts them twice, and the old producer gets no answer in between, the epoch ends, so that the next epoch uses a new
+        producer.
         """
         try:
             reached = await self._effects.takes_appends()
@@ -373,7 +378,7 @@ class EpochProtocol:
         self._probing = False
 
     def awake(self) -> bool:
-        """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
+        """Return True if this process has run without a long suspension. A suspended process may have been replaced, so its epoch ends."""
         if self._seen_s is not None and not self.ended and EpochViolation.STOPPED_PROCESS_ACTS not in self._violations:
             still_s = self._effects.now_s() - self._seen_s
             if still_s > self._limits.still_max_s:
@@ -384,20 +389,20 @@ class EpochProtocol:
 
     @contextmanager
     def _or_end(self, what: str) -> Iterator[None]:
-        """A fault half-way leaves what only a load from the journal puts right; the confirmations to come would be taken for others."""
+        """End the epoch after a fault: only a load from the journal repairs the state, and later outcomes would be assigned wrongly."""
         try:
             yield
         except Exception as error:
-            self._effects.note(Severity.ERROR, "fault", f"{what}: {error!r}", error)
+            self._effects.note(Severity.ERROR, "broker fault", f"{what}: {error!r}", error)
             self.end(BrokerFault(f"{what}: {error!r}"))
 
     def lose_election(self) -> None:
-        """Another broker has been elected."""
+        """End the epoch because another broker has been elected."""
         if EpochViolation.ELECTION_LOSS_IGNORED not in self._violations:
             self.end(SteppedDown("another broker has been elected"))
 
     def end(self, error: BasculeError) -> None:
-        """The epoch cannot go on: nothing is answered any more."""
+        """End the epoch because of an error. Nothing is answered after that."""
         if not self.ended:
             self._move(EpochEvent.SUPERSEDED if isinstance(error, SteppedDown) else EpochEvent.FAILED)
             self._stop()
@@ -406,7 +411,7 @@ class EpochProtocol:
             self._effects.ended(error)
 
     def close(self) -> None:
-        """Nobody wants the epoch any more."""
+        """End the epoch in an orderly way."""
         if not self.ended:
             self._move(EpochEvent.CLOSED)
         self._stop()

@@ -1,4 +1,4 @@
-"""What an epoch of the journal asks of its surroundings, and what bounds it."""
+"""The effects of an epoch of the journal, and its limits."""
 
 from __future__ import annotations
 
@@ -17,92 +17,92 @@ from bascule.journal.fence import IN_FLIGHT_MAX
 
 @dataclass(frozen=True, slots=True)
 class EpochLimits:
-    """What bounds an epoch; times in seconds."""
+    """The limits of an epoch; times in seconds."""
 
     append_timeout_s: float
-    #: A process that stood still for longer may have been replaced.
+    #: If a process was suspended for longer than this, it may have been replaced.
     still_max_s: float
-    #: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
+    #: Appends in flight at once. Further entries gather in the next record meanwhile; a higher limit would only make records smaller.
     in_flight_max: int = IN_FLIGHT_MAX
-    #: What nobody waits for (an acknowledgement alone) waits for company: the next send takes it along and saves an append.
+    #: Delay of entries that nobody waits for (an acknowledgement alone): the next send takes them along and saves an append.
     linger_s: float = 0.005
-    #: How often the age of the oldest append is looked at.
+    #: How often the age of the oldest append is checked.
     watch_s: float = 0.5
-    #: While appends are stalled, a new client asks at this interval whether Kafka takes appends.
+    #: While appends are stalled, a new client asks at this interval whether Kafka accepts appends.
     probe_s: float = 5.0
 
 
 class EpochEffects(Protocol):
-    """What an epoch asks of its surroundings. All of it happens in one thread; ``now_s`` never goes back."""
+    """The effects of an epoch. All calls happen in one thread; ``now_s`` never goes back."""
 
     def now_s(self) -> float:
-        """Time of a monotonic clock, which goes on while the machine is suspended."""
+        """Return the time of a monotonic clock that continues while the machine is suspended."""
         ...
 
     def soon(self, action: Callable[[], None]) -> object:
-        """Do it after what is being done."""
+        """Call ``action`` after the current turn."""
         ...
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        """Do it later, unless the timer is cancelled."""
+        """Call ``action`` after ``delay_s``, unless the timer is cancelled."""
         ...
 
     def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """Run a protocol beside what is being done. It raises nothing."""
+        """Run a protocol concurrently. The protocol raises nothing."""
         ...
 
     def waiter(self) -> Waiter[Any]:
-        """A value that comes later."""
+        """Return a waiter for a later value."""
         ...
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Send a record to Kafka; its outcome comes to ``EpochProtocol.outcomes``, in the order of the appends. Raises BasculeError."""
+        """Send a record to Kafka. ``EpochProtocol.outcomes`` gets the outcomes, in the order of the appends. Raises BasculeError."""
         ...
 
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
-        """The journal's records from ``start`` up to ``end`` (not included), with their offsets. Raises BasculeError."""
+        """Return the journal's records from ``start`` up to but not including ``end``, with their offsets. Raises BasculeError."""
         ...
 
     async def recreated(self) -> bool:
-        """Whether the journal's topic is another one of its name by now. Raises Unavailable."""
+        """Return True if the topic of the journal was recreated. Raises Unavailable."""
         ...
 
     async def takes_appends(self) -> bool:
-        """Whether a client made now finds that Kafka takes appends to the journal."""
+        """Return True if a new client finds that Kafka accepts appends to the journal."""
         ...
 
     async def state_before(self, end: int) -> Loader:
-        """The state of all records before ``end``. Raises Unavailable or RecordError."""
+        """Return the state of all records before ``end``. Raises Unavailable or RecordError."""
         ...
 
     def fresh_engine(self, journaling: Journaling) -> Engine:
-        """An engine without any state."""
+        """Return an engine without state."""
         ...
 
     def loaded(self) -> None:
-        """The engine has its state; nobody is served yet."""
+        """Note that the engine has its state. No client is served yet."""
         ...
 
     def stored(self, size_bytes: int) -> None:
-        """A record of this epoch is stored."""
+        """Note that a record of this epoch is stored."""
         ...
 
     def confirmed(self) -> None:
-        """After each round of outcomes."""
+        """Note the end of a round of outcomes."""
         ...
 
     def ticked(self) -> None:
-        """A timer has done what was due, by which nobody knows more of Kafka."""
+        """Note that a timer has done the due work. This says nothing about Kafka."""
         ...
 
     def stalled(self, error: JournalUnavailable) -> None:
-        """Kafka has not answered in time: nobody must wait for it here."""
+        """Note that Kafka has not answered in time: clients must not wait for this broker."""
         ...
 
     def ended(self, error: BasculeError) -> None:
-        """The epoch cannot go on. Called once."""
+        """Note that the epoch has ended. Called once."""
         ...
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
-        """Something for the log."""
+        """Write an event to the log."""
         ...

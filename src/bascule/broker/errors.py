@@ -1,4 +1,4 @@
-"""What the broker refuses, each with the AMQP condition a client is told."""
+"""Errors of the broker, each with the AMQP condition that the client gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bascule.journal.branches import Ending
 
 
 class ResourceLimit(BasculeError):
-    """A limit of the broker or of a queue is reached."""
+    """Raised when a limit of the broker or of a queue is reached."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -17,15 +17,15 @@ class ResourceLimit(BasculeError):
 
 
 class QueueFull(ResourceLimit):
-    """A queue accepts no more messages until consumers have taken some."""
+    """Raised when a queue accepts no more messages until consumers have taken some."""
 
     retriable = True
 
 
 class RecordTooLarge(ResourceLimit):
-    """What must go into one journal record is larger than the journal's topic has room for. Nothing of it was done.
+    """Raised when the entries of one journal record are larger than the journal accepts. Nothing was done.
 
-    It may have room later: what a message adds to a record depends on how many subscriptions take it.
+    A later try may succeed: the size that a message adds to a record depends on the number of subscriptions that take it.
     """
 
     xa_code = Code.XA_RETRY
@@ -33,7 +33,7 @@ class RecordTooLarge(ResourceLimit):
 
 
 class BodyUnavailable(BasculeError):
-    """The body of a message was spilled and cannot be read back. The journal has it: a restart of the broker brings it back."""
+    """Raised when a spilled message body cannot be read. The journal still has the body: a restart of the broker restores it."""
 
     retriable = True
     scope = Scope.OPERATION
@@ -41,7 +41,7 @@ class BodyUnavailable(BasculeError):
 
 
 class RequestFailed(BasculeError):
-    """The broker failed to carry out one request; its log says more. The request has changed nothing."""
+    """Raised when the broker failed to carry out one request. The broker's log has the cause. The request has changed nothing."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -49,7 +49,7 @@ class RequestFailed(BasculeError):
 
 
 class UnknownAddress(BasculeError):
-    """No queue, topic or subscription has this name, and the request must not create one."""
+    """Raised when no queue, topic or subscription has this name, and the request must not create one."""
 
     retriable = False
     scope = Scope.LINK
@@ -58,7 +58,7 @@ class UnknownAddress(BasculeError):
 
 
 class QueueDeleted(BasculeError):
-    """The queue that a consumer was attached to is deleted."""
+    """Raised when the queue of a consumer is deleted."""
 
     retriable = False
     scope = Scope.LINK
@@ -67,7 +67,7 @@ class QueueDeleted(BasculeError):
 
 
 class JournalUnavailable(BasculeError):
-    """Kafka does not acknowledge appends; the broker accepts nothing persistent."""
+    """Raised when Kafka does not acknowledge appends: the broker accepts no persistent messages."""
 
     retriable = True
     scope = Scope.OPERATION
@@ -78,14 +78,14 @@ class JournalUnavailable(BasculeError):
 
 
 class BrokerFault(BasculeError):
-    """The broker itself failed. Its state may be wrong: the process ends its epoch and loads the state from the journal."""
+    """Raised when the broker itself failed. Its state may be wrong: the process ends its epoch and loads the state from the journal."""
 
     retriable = True
     scope = Scope.EPOCH
 
 
 class UnknownTransaction(BasculeError):
-    """The connection has no such transaction."""
+    """Raised when the connection has no such transaction."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -96,9 +96,9 @@ class UnknownTransaction(BasculeError):
 
 
 class UnknownBranch(BasculeError):
-    """The broker has no such branch; ``ending`` is its outcome, where the broker still knows it.
+    """Raised when the broker has no such branch. ``ending`` is its outcome, if the broker still knows it.
 
-    ``forgotten``: the branch may have ended either way, and the broker does not remember.
+    If ``forgotten`` is true, the branch may have been committed, and the broker no longer remembers its outcome.
     """
 
     retriable = False
@@ -114,7 +114,7 @@ class UnknownBranch(BasculeError):
 
 
 class BranchExists(BasculeError):
-    """A branch with this name exists already."""
+    """Raised when a branch with this xid exists already."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -125,7 +125,7 @@ class BranchExists(BasculeError):
 
 
 class BranchBusy(BasculeError):
-    """The broker is ending the branch with the other outcome at this moment."""
+    """Raised when the broker is ending the branch with the other outcome at this moment."""
 
     retriable = True
     scope = Scope.OPERATION
@@ -135,7 +135,7 @@ class BranchBusy(BasculeError):
 
 
 class BranchForced(BasculeError):
-    """An administrator has ended the branch; ``ending`` is its outcome."""
+    """Raised when an administrator has ended the branch. ``ending`` is its outcome."""
 
     retriable = False
     scope = Scope.OPERATION

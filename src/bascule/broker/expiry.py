@@ -1,4 +1,4 @@
-"""Expired messages that no consumer comes across: they are looked for by time."""
+"""Expiry by time, for expired messages that no consumer finds."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.schedule import Schedule
 from bascule.broker.turns import AFTER_STORED, Turns, Work
 
-#: Expired messages that no consumer comes across are looked for this often at most. Looking through a deep queue takes about
-#: 0.2 us for each message: the pause grows with the depth, so that it stays below a hundredth of the time.
+#: Least time between two sweeps of a queue. A sweep of a deep queue takes about 0.2 us for each message; the pause grows with the depth, so
+#: that sweeps take less than a hundredth of the time.
 SWEEP_MS: Final = 1_000
 SWEEP_MESSAGES_PER_MS: Final = 50
-#: Of a queue, so many bytes go because they have expired before what that brings is stored: the journal sets the pace.
-#: A message counts as its bytes and some more.
+#: Bytes of a queue's messages that expire before the decisions about them must be stored, so that the journal sets the pace. A message
+#: counts as its bytes and an overhead.
 EXPIRED_BYTES = 8 << 20
 EXPIRED_OVERHEAD_BYTES = 1600
-#: Steps of a message that has expired: it goes to another queue, most of the time.
+#: Steps of an expired message, which usually goes to another queue.
 EXPIRE_STEPS: Final = 50
-#: Messages at which a sweep looks in one piece, and the steps that each takes.
+#: Messages that a sweep examines in one piece, and messages for each step.
 SWEPT_MESSAGES: Final = 400
 _PER_STEP: Final = 4
 
 
 class Expiry:
-    """Sweeps queues for expired messages. ``expire(queue, message)`` is told of each, once it has been taken out of its queue."""
+    """Sweeps of queues for expired messages.
+
+    ``expire(queue, message)`` is called for each, after the message was taken out of its queue.
+    """
 
     def __init__(
         self, turns: Turns, schedule: Schedule, clock: Callable[[], int], expire: Callable[[BrokerQueue, BrokerMessage], None]
@@ -38,7 +41,7 @@ class Expiry:
         self._expire = expire
 
     def watch(self, queue: BrokerQueue, expiry_ms: int) -> None:
-        """Look for expired messages when this one will be."""
+        """Schedule a sweep of the queue at ``expiry_ms`` or soon after."""
         if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
             pause_ms = max(SWEEP_MS, queue.ready.count // SWEEP_MESSAGES_PER_MS)
             due_ms = max(expiry_ms, self._clock() + pause_ms)
@@ -47,12 +50,12 @@ class Expiry:
                 self._schedule.at(due_ms, self._sweep, queue, due_ms)
 
     def _sweep(self, queue: BrokerQueue, due_ms: int) -> None:
-        """Expired messages go, also those that no consumer came across."""
+        """Begin a sweep of the queue, unless an earlier or later one replaces it."""
         if queue.deleted or queue.sweep_at_ms != due_ms:
             return
         queue.sweep_at_ms = 0
         if queue.sweeping:
-            self.watch(queue, due_ms)  # the last one is still under way
+            self.watch(queue, due_ms)  # the previous sweep is still running
         else:
             queue.sweeping = True
             self._turns.begin(self._swept(queue))
@@ -61,7 +64,7 @@ class Expiry:
         try:
             following_ms = yield from self._expired(queue)
         except Exception:
-            self.watch(queue, self._clock())  # the next sweep goes on
+            self.watch(queue, self._clock())  # the next sweep continues
             raise
         finally:
             queue.sweeping = False
@@ -69,7 +72,7 @@ class Expiry:
             self.watch(queue, following_ms)
 
     def _expired(self, queue: BrokerQueue) -> Generator[int, None, int]:
-        """Expire what has to be expired by now. Return when the next message will have to be, 0 if none will."""
+        """Expire all messages that are due. Return when the next message expires, in ms since the epoch, 0 if none does."""
         place, now_ms, following_ms, expired_bytes = FRONT, self._clock(), 0, 0
         while waiting := queue.after(place, SWEPT_MESSAGES):
             place = place_of(waiting[-1])

@@ -1,6 +1,6 @@
-"""How the state of an epoch to come is loaded, without IO: it follows the journal, and is whole when the epoch's start is stored.
+"""Load of the state for the next epoch, without IO: it follows the journal, and is complete once the start record of the epoch is stored.
 
-The server performs the effects in a thread, and the simulator of the tests performs them in its world.
+The server performs the effects in a thread, and the simulator of the tests performs them in its simulated world.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.journal.reading import Trimmed
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 
-#: How long Kafka may take to give records that are there. Where a former leader answers in place of the leader, it is given as long.
+#: How long Kafka may take to return records that exist. If a former leader answers, the new leader gets the same time.
 ANSWER_TIMEOUT_S: Final = 30.0
-#: Before topics that contradict one another are read again.
+#: Pause before topics that contradict one another are read again.
 RETRY_S: Final = 0.5
 HELP: Final = "Restore the topic, or delete all topics of Bascule to start from scratch"
 RECREATED: Final = f"was recreated; its records are lost. {HELP}"
 
 
 class Closed(BasculeError):
-    """Nobody wants the state any more."""
+    """Raised when the broker stops and the state is no longer needed."""
 
     retriable = False
     scope = Scope.OPERATION
 
 
 class FollowingViolation(enum.StrEnum):
-    """Rules of following that a test may break."""
+    """Rules of following that a test can break."""
 
     LAST_RECORD_MISSED = "a load ends before the last record in front of the epoch's start"
     NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is passed over, and no other one is tried"
@@ -43,89 +43,92 @@ class FollowingViolation(enum.StrEnum):
 
 
 class _Contradiction(BasculeError):
-    """Topics contradict one another: one of them is damaged, or a former leader, which knows less than is stored, has answered for it."""
+    """Raised when topics contradict one another: one is damaged, or a former leader, which lacks records, has answered."""
 
     retriable = True
     scope = Scope.OPERATION
 
 
 class FollowingEffects(Protocol):
-    """What a load asks of its surroundings. Each method may raise Unavailable.
+    """The effects of a load. Each method may raise Unavailable.
 
     With ``behind_barrier`` a table is read behind a barrier record, so that no former leader can answer (docs/adr/0013).
     """
 
     def now_s(self) -> float:
-        """Time of a monotonic clock."""
+        """Return the time of a monotonic clock."""
         ...
 
     def wanted_end(self) -> int | None:
-        """The offset of the journal at which the load ends; None while it is not known."""
+        """Return the offset of the journal at which the load ends; None while it is unknown."""
         ...
 
     def closing(self) -> bool:
-        """Whether nobody wants the state any more."""
+        """Return True if the state is no longer needed."""
         ...
 
     def fresh_engine(self) -> Engine:
-        """An engine without any state."""
+        """Return an engine without state."""
         ...
 
     async def recreated(self) -> bool:
-        """Whether the journal's topic is another one than at the first start."""
+        """Return True if the topic of the journal is not the topic of the first start."""
         ...
 
     async def sleep(self, delay_s: float) -> None:
-        """Return after some time, or when nobody wants the state any more."""
+        """Return after ``delay_s``, or earlier if the state is no longer needed."""
         ...
 
     async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
-        """Every complete snapshot by its id."""
+        """Return every complete snapshot by its id."""
         ...
 
     async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
-        """Every record of the store by its mid."""
+        """Return every record of the store by its mid."""
         ...
 
     async def range(self) -> tuple[int, int]:
-        """First offset of the journal, and its high watermark, as some node names them."""
+        """Return the first offset of the journal and its high watermark, as some node reports them."""
         ...
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
-        """Some of the journal's records from ``offset`` on, with their offsets; none when nothing comes for a moment. Raises Trimmed."""
+        """Return some of the journal's records from ``offset`` on, with their offsets; none if no record arrives for a moment.
+
+        Raises Trimmed.
+        """
         ...
 
     def bulk(self) -> AbstractContextManager[None]:
-        """Around a load of much that will stay."""
+        """Return a context for the load of many objects that will stay."""
         ...
 
     def note(self, severity: Severity, event: str, detail: str) -> None:
-        """Something for the log."""
+        """Write an event to the log."""
         ...
 
 
 class FollowingProtocol:
-    """Loads the newest snapshot and applies the journal's records as they come, until it is told where to stop."""
+    """The load of one state: it loads the newest snapshot and applies the journal's records until it reaches the wanted end."""
 
     def __init__(self, effects: FollowingEffects, topic: str, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._effects = effects
         self._topic = topic
         self._violations = violations
-        self.foreign = 0  # records that are not Bascule's
-        self.next_offset = 0  # of the journal: what is before it has been read
+        self.foreign = 0  # records of other programs
+        self.next_offset = 0  # of the journal; the records before it have been read
 
     async def run(self) -> Loader:
-        """The state of all records before the wanted end. Raises Unavailable, RecordError, Closed.
+        """Return the state of all records before the wanted end. Raises Unavailable, RecordError, Closed.
 
-        Whoever serves may trim the journal before this one has read it, but only behind a newer snapshot. The snapshot of an epoch behind
-        the wanted end is announced there, where this one does not look.
+        The serving broker may trim the journal before this load has read it, but only behind a newer snapshot. The snapshot of an epoch
+        behind the wanted end is announced behind the wanted end, where this load does not read.
 
-        Topics that contradict one another are read again. Only reads that no former leader can answer show damage: snapshots and store
-        behind barrier records, and the journal behind the start record, which all replicas in sync have stored. Who stands by writes no
-        start record, so it gives no verdict: it reads again until it is elected.
+        Topics that contradict one another are read again. Only reads that no former leader can answer prove damage: the snapshots and the
+        store behind barrier records, and the journal behind the start record, which all in-sync replicas have stored. A standby writes no
+        start record, so it cannot prove damage: it reads again until it is elected.
         """
         believed = FollowingViolation.FORMER_LEADER_BELIEVED in self._violations
-        tried: list[str] | None = None  # the snapshots of the last load that could show damage
+        tried: list[str] | None = None  # the snapshots of the last load that could prove damage
         certain = False
         while True:
             candidates = await self._candidates(certain)
@@ -143,7 +146,7 @@ class FollowingProtocol:
                 certain = await self._elected()
 
     async def _elected(self) -> bool:
-        """Whether the start record is stored. If not, return after a pause. Raises Closed."""
+        """Return True if the start record is stored. Otherwise pause first, and return the state after the pause. Raises Closed."""
         if self._effects.wanted_end() is None:
             await self._effects.sleep(RETRY_S)
         if self._effects.closing():
@@ -151,7 +154,7 @@ class FollowingProtocol:
         return self._effects.wanted_end() is not None
 
     async def _candidates(self, certain: bool) -> list[Snapshot]:
-        """The newest first."""
+        """Return the readable snapshots, newest first."""
         found: list[Snapshot] = []
         for name, data in (await self._effects.snapshots(behind_barrier=certain)).items():
             try:
@@ -169,8 +172,11 @@ class FollowingProtocol:
         return loader
 
     async def _base(self, candidates: list[Snapshot], certain: bool) -> tuple[Loader, int]:
-        """The newest snapshot that counts, or the whole journal, with all records that are there now, and the offset behind them."""
-        # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
+        """Load the newest usable snapshot, or the whole journal, up to the high watermark.
+
+        Return the loader and the offset of the next record.
+        """
+        # The store may also have records for a snapshot that was never completed; the next snapshot removes them.
         stored = await self._effects.stored(behind_barrier=certain)
         first, high = await self._range(certain)
         for newest in candidates[:1]:
@@ -196,7 +202,7 @@ class FollowingProtocol:
         return loader, position
 
     async def _range(self, certain: bool) -> tuple[int, int]:
-        """First offset and high watermark. If ``certain``, the node that names them has the start record."""
+        """Return the first offset and the high watermark. If ``certain``, the node that reports them has the start record."""
         effects, since_s = self._effects, self._effects.now_s()
         while True:
             first, high = await effects.range()
@@ -233,7 +239,7 @@ class FollowingProtocol:
         return None
 
     async def _apply(self, loader: Loader, position: int, end: Callable[[], int | None]) -> int:
-        """Apply records from ``position`` on, until the end (None: not known yet) is reached; returns the offset after the last one."""
+        """Apply records from ``position`` on, up to the end (None: not known yet). Return the offset after the last record."""
         effects = self._effects
         since_s = effects.now_s()
         while True:
@@ -250,14 +256,14 @@ class FollowingProtocol:
             wanted = self._wanted_end()
             for offset, value in records:
                 if wanted is not None and offset >= wanted:
-                    return wanted  # another broker's, which the fence will meet
+                    return wanted  # a record of another broker, which the fence checks
                 self._apply_one(loader, offset, value)
                 self.next_offset = position = offset + 1
 
     def _wanted_end(self) -> int | None:
         end = self._effects.wanted_end()
         if end is not None and FollowingViolation.LAST_RECORD_MISSED in self._violations:
-            return end - 2  # the start record is the one before the end
+            return end - 2  # the start record is the record before the end
         return end
 
     def _apply_one(self, loader: Loader, offset: int, value: bytes | None) -> None:
@@ -266,6 +272,6 @@ class FollowingProtocol:
             loader.apply(offset, value)
         except ForeignRecord as error:
             self.foreign += 1
-            self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record skipped: {error}")
+            self._effects.note(Severity.ERROR, "foreign record skipped", f"{place}: foreign record skipped: {error}")
         except RecordError as error:
             raise type(error)(f"{place}: {error}") from error

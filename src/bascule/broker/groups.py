@@ -1,6 +1,6 @@
-"""Message groups: all messages of a group go to one consumer, in order, until it leaves.
+"""Message groups: all messages of a group go to one consumer, in order, until the consumer detaches.
 
-Groups share a fixed number of buckets, and consumers hold buckets: what is remembered does not grow with the number of groups.
+Groups share a fixed number of buckets, and consumers hold buckets, so the memory does not grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from bascule.broker.turns import Allowance, Work
 if TYPE_CHECKING:
     from bascule.broker.queue import QueueConsumer
 
-#: Many more than a queue has consumers, so that they get equal shares.
+#: Many more buckets than a queue has consumers, so that the consumers get equal shares.
 BUCKETS: Final = 1024
-#: Steps of putting a message aside, or back.
+#: Steps to set a message aside, or to put it back.
 MOVE_STEPS: Final = 5
 
 
 class Groups:
-    """Who holds which groups of one queue, and the messages that wait for a consumer that holds their group.
+    """The consumers that hold the groups of one queue, and the messages set aside for these consumers.
 
-    A group is a consumer's from the first message that it gets. A consumer whose selector does not want a message has no claim to it.
+    A consumer holds a group from the first message of the group that it gets, but not for messages that its selector does not match.
     """
 
     __slots__ = ("_parked", "_places", "_queue_ready", "_takers", "holders")
 
     def __init__(self, ready: Ready, takers: dict[QueueConsumer, None]) -> None:
-        """A consumer for which something is put aside becomes one of ``takers``."""
+        """Share ``takers`` with the queue: a consumer is added when a message is set aside for it."""
         self._queue_ready = ready
         self._takers = takers
         self.holders: dict[int, QueueConsumer] = {}
         self._parked: dict[QueueConsumer, Lines] = {}
-        self._places: dict[int, Lines] = {}  # of what has been put aside, by position
+        self._places: dict[int, Lines] = {}  # where each message is set aside, by position
 
     def peek(self, consumer: QueueConsumer, allowance: Allowance) -> BrokerMessage | None:
-        """The next message that the consumer may have; what stands before it and is another's is put aside for that one.
+        """Return the next message that the consumer may have. Earlier messages of other holders are set aside for them.
 
-        None says that there is none, or that the allowance is spent: the next call goes on from there.
+        Return None if there is no message, or if the allowance is spent; the next call continues the search.
         """
         own = self._parked.get(consumer)
         parked = own.peek() if own is not None else None
@@ -77,14 +77,17 @@ class Groups:
         self._takers[holder] = None
 
     def take(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """The consumer gets the message that a peek returned, and with it the group."""
+        """Give the consumer the message that ``peek`` returned, and with it the group."""
         if not self.remove(message):
             self._queue_ready.take(message)
         if message.group is not None:
             self.holders.setdefault(hash(message.group) % BUCKETS, consumer)
 
     def leave(self, consumer: QueueConsumer) -> Work:
-        """The consumer is gone: its groups are free, and the work puts back into the queue what was put aside for it."""
+        """Release the groups of a consumer that leaves.
+
+        The returned work puts the messages that were set aside for it back into the queue.
+        """
         self.holders = {bucket: holder for bucket, holder in self.holders.items() if holder is not consumer}
         return self._return(consumer)
 
@@ -98,7 +101,7 @@ class Groups:
         self._parked.pop(consumer, None)
 
     def remove(self, message: BrokerMessage) -> bool:
-        """Take a message out that has been put aside; False where it has not."""
+        """Remove a message that was set aside. Return False if it was not."""
         own = self._places.pop(message.position, None)
         if own is None:
             return False
@@ -107,16 +110,16 @@ class Groups:
 
     @property
     def count(self) -> int:
-        """How many have been put aside."""
+        """Return the number of messages that are set aside."""
         return len(self._places)
 
     def after(self, place: QueuePlace, count: int) -> Iterator[list[BrokerMessage]]:
-        """Of what has been put aside for each consumer, the next messages behind a place."""
+        """Yield for each consumer the next messages behind a place among those set aside for it."""
         for own in self._parked.values():
             yield own.after(place, count)
 
     def pop_some(self) -> list[BrokerMessage]:
-        """Remove and return some of what has been put aside; none when there is nothing."""
+        """Remove and return some of the messages that are set aside; an empty list if there are none."""
         for own in self._parked.values():
             if own.count:
                 popped = list(own.pop_some())
@@ -126,7 +129,7 @@ class Groups:
         return []
 
     def parked(self) -> Iterator[BrokerMessage]:
-        """All that has been put aside."""
+        """Yield all messages that are set aside."""
         for own in self._parked.values():
             yield from own
 

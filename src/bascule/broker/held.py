@@ -1,7 +1,7 @@
-"""The journaled messages that a queue holds, by mid, wherever they are: waiting, delayed, with a consumer or in a transaction.
+"""The journaled messages that a queue holds, by mid: waiting, delayed, unsettled by a consumer, or in a transaction.
 
-A snapshot walks through them in turns. A message keeps its place here from its arrival to its end, so that a walk meets each message
-that is there all the time, however often it changes hands meanwhile.
+A snapshot walks through these messages in turns. A message keeps its place here from its arrival until it is removed, so that a walk meets
+each message that stays, even if the message moves between consumers and the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 
 from bascule.broker.message import BrokerMessage
 
-#: Messages of one block. One into which older messages come has up to twice as many.
+#: Messages of one block. A block that gets older messages may grow to twice this number.
 BLOCK_MESSAGES: Final = 512
 
 
 class HeldCopy:
     """The mids of the messages that a queue holds, copied piece by piece while messages come and go.
 
-    All messages up to ``passed_mid`` are copied. The queue adds to ``removed`` which of them it has lost since, and to ``counts`` the
-    delivery counts that change.
+    All messages up to ``passed_mid`` are copied. The queue adds the mids of copied messages that it loses to ``removed``, and changed
+    delivery counts to ``counts``.
     """
 
     __slots__ = ("counts", "mids", "passed_mid", "removed")
@@ -29,13 +29,13 @@ class HeldCopy:
         self.mids: list[int] = []  # ascending
         self.passed_mid = -1
         self.removed: list[int] = []
-        self.counts: dict[int, int] = {}  # failed deliveries, by mid
+        self.counts: dict[int, int] = {}  # number of failed deliveries, by mid
 
 
 class Held:
-    """Messages by mid, ascending from block to block.
+    """Messages by mid, in ascending blocks.
 
-    Messages that arrive have ascending mids, those of a load do not: it begins with what prepared branches have received.
+    Messages arrive with ascending mids. A load does not keep this order: it begins with the messages that prepared branches have received.
     """
 
     __slots__ = ("_blocks", "_firsts", "_tail", "copy", "newest")
@@ -43,12 +43,12 @@ class Held:
     def __init__(self) -> None:
         self._tail: dict[int, BrokerMessage] = {}
         self._blocks = [self._tail]
-        self._firsts = [-1]  # no mid of a block is below its first
+        self._firsts = [-1]  # no mid of a block is lower than the first of the block
         self.newest = -1  # the highest mid that the queue has ever held
-        self.copy: HeldCopy | None = None  # the copy that a snapshot makes at present
+        self.copy: HeldCopy | None = None  # the copy for the snapshot that is being made
 
     def add(self, message: BrokerMessage) -> None:
-        """The queue holds a message from now on."""
+        """Add a message that the queue holds from now on."""
         mid = message.mid
         if mid <= self.newest:
             self._insert(mid, message)
@@ -61,7 +61,7 @@ class Held:
         tail[mid] = message
 
     def _insert(self, mid: int, message: BrokerMessage) -> None:
-        """Add a message to the block in which its mid lies, and divide a block that is too long by that."""
+        """Add a message to the block of its mid, and split the block if it is too long."""
         index = bisect_right(self._firsts, mid) - 1
         block = self._blocks[index]
         block[mid] = message
@@ -76,7 +76,7 @@ class Held:
         return self._blocks[bisect_right(self._firsts, mid) - 1]
 
     def remove(self, mid: int) -> None:
-        """The queue holds a message no longer."""
+        """Remove a message that the queue no longer holds."""
         firsts = self._firsts
         index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
         block = self._blocks[index]
@@ -88,11 +88,11 @@ class Held:
             self._tail = self._blocks[-1]
 
     def get(self, mid: int) -> BrokerMessage | None:
-        """Return the message with a mid."""
+        """Return the message with a mid, or None."""
         return self._block(mid).get(mid)
 
     def after(self, mid: int) -> list[BrokerMessage]:
-        """Return the next messages with a higher mid, ascending. An empty list says that there are none."""
+        """Return the next messages with a higher mid, ascending. An empty list means that there are none."""
         for index in range(bisect_right(self._firsts, mid) - 1 if mid >= 0 else 0, len(self._blocks)):
             found = sorted(each for each in self._blocks[index] if each > mid)
             if found:

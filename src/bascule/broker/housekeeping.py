@@ -1,7 +1,7 @@
-"""What keeps the journal short and a start quick, without IO: when a round is due, what is announced, and what is trimmed up to where.
+"""Housekeeping, without IO: when a snapshot is due, how it is announced, and how far the journal and the ingress topic are trimmed.
 
-Rounds run beside the traffic, one at a time: :mod:`bascule.broker.rounds` says which steps one has. Whatever fails is tried again with the
-next round: nothing rests on it but size and time.
+Rounds run beside the traffic, one at a time; :mod:`bascule.broker.rounds` has the steps of a round. A step that fails is tried again in the
+next round. Failures only cost disk space and time at a start.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from bascule.journal.records import Op, json_entry
 
 T = TypeVar("T")
 
-#: Journal read again at a start, beside what still waits in queues: about a second of it.
+#: Bytes of journal after which a snapshot is due. A start reads about a second for this size, besides the messages that still wait in
+#: queues.
 SNAPSHOT_BYTES: Final = 128 << 20
 
 
 class HousekeepingViolation(enum.StrEnum):
-    """Rules of housekeeping that a test may break."""
+    """Rules of housekeeping that a test can break."""
 
     ANNOUNCEMENT_NOT_AWAITED = "older snapshots are deleted before the journal has the announcement of the new one"
     INGRESS_TRIMMED_EARLY = "the ingress topic is trimmed before the journal has its records"
 
 
 class TrimmedLog(enum.StrEnum):
-    """What a round trims."""
+    """The topics that a round trims."""
 
     JOURNAL = "journal"
     INGRESS = "ingress"
@@ -47,9 +48,9 @@ class TrimmedLog(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingLimits:
-    """What bounds the journal; times in seconds."""
+    """The limits of housekeeping; times in seconds."""
 
-    snapshot_records: int  # a snapshot is due after so many
+    snapshot_records: int  # a snapshot is due after this many records
     announce_timeout_s: float
     retention: OwnersRetention
     partition: int = 0  # of the journal
@@ -57,34 +58,34 @@ class HousekeepingLimits:
 
 
 class HousekeepingEffects(Protocol):
-    """What housekeeping asks of its surroundings. What is awaited may raise Unavailable."""
+    """The effects of housekeeping. Coroutines may raise Unavailable."""
 
     def going_on(self) -> bool:
-        """Whether the epoch has not ended."""
+        """Return True while the epoch runs."""
         ...
 
     def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """Run a protocol beside what is being done. It raises nothing."""
+        """Run a protocol concurrently. The protocol raises nothing."""
         ...
 
     def waiter(self) -> Waiter[Any]:
-        """A value that comes later."""
+        """Return a waiter for a later value."""
         ...
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
-        """Something for the log."""
+        """Write an event to the log."""
         ...
 
     async def computed(self, calculation: Callable[[], T]) -> T:
-        """The result of a calculation that takes long, made beside what is being done. Raises what it raises."""
+        """Return the result of a long calculation that runs concurrently. Raises the error of the calculation."""
         ...
 
     async def stored(self) -> Collection[int]:
-        """The mids of all that the store has now."""
+        """Return the mids of all records in the store."""
         ...
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """Keep messages in the store, forget those that are None."""
+        """Write records to the store by mid; None deletes a record."""
         ...
 
     async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
@@ -92,32 +93,32 @@ class HousekeepingEffects(Protocol):
         ...
 
     async def delete_older(self, snapshot_id: str) -> None:
-        """Forget the snapshots that this one replaces."""
+        """Delete the snapshots that this one replaces."""
         ...
 
     async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
-        """Where pipelines stand by their committed positions: one that is not committed yet may never be."""
+        """Return the pins of pipelines, by committed positions only: a position that is not committed yet may be aborted."""
         ...
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
-        """The offset where the time of the owner's retention begins."""
+        """Return the offset at which the configured retention time begins."""
         ...
 
     async def first_offset(self, log: TrimmedLog, partition: int) -> int:
-        """The first offset that is still there."""
+        """Return the first offset that still exists."""
         ...
 
     async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
-        """Delete what is before ``end``."""
+        """Delete the records before the offset ``end``."""
         ...
 
     async def ingress_topic_id(self) -> str | None:
-        """The id of the ingress topic, if there is one."""
+        """Return the id of the ingress topic, or None if the topic does not exist."""
         ...
 
 
 def _reported(work: Work, done: Waiter[Any]) -> Work:
-    """Do work, and say when it is done; its error concerns nobody but who waits for it."""
+    """Run work and report its end to ``done``. An error concerns only the caller that waits for it."""
     try:
         yield from work
     except Exception as error:
@@ -127,7 +128,7 @@ def _reported(work: Work, done: Waiter[Any]) -> Work:
 
 
 class HousekeepingProtocol:
-    """The rounds of one epoch. ``engine`` and ``offsets`` are the epoch's. Has the steps that a round asks for."""
+    """The rounds of one epoch, and the steps that a round calls. ``engine`` and ``offsets`` are those of the epoch."""
 
     def __init__(
         self, effects: HousekeepingEffects, limits: HousekeepingLimits, engine: Engine, offsets: OffsetMap,
@@ -141,21 +142,21 @@ class HousekeepingProtocol:
         self._rounds = Rounds(self, engine, violations=violations)
         self._records = 0  # stored in this epoch
         self._size_bytes = 0
-        self._tried = (0, 0)  # as many when a snapshot was last begun
-        self._kept = (engine.journaling.epoch, 0, 0)  # offset of the last snapshot, and as many when it was taken; before it, of the start
+        self._tried = (0, 0)  # the two counts when the last snapshot was begun
+        self._kept = (engine.journaling.epoch, 0, 0)  # next offset, records and bytes of the last snapshot (or the start)
         self._busy = False
         self._found: list[RetentionHold] = []  # as of the last snapshot
-        self._trouble = ""  # why there was none the last time
+        self._trouble = ""  # why the last round made no snapshot
 
     @property
     def retention_holds(self) -> list[RetentionHold]:
-        """What the journal is kept for, as of the last snapshot, and what came since."""
+        """Return the pins of the journal as of the last snapshot, and the pin of the records that no snapshot covers yet."""
         offset, records, size_bytes = self._kept
         reason = self._trouble or "no snapshot covers these records yet"
         return [*self._found, RetentionHold(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
 
     def appended(self, size_bytes: int) -> None:
-        """A record is stored; when there are enough, a round begins."""
+        """Note that a record is stored. Begin a round if a snapshot is due."""
         self._records += 1
         self._size_bytes += size_bytes
         if self._due() and not self._busy:
@@ -167,11 +168,11 @@ class HousekeepingProtocol:
         return self._records - records >= limits.snapshot_records or self._size_bytes - size_bytes >= limits.snapshot_bytes
 
     async def rounds(self) -> None:
-        """Snapshot, announce it, forget the older ones, trim; once more for what came meanwhile, after which nothing may come."""
+        """Run a round: snapshot, announcement, deletion of older snapshots, trim. Run another one if a snapshot is due again meanwhile."""
         await self._alone(self._due_rounds)
 
     async def hand_over(self) -> None:
-        """A snapshot for the next broker; to clear away what that replaces is the next one's, which waits."""
+        """Make a snapshot for the next broker. The next broker, which is waiting, deletes the older snapshots and trims."""
         await self._alone(self._rounds.snapshot)
 
     async def _alone(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -200,11 +201,14 @@ class HousekeepingProtocol:
     # -- the steps of a round: see bascule.broker.rounds.Steps ---------------------------------------------------------
 
     def going_on(self) -> bool:
-        """Whether the epoch has not ended."""
+        """Return True while the epoch runs."""
         return self._effects.going_on()
 
     async def take(self) -> Snapshot:
-        """Collect the state in turns. Raises Unavailable if that takes too long, and what it raises."""
+        """Collect the state in turns and return its snapshot.
+
+        Raises Unavailable if this takes too long, and the errors of the collector.
+        """
         collector = Collector(self._engine, self._offsets)
         try:
             await self.in_turns(collector.walk())
@@ -214,12 +218,15 @@ class HousekeepingProtocol:
         return await self._effects.computed(state.snapshot)
 
     async def _finished(self, collector: Collector) -> CollectedState:
-        """Raises TimeoutError when a stored record is not carried out in time, and what the collector raises."""
+        """Finish the collector between two records.
+
+        Raises TimeoutError if no stored record is carried out in time, and the collector's errors.
+        """
         finished: Waiter[CollectedState] = self._effects.waiter()
 
         def finish() -> None:
             if collector.stopped:
-                return  # nobody waits any more
+                return  # nobody waits for the result any more
             self._tried = self._records, self._size_bytes
             try:
                 finished.keep(collector.finish())
@@ -230,7 +237,10 @@ class HousekeepingProtocol:
         return await finished.wait(self._limits.announce_timeout_s)
 
     async def in_turns(self, work: Work) -> None:
-        """Raises what the work raises, and Unavailable if it takes too long, or the epoch ends before it is done."""
+        """Do work in the turns of the engine.
+
+        Raises the error of the work; Unavailable if it takes too long, or if the epoch ends before.
+        """
         done = self._effects.waiter()
         self._engine.turns.begin(_reported(work, done))
         timeout_s = self._limits.announce_timeout_s
@@ -240,24 +250,24 @@ class HousekeepingProtocol:
             raise Unavailable(f"the engine has not finished its work within {timeout_s:g} s") from None
 
     async def computed(self, calculation: Callable[[], T]) -> T:
-        """Raises what the calculation raises."""
+        """Return the result of a calculation that runs concurrently. Raises the error of the calculation."""
         return await self._effects.computed(calculation)
 
     async def stored(self) -> Collection[int]:
-        """The mids of all that the store has now. Raises Unavailable."""
+        """Return the mids of all records in the store. Raises Unavailable."""
         return await self._effects.stored()
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """Raises Unavailable."""
+        """Write records to the store. Raises Unavailable."""
         await self._effects.store(records)
 
     async def write(self, taken: Snapshot) -> None:
-        """Raises Unavailable."""
+        """Encode and store a snapshot. Raises Unavailable."""
         await self._effects.write(taken.id, await self._effects.computed(partial(snapshots.encode, taken)))
 
     async def announce(self, taken: Snapshot) -> None:
-        """Raises TimeoutError."""
-        announced = self._effects.waiter()  # which may also be told when nobody waits any more
+        """Announce a snapshot in the journal and wait until the announcement is stored. Raises TimeoutError."""
+        announced = self._effects.waiter()  # it may be told after nobody waits any more
         self._engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
         self._engine.journaling.tell(announced.keep, None)
         if HousekeepingViolation.ANNOUNCEMENT_NOT_AWAITED not in self._violations:
@@ -265,11 +275,11 @@ class HousekeepingProtocol:
         self._kept = taken.next_offset, *self._tried
 
     async def delete_older(self, taken: Snapshot) -> None:
-        """Raises Unavailable."""
+        """Delete the snapshots that this one replaces. Raises Unavailable."""
         await self._effects.delete_older(taken.id)
 
     async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
-        """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
+        """Trim the journal up to what the snapshot, the pipelines and the retention need, and the ingress topic up to what is journaled."""
         effects, partition = self._effects, self._limits.partition
         retained = await effects.retained_from(TrimmedLog.JOURNAL, partition)
         pipelines = await effects.pipelines(taken)
@@ -278,7 +288,7 @@ class HousekeepingProtocol:
         await self._trim_to(TrimmedLog.JOURNAL, partition, needed)
         self._offsets.sizes.forget_before(needed)
         if not taken.ingress or await effects.ingress_topic_id() != taken.ingress_topic_id:
-            return  # nothing has been taken of one that was created again
+            return  # the topic was recreated, and none of its records is taken yet
         for ingress, next_offset in taken.ingress.items():
             retained = await effects.retained_from(TrimmedLog.INGRESS, ingress)
             early = HousekeepingViolation.INGRESS_TRIMMED_EARLY in self._violations

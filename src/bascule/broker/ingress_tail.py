@@ -1,7 +1,7 @@
-"""How records of the ingress topic come into the journal, without IO: read as committed, decoded, and taken in order with their position.
+"""The way of records from the ingress topic into the journal, without IO: read committed, decode, and take in order with the position.
 
-``IngressReading`` runs where records are read, ``IngressTaking`` where the engine is. :mod:`bascule.server.ingress` performs their effects
-with a thread and the event loop, and the simulator of the tests performs them in its world.
+``IngressReading`` runs where records are read, ``IngressTaking`` in the thread of the engine. :mod:`bascule.server.ingress` performs the
+effects with a thread and the event loop, and the simulator of the tests performs them in its simulated world.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from bascule.jms.sections import scan
 from bascule.journal.reading import CutOff
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, ForeignRecord, Op, Send, decode_header, decode_send, entries
 
-#: Bytes that are handed over at once.
+#: Bytes of one chunk.
 CHUNK_BYTES: Final = 256 * 1024
 #: Messages of one chunk, whatever their size.
 CHUNK_MESSAGES: Final = 4_000
-#: Chunks that wait for room, or are on their way into the journal, before reading pauses.
+#: Chunks that wait for room, or are in flight to the journal, before reading pauses.
 CHUNKS_MAX: Final = 8
-#: While nothing comes it is looked that often whether the topic is the one that it was: another one may have what is never read.
+#: How often an idle reader checks whether the topic was recreated: the records of the new topic would otherwise not be read.
 LOOK_S: Final = 5.0
 RETRY_S: Final = 1.0
-#: A former leader that is cut off from its peers names an old end. Clients find another node within seconds.
+#: How long an end before the position is not believed. A former leader that is cut off from the cluster reports an old end; clients find
+#: another node within seconds.
 STALE_END_S: Final = 30.0
 #: A chunk that could not be journaled is tried again after this time.
 FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
 
-#: The offset behind a record, and its messages, each with whether it is kept where nobody is bound to its address.
+#: The offset behind a record, and its messages, each with whether it is kept if no queue is bound to its address.
 RecordSends = tuple[int, list[tuple[Send, bool]]]
-#: Records that are handed over at once. Each is taken whole, together with the position behind it.
+#: Records that are handed over together. Each record is taken as a whole, together with the position behind it.
 Chunk = deque[RecordSends]
 
 
 class IngressTailViolation(enum.StrEnum):
-    """Rules of the intake that a test may break."""
+    """Rules of the intake that a test can break."""
 
     UNCOMMITTED_TAKEN = "records of transactions that are not committed are taken"
     STALE_END_BELIEVED = "the first end before the position is believed, though a former leader may have named it"
@@ -52,7 +53,7 @@ class IngressTailViolation(enum.StrEnum):
 
 
 class TopicRecreated(BasculeError):
-    """The topic is not the one of which the positions are."""
+    """Raised when the positions belong to a topic that was deleted and recreated."""
 
     retriable = False
     scope = Scope.PIPELINE
@@ -64,64 +65,64 @@ class IngressRecord(NamedTuple):
 
     offset: int
     value: bytes | None
-    keep: bool  # its messages where nobody is bound to their address
+    keep: bool  # whether its messages are kept if no queue is bound to their address
 
 
 class IngressEffects(Protocol):
-    """What reading asks of its surroundings. What is awaited may raise Unavailable."""
+    """The effects of reading. Coroutines may raise Unavailable."""
 
     def now_s(self) -> float:
-        """Time of a monotonic clock."""
+        """Return the time of a monotonic clock."""
         ...
 
     def ending(self) -> bool:
-        """Whether nobody wants records any more."""
+        """Return True if no more records are wanted."""
         ...
 
     async def topic_id(self) -> str:
-        """The id of the topic now."""
+        """Return the current id of the topic."""
         ...
 
     async def open(self, offset: int, committed: bool) -> None:
-        """Read from an offset on; what was open before is closed."""
+        """Begin to read at an offset, and close the previous reader."""
         ...
 
     async def read(self) -> Sequence[IngressRecord]:
-        """Some records behind the last ones; none when nothing comes for a moment. Raises CutOff, Trimmed."""
+        """Return the next records; none if no record arrives for a moment. Raises CutOff, Trimmed."""
         ...
 
     async def open_transaction(self) -> int:
-        """The offset where the first open transaction begins; -1 where there is none."""
+        """Return the offset where the first open transaction begins; -1 if there is none."""
         ...
 
     async def pause(self, delay_s: float) -> None:
-        """Wait, but not when nobody wants records any more."""
+        """Wait for ``delay_s``, or less if no more records are wanted."""
         ...
 
     async def hand_over(self, chunk: Chunk) -> None:
-        """Wait for room for a chunk, and give it to ``IngressTaking.gather``."""
+        """Wait until there is room for a chunk, and give it to ``IngressTaking.gather``."""
         ...
 
     def first_seen(self, topic_id: str) -> None:
-        """Tell the engine that its positions are of this topic."""
+        """Tell the engine that its positions belong to this topic."""
         ...
 
     def largest(self) -> int:
-        """Bytes of the largest message that the journal has room for."""
+        """Return the size in bytes of the largest message that fits into the journal."""
         ...
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
-        """Something for the log."""
+        """Write an event to the log."""
         ...
 
 
 class IngressReading:
-    """Reads one partition. ``failure`` says why nothing is read, or why it waits; "" while all is well."""
+    """The reader of one partition. ``failure`` says why it has stopped or is retrying; "" if it reads normally."""
 
     def __init__(
         self, effects: IngressEffects, topic: str, partition: int, *, topic_id: str, violations: Collection[enum.StrEnum] = frozenset()
     ) -> None:
-        """``topic_id`` is that of the topic of which positions are journaled; "" where none has been seen."""
+        """Create a reader. ``topic_id`` is the id of the topic to which the journaled positions belong; "" if there are none."""
         self._effects = effects
         self._topic = topic
         self._partition = partition
@@ -129,13 +130,13 @@ class IngressReading:
         self.topic_id = topic_id
         self.failure = ""
         self.held_up = ""
-        self.foreign = 0  # records that were passed over
-        self._open_at = -1  # where an open transaction was seen to begin, by the last look
+        self.foreign = 0  # foreign records that were skipped
+        self._open_at = -1  # where the last check found the beginning of an open transaction
         self._looked_s = 0.0
-        self._cut_off_since_s: float | None = None  # the topic ends before what is to be read
+        self._cut_off_since_s: float | None = None  # since when the topic ends before the position
 
     async def run(self, position: int) -> None:
-        """Read from a position on. Returns when nobody wants more, or where it stands still until somebody looks."""
+        """Read from a position on. Return if no more records are wanted, or if an error needs the attention of an operator."""
         effects = self._effects
         committed = IngressTailViolation.UNCOMMITTED_TAKEN not in self._violations
         self.failure = ""
@@ -150,9 +151,9 @@ class IngressReading:
                         await effects.hand_over(chunk)
                         position = behind
             except Exception as error:
-                # A topic that was cut off may come to be as long again: then it would be read on in its middle.
+                # Errors that are not retriable stop the reader: no record is skipped silently. A topic that was cut off must not be read on
+                # in its middle when it has grown again.
                 if not (isinstance(error, BasculeError) and error.retriable):
-                    # Nothing is passed over silently: the tail stands still here until somebody looks.
                     self.failure = f"ingress {self._topic} has stopped: {error}"
                     effects.note(Severity.ERROR, "ingress stopped", self.failure, None if isinstance(error, BasculeError) else error)
                     return
@@ -162,7 +163,7 @@ class IngressReading:
                 await effects.pause(RETRY_S)
 
     async def _recognise(self) -> None:
-        """What has been read before is of the topic that it was. Raises TopicRecreated, Unavailable."""
+        """Check that the topic is the one that the positions belong to. Raises TopicRecreated, Unavailable."""
         found = await self._effects.topic_id()
         self._looked_s = self._effects.now_s()
         if not self.topic_id:
@@ -181,15 +182,16 @@ class IngressReading:
             await self._recognise()
             self._judge_end(error)
         self._cut_off_since_s = None
-        # After each read, before anything of it is taken: by position alone records of another topic look like those that were to come, and
-        # neither the client nor their leader epochs tell. It takes 0.6 ms for up to 1,000 records; few come together ten times a second.
+        # The check comes after each read and before any record is taken: by offset alone, records of a recreated topic look like the
+        # expected ones, and neither the client nor leader epochs tell. The check takes 0.6 ms for up to 1,000 records; smaller reads happen
+        # at most ten times a second.
         if records or self._effects.now_s() - self._looked_s > LOOK_S:
             await self._recognise()
             await self._see_what_is_open(idle=not records)
         return records
 
     def _judge_end(self, error: CutOff) -> NoReturn:
-        """Raise Unavailable while a node that is cut off from its peers may have named its end; CutOff when that lasts."""
+        """Raise Unavailable as long as a node that is cut off from the cluster may have reported its end; CutOff after that."""
         now_s = self._effects.now_s()
         if self._cut_off_since_s is None:
             self._cut_off_since_s = now_s
@@ -198,7 +200,7 @@ class IngressReading:
         raise error
 
     async def _see_what_is_open(self, *, idle: bool) -> None:
-        """Where nothing comes: whether it is for somebody's transaction, open since the last look at least."""
+        """If no records arrive, note whether the same transaction has been open since the last check."""
         before, self._open_at = self._open_at, -1
         if idle:
             self._open_at = await self._effects.open_transaction()
@@ -207,7 +209,7 @@ class IngressReading:
             self.held_up = f"ingress {self._topic}-{self._partition} waits: a transaction that begins at offset {before} has not ended"
 
     def _chunks(self, records: Sequence[IngressRecord]) -> Iterator[Chunk]:
-        """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
+        """Yield chunks of records. Raises the error of a faulty record, with its offset, after the records before it."""
         chunk: Chunk = deque()
         messages = size_bytes = 0
         fault: BasculeError | None = None
@@ -229,7 +231,10 @@ class IngressReading:
             raise fault
 
     def _sends(self, offset: int, value: bytes | None) -> list[Send]:
-        """The messages of a record. One that no client could send either is passed over: anybody with the right to may write here."""
+        """Return the messages of a record.
+
+        Records that no client could send are skipped, since any authorised program may write to the topic.
+        """
         try:
             decode_header(value)
             data = value or b""
@@ -237,7 +242,7 @@ class IngressReading:
             check_sends(sends)
         except (ForeignRecord, InvalidInput) as error:
             text = f"ingress {self._topic}, offset {offset}: foreign record skipped: {error}"
-            self._effects.note(Severity.ERROR, "foreign record", text)
+            self._effects.note(Severity.ERROR, "foreign record skipped", text)
             self.foreign += 1
             return []
         limit = self._effects.largest()
@@ -252,7 +257,7 @@ def _size_bytes(sends: Sequence[tuple[Send, bool]]) -> int:
 
 
 def check_sends(sends: Sequence[Send]) -> None:
-    """Raise InvalidInput for messages that no AMQP client could send."""
+    """Check that an AMQP client could send these messages. Raises InvalidInput."""
     if len(sends) > MESSAGES_PER_RECORD_MAX:
         raise InvalidInput(f"the record has {len(sends)} messages; a record of the journal holds at most {MESSAGES_PER_RECORD_MAX}")
     for send in sends:
@@ -264,10 +269,10 @@ def check_sends(sends: Sequence[Send]) -> None:
 
 
 class IngressTaking:
-    """Takes chunks in order, as far as memory and the queues have room: a queue that is full holds up what is behind its messages, too.
+    """The intake of chunks in order, as far as memory and queues have room. A full queue also blocks the records behind its messages.
 
-    One turn of the event loop takes as many records as its steps allow, one at least. ``soon(action)`` does something after what is being
-    done, ``taken()`` is called when a chunk is stored.
+    One turn of the event loop takes as many records as its steps allow, at least one. ``soon(action)`` calls an action after the current
+    turn; ``taken()`` is called when a chunk is stored.
     """
 
     def __init__(
@@ -280,11 +285,11 @@ class IngressTaking:
         self._soon = soon
         self._taken = taken
         self._ending = ending
-        self._chunks: deque[Chunk] = deque()  # and not taken yet
+        self._chunks: deque[Chunk] = deque()  # not taken yet
         self.waits = ""
 
     def gather(self, chunk: Chunk) -> None:
-        """A chunk has come."""
+        """Add a chunk, and take it if no other one waits."""
         self._chunks.append(chunk)
         self._engine.memory.ingress_bytes += sum(_size_bytes(sends) for _, sends in chunk)
         if len(self._chunks) == 1:
@@ -306,7 +311,7 @@ class IngressTaking:
                 full = self._engine.lacks_room(sends)
                 if full is not None:
                     self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
-                    # Not at once: a queue gets room in the middle of records that must stay whole.
+                    # Not in this turn: a queue may get room in the middle of records that must stay together.
                     full.blocked[self] = lambda: self._soon(self._take)
                     return
                 crash.point("ingress.take.before")
@@ -319,9 +324,9 @@ class IngressTaking:
             self._forget(next_offset)
 
     def _next_records(self, steps_max: int) -> tuple[int, list[tuple[Send, bool]], int]:
-        """The first records of the first chunk, as many as go into one record of the journal and take no more than some steps, or one.
+        """Return the first records of the first chunk: as many as fit into one journal record and into ``steps_max``, at least one.
 
-        Returns the offset behind them, their messages, and the steps.
+        The result is the offset behind the records, their messages, and the steps.
         """
         behind, together, steps, size_bytes = 0, list[tuple[Send, bool]](), 0, 0
         for next_offset, sends in self._chunks[0]:
@@ -334,7 +339,7 @@ class IngressTaking:
         return behind, together, steps
 
     def _forget(self, next_offset: int) -> None:
-        """The records up to an offset are taken; the last one of a chunk says when they are stored."""
+        """Release the records up to an offset, which are taken. After the last one of a chunk, ``taken`` is called once they are stored."""
         chunk = self._chunks[0]
         while chunk and chunk[0][0] <= next_offset:
             self._engine.memory.ingress_bytes -= _size_bytes(chunk.popleft()[1])
@@ -343,14 +348,14 @@ class IngressTaking:
             self._engine.journaling.tell(self._taken)
 
     def _not_taken(self, next_offset: int, error: Exception) -> None:
-        """What is behind the chunk waits with it: its messages stay in order."""
+        """Try the records again later. The records behind them wait, so that messages stay in order."""
         engine = self._engine
         engine.journaling.errors.contain(ErrorKind.INGRESS, error, topic=self._topic, next_offset=next_offset)
         self.waits = f"ingress {self._topic} waits: the records before offset {next_offset} could not be journaled: {error}"
         engine.schedule.at(engine.clock() + FAILED_RETRY_MS, self._take)
 
     def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:
-        """Go on with all that a recreated topic has, where reading stands still. Raises InvalidInput, Unavailable."""
+        """Continue with all records of a recreated topic, after reading has stopped. Raises InvalidInput, Unavailable."""
         if running or topic_id == reading.topic_id:
             raise InvalidInput(f"topic {self._topic} was not recreated; there is nothing to reset")
         if self._chunks:

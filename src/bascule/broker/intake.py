@@ -1,4 +1,4 @@
-"""Intake: messages from Kafka records, which come through the topic ``ingress`` of the journal. A part of the engine."""
+"""Intake of messages from Kafka, which arrive in the topic ``bascule.ingress``. A part of the engine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from bascule.core.destination import Routing
 from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
 
-#: Flags that whoever writes to ``bascule.ingress`` decides; the others are the broker's.
+#: Flags that writers of ``bascule.ingress`` may set; the broker sets the others.
 _FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.SOURCE
 
 
-#: Steps of a message, beside those of its route.
+#: Steps of a message, besides those of its route.
 TAKE_STEPS = 20
-#: Bytes of the journal for each queue in the entry of a message.
+#: Bytes of each queue id in the journal entry of a message.
 _QUEUE_ID_BYTES = 4
 
 
 class Intake:
-    """Takes each record of the ingress topic once: ``positions`` are the offsets up to which it has, by partition."""
+    """The intake of the ingress topic, each record once. ``positions`` are the next offsets to take, by partition."""
 
     def __init__(self, deliveries: Deliveries, destinations: Destinations, sending: Sending) -> None:
         self.positions: dict[int, int] = {}
-        self.confirmed: dict[int, int] = {}  # as positions, of confirmed records
-        self.topic_id = ""  # of the topic that they are positions of, once that is confirmed
+        self.confirmed: dict[int, int] = {}  # positions in confirmed records
+        self.topic_id = ""  # the topic that the positions belong to, once it is confirmed
         self.addresses = destinations.addresses
         self.policy = destinations.policy
         self.journaling = deliveries.journaling
@@ -42,10 +42,13 @@ class Intake:
         self._sending = sending
 
     def lacks_room(self, sends: list[tuple[Send, bool]]) -> BrokerQueue | None:
-        """A queue to which one of these goes and that stays full, or None: they are to wait in Kafka, neither refused nor dropped."""
+        """Return a full queue that one of the messages needs, or None.
+
+        Such messages wait in Kafka; they are neither refused nor dropped.
+        """
         for send, _ in sends:
             route = self.addresses.route(send.address, Routing(send.routing))
-            # Asked for room first: selectors and exclusive diverts cost more, and matter only where there is none.
+            # Check for room first: selectors and exclusive diverts cost more, and matter only if a queue is full.
             if not route.limited or not any(queue.full() for queue in route.queues):
                 continue
             for queue in self._to_queues(route, send.body)[0]:
@@ -56,14 +59,14 @@ class Intake:
         return None
 
     def cost(self, sends: list[tuple[Send, bool]]) -> tuple[int, int]:
-        """What taking these costs at most: steps, and bytes of a record."""
+        """Return the most that taking the messages costs: steps, and bytes of a journal record."""
         routes = [self.addresses.route(send.address, Routing(send.routing)) for send, _ in sends]
         size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends)
         queues = sum(len(route.queues) for route in routes)
         return sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
 
     def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[BrokerQueue, ...], tuple[str, ...]]:
-        """The queues to which a message from Kafka goes, or the exclusive diverts that take it."""
+        """Return the queues that get a message from Kafka, or the exclusive diverts that take it."""
         taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
         queues = () if taken else route.queues
         if route.filtered:
@@ -72,10 +75,10 @@ class Intake:
         return queues, taken
 
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
-        """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
+        """Take records of ``bascule.ingress``: their messages and the position behind them become one journal record.
 
-        Each comes with whether it is kept where nobody is bound to its address (or dropped). What has been taken changes nothing.
-        Raises ResourceLimit for more than a record can hold. If it raises, nothing was done.
+        Each message comes with whether it is kept or dropped if no queue is bound to its address. A repetition changes nothing. Raises
+        ResourceLimit if the messages do not fit into one record. Nothing is done if it raises.
         """
         if next_offset <= self.positions.get(partition, 0):
             return
@@ -93,11 +96,11 @@ class Intake:
         self.journaling.then(self._taken, partition, next_offset)
 
     def _taken(self, partition: int, next_offset: int) -> None:
-        # ``confirmed`` is looked up only now: confirming the start of the topic replaces it.
+        # ``confirmed`` is looked up only now: the confirmation of a recreated topic replaces it.
         self.confirmed[partition] = next_offset
 
     def begin_topic(self, topic_id: str, positions: dict[int, int]) -> None:
-        """``bascule.ingress`` is the topic with this id from now on, of which all before these positions has been taken."""
+        """Use the topic with this id as ``bascule.ingress`` from now on, beginning at the given positions."""
         self.journaling.add(json_entry(Op.INGRESS_TOPIC, {"id": topic_id, "positions": sorted(positions.items())}))
         self.positions = positions
         self.journaling.then(self._topic_begun, topic_id, dict(positions))

@@ -1,7 +1,7 @@
-"""The way of decisions into the journal: what is decided, appended, confirmed, and only then done.
+"""The way of decisions into the journal: decide, append, confirm, and only then carry out.
 
-Decisions taken in one turn share one record (group commit). Nothing waits for a single record: many appends are in flight, and their
-actions run in order as Kafka confirms them.
+Decisions of one turn share one record (group commit). Many appends are in flight at once, and the actions that wait for them run in order
+as Kafka confirms the records.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from bascule.journal.records import (
     mid_of,
 )
 
-#: A record is closed when it has grown to this: large enough to amortise an append, small enough not to delay the first of its actions,
-#: and that one entry more, as large as the largest message, fits.
+#: A record is closed at this size: large enough to amortise an append, small enough not to delay the first of its actions, and with room
+#: for one more entry as large as the largest message.
 RECORD_BYTES_SOFT = 256 * 1024
 
-#: Steps of what waits for a record, for example an answer to a client.
+#: Steps of an action that waits for a record, for example an answer to a client.
 ACTION_STEPS = 3
-#: What happens once a record is stored: a function, its arguments, and whether it is an answer, of which an error concerns nobody else.
+#: An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver.
 Action = tuple[Callable[..., None], tuple[Any, ...], bool]
-#: Of a record, so much is kept free for what Kafka counts beside its value.
+#: Bytes of a record that are reserved for what Kafka counts besides the value.
 FRAME_BYTES = 1024
 
 
 class JournalingViolation(enum.StrEnum):
-    """Rules of journaling that a test may break."""
+    """Rules of journaling that a test can break."""
 
     ANSWER_BEFORE_STORED = "actions run before the record that they wait for is stored"
     TRANSACTION_IN_SEVERAL_RECORDS = "the entries of one transaction are spread over several records"
@@ -48,7 +48,7 @@ class JournalingViolation(enum.StrEnum):
 
 
 class Batch:
-    """The record being made: its entries, and what happens once it is stored."""
+    """The open record: its entries, and the actions that run once it is stored."""
 
     __slots__ = ("acks", "actions", "digests", "done", "messages", "parts", "sequence", "size_bytes")
 
@@ -59,17 +59,17 @@ class Batch:
         self.messages = 0
         self.acks: dict[BrokerQueue, list[int]] = {}
         self.actions: list[Action] = []
-        self.done = 0  # actions
+        self.done = 0  # number of actions that have run
         self.digests: list[bytes] = []
 
     @property
     def empty(self) -> bool:
-        """Nothing to append."""
+        """Return True if there is nothing to append."""
         return not self.parts and not self.acks
 
 
 class Together:
-    """What goes into the open record between entry and exit stays together; if the body of the context raises, all of it is taken back."""
+    """A context whose entries go into one record. If the body of the context raises, all its entries are removed again."""
 
     __slots__ = ("_batch", "_journaling", "_sizes", "_undo", "acks")
 
@@ -77,11 +77,11 @@ class Together:
         batch = self._batch = journaling.batch
         self._journaling = journaling
         self._sizes = (len(batch.parts), batch.size_bytes, batch.messages, len(batch.actions), len(batch.digests))
-        self.acks: list[tuple[BrokerQueue, int]] = []  # how many acknowledgements of which queue
+        self.acks: list[tuple[BrokerQueue, int]] = []  # queues, and how many acknowledgements each got
         self._undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def undo(self, action: Callable[..., None], *arguments: Any) -> None:
-        """If the body of the context raises, ``action`` takes back in memory what the caller has done."""
+        """Register an action that reverts a change in memory if the body of the context raises."""
         self._undo.append((action, arguments))
 
     def __enter__(self) -> Together:
@@ -112,9 +112,9 @@ class Together:
 
 
 class Journaling:
-    """The open record and those in flight.
+    """The open record and the records in flight.
 
-    ``append(key, value)`` is the log's; it must confirm in order, by :meth:`confirm`, or end the epoch.
+    ``append(key, value)`` sends a record. Each append must be confirmed in order, by :meth:`confirm`, or the epoch must end.
     """
 
     def __init__(
@@ -125,35 +125,35 @@ class Journaling:
         errors: ErrorContainment | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``errors`` contains those of answers."""
+        """Create the journaling of one epoch. ``errors`` contains the errors of answers."""
         self.errors = errors or ErrorContainment()
-        self.record_bytes_max = RECORD_BYTES_MAX  # of a record's value; the journal's topic may have less room
+        self.record_bytes_max = RECORD_BYTES_MAX  # of a record's value; the journal's topic may accept less
         self._hasty = JournalingViolation.ANSWER_BEFORE_STORED in violations
         self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
         self._acks_late = JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD in violations
         self._append = append
-        self._on_work = on_work  # told once when there is something to append, and once more (True) when somebody waits for it
+        self._on_work = on_work  # called once when there is something to append, and with True when an action waits for it
         self.epoch = -1
-        self.sequence = 0  # of the last record made
+        self.sequence = 0  # of the last closed record
         self.confirmed_sequence = 0
         self.batch = Batch(1)
         self.in_flight: deque[Batch] = deque()
         self.in_flight_bytes = 0
-        self._stored: deque[Batch] = deque()  # records that are stored, whose actions are not all done
-        self._between: list[Callable[[], None]] = []  # what waits until no stored record is half carried out
+        self._stored: deque[Batch] = deque()  # stored records whose actions have not all run
+        self._between: list[Callable[[], None]] = []  # actions that wait until no stored record is partly carried out
         self.turns = Allowance()
         self._woken = False
         self._urgent = False
-        self.together: Together | None = None  # what must stay in one record, while it is being written
+        self.together: Together | None = None  # the context that is being written, whose entries must stay in one record
 
     def begin(self, epoch: int, last_sequence: int) -> None:
-        """An epoch starts behind the last valid record."""
+        """Begin an epoch behind the last valid record."""
         self.epoch = epoch
         self.sequence = self.confirmed_sequence = last_sequence
         self.batch = Batch(last_sequence + 1)
 
     def add(self, entry: bytes) -> None:
-        """An entry for the open record."""
+        """Add an entry to the open record."""
         batch = self.batch
         batch.parts.append(entry)
         batch.size_bytes += len(entry)
@@ -162,9 +162,10 @@ class Journaling:
         self.close_if_full()
 
     def atomic(self, size_bytes: int, messages: int = 1) -> Together:
-        """A context whose entries go into one record, or, where its body raises, into none; ``size_bytes`` says about how much it is.
+        """Return a context whose entries go into one record, or into none if its body raises. ``size_bytes`` is their approximate size.
 
-        ``messages`` is how many it has at most, which a record must be able to number. Its exit raises RecordTooLarge.
+        ``messages`` is the highest number of messages, which one record must be able to number. The exit of the context raises
+        RecordTooLarge.
         """
         self._check_whole()
         batch = self.batch
@@ -176,18 +177,18 @@ class Journaling:
         return atomic
 
     def check_size(self) -> None:
-        """Raise RecordTooLarge where Kafka would not take the open record."""
+        """Check that Kafka accepts the open record. Raises RecordTooLarge."""
         size_bytes, limit = self.batch.size_bytes, self.record_bytes_max - FRAME_BYTES
         if size_bytes > limit:
             raise RecordTooLarge(f"a journal record has {size_bytes} bytes; the journal has room for {limit}")
 
     def let_go(self) -> None:
-        """The record may be closed again."""
+        """Allow the open record to be closed again."""
         self.together = None
         self.close_if_full()
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
-        """A message for the open record, as its SEND entry; returns its mid."""
+        """Add a message to the open record, as its SEND entry. Return its mid."""
         if self._in_pieces:
             self.flush()
         batch = self.batch
@@ -204,7 +205,7 @@ class Journaling:
         return mid
 
     def add_sends(self, sends: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> Sequence[int]:
-        """As ``add_send`` for each of many, within ``atomic``: the record has numbers for all of them. Returns their mids."""
+        """Add many messages, as ``add_send`` does. Within ``atomic`` the record has numbers for all of them. Return their mids."""
         if self.together is None:
             return [self.add_send(entry, duplicate_ids) for entry, duplicate_ids in sends]
         batch = self.batch
@@ -218,7 +219,7 @@ class Journaling:
         return range(first, first + len(sends))
 
     def add_ack(self, queue: BrokerQueue, mid: int) -> None:
-        """A message gone from a queue."""
+        """Add the acknowledgement of a message to the open record."""
         batch = self.batch
         mids = batch.acks.get(queue)
         if mids is None:
@@ -232,11 +233,11 @@ class Journaling:
         batch.size_bytes = size
         if self.together is not None:
             self.together.acks.append((queue, 1))
-        elif size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
+        elif size > RECORD_BYTES_SOFT:  # checked inline for each message: a call would cost as much as the rest
             self.close_if_full()
 
     def add_acks(self, queue: BrokerQueue, mids: list[int]) -> None:
-        """Messages gone from a queue, at least one: as ``add_ack`` for each."""
+        """Add the acknowledgements of at least one message, as ``add_ack`` does."""
         together = self.together
         if together is None:
             for mid in mids:
@@ -249,20 +250,20 @@ class Journaling:
             together.acks.append((queue, len(rest)))
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do this once all that was decided so far is stored; at once where it is already.
+        """Call an action once all decisions so far are stored; at once if they are stored already.
 
-        It applies what is stored: an error in it ends the epoch. For an answer there is ``tell``.
+        The action applies what is stored, so an error in it ends the epoch. Use ``tell`` for an answer.
         """
         if not self._deferred((action, arguments, False)):
             action(*arguments)
 
     def tell(self, action: Callable[..., None], *arguments: Any) -> None:
-        """As ``then``, for an answer: an error in it concerns whoever is answered, and is contained."""
+        """Call an answer as ``then`` does. An error in it concerns only the receiver of the answer, and is contained."""
         if not self._deferred((action, arguments, True)):
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
 
     def _deferred(self, action: Action) -> bool:
-        """Whether an action waits for the last record that has decisions."""
+        """Queue an action behind the last record that has decisions. Return False if there is no such record."""
         if self._hasty:
             return False
         batch = self.batch
@@ -280,12 +281,12 @@ class Journaling:
         return True
 
     def after_barrier(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Tell this once a record made after now is stored: a broker that another one has replaced never comes to it."""
+        """Call an answer once a record made after this call is stored. A fenced broker never gets there."""
         self.add(b"")
         self.tell(action, *arguments)
 
     def close_if_full(self) -> None:
-        """Append the open record when it is large, unless what goes together is being added."""
+        """Append the open record if it is large, unless a context is being written."""
         if self.batch.size_bytes > RECORD_BYTES_SOFT and self.together is None:
             self.flush()
 
@@ -294,7 +295,7 @@ class Journaling:
         self._on_work(False)
 
     def flush(self) -> None:
-        """Append the open record. Raises BrokerFault when what goes together stopped half-way: half of it must not be stored."""
+        """Append the open record. Raises BrokerFault if a context was left half-written: part of it must not be stored."""
         self._check_whole()
         self._woken = self._urgent = False
         batch = self.batch
@@ -323,17 +324,20 @@ class Journaling:
             raise BrokerFault("an action stopped before its end")
 
     def confirm(self) -> None:
-        """The oldest record in flight is stored: do what waited for it, as far as this turn's steps go."""
+        """Note that the oldest record in flight is stored, and run its actions as far as the steps of this turn allow."""
         self._stored.append(self.in_flight.popleft())
         self.carry_out()
 
     @property
     def pending(self) -> bool:
-        """Whether something that waited for a stored record is still to be done."""
+        """Return True if actions of a stored record have still to run."""
         return bool(self._stored)
 
     def carry_out(self) -> None:
-        """Do what waited for stored records, in order, as far as this turn's steps go. A record counts as confirmed when all is done."""
+        """Run the actions of stored records, in order, as far as the steps of this turn allow.
+
+        A record is confirmed after its last action.
+        """
         turns = self.turns
         while self._stored:
             batch = self._stored[0]
@@ -357,7 +361,10 @@ class Journaling:
                 self._look_between()
 
     def between_records(self, action: Callable[[], None]) -> None:
-        """Do this when no stored record is half carried out: the state is then that at the confirmed sequence. It must not raise."""
+        """Call an action when no stored record is partly carried out: the state is then that of the confirmed sequence.
+
+        It must not raise.
+        """
         self._between.append(action)
         if not (self._stored and self._stored[0].done):
             self._look_between()
@@ -368,17 +375,17 @@ class Journaling:
 
     @property
     def _unconfirmed(self) -> Iterator[Batch]:
-        """Records behind the confirmed sequence. Of the first one some actions may be done: see ``between_records``."""
+        """Yield the records behind the confirmed sequence. Some actions of the first may have run: see ``between_records``."""
         yield from self._stored
         yield from self.in_flight
         yield self.batch
 
     def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, list[int]]]:
-        """Mids of acknowledgements behind the confirmed sequence: a snapshot still has their messages."""
+        """Yield the mids of acknowledgements behind the confirmed sequence. A snapshot still contains these messages."""
         for batch in self._unconfirmed:
             yield from batch.acks.items()
 
     def unconfirmed_digests(self) -> Iterator[bytes]:
-        """Ids of sends behind the confirmed sequence: a snapshot must not know them."""
+        """Yield the ids of sends behind the confirmed sequence. A snapshot must not contain them."""
         for batch in self._unconfirmed:
             yield from batch.digests

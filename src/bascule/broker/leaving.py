@@ -1,7 +1,7 @@
-"""Messages whose acknowledgements are journaled by one commit and that leave their queues piece by piece, if they are many.
+"""Messages that one commit acknowledges, and that leave their queues in pieces if there are many.
 
-The commit is one record at once, from which on the messages count for no limit of their queues. Until a message has left, a snapshot must
-take it for gone.
+The commit journals all acknowledgements in one record. From then on the messages do not count for the limits of their queues, and a
+snapshot must not contain them, even if they have not left yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
-#: Messages that leave at once, and the steps for each of them.
+#: Messages of one piece, and the steps for each of them.
 PIECE_MESSAGES: Final = 200
 LEAVE_STEPS: Final = 4
 
@@ -34,7 +34,7 @@ def collect(acks: Iterable[Ack], gone: dict[BrokerQueue, list[int]]) -> None:
 
 
 def count(acks: Iterable[Ack], held: dict[BrokerQueue, list[int]]) -> None:
-    """Add to ``held`` how many messages they are, and of how many bytes, for each queue."""
+    """Add the number and the bytes of the messages to ``held``, for each queue."""
     for queue, message in acks:
         sums = held.get(queue)
         if sums is None:
@@ -45,15 +45,15 @@ def count(acks: Iterable[Ack], held: dict[BrokerQueue, list[int]]) -> None:
 
 
 class RemoveMessage(Protocol):
-    """Removes an acknowledged message from memory. ``counted``: its queue still counts it."""
+    """Removes an acknowledged message from memory. ``counted`` is false if its queue no longer counts the message."""
 
     def __call__(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
-        """Raises nothing."""
+        """Remove the message. Raises nothing."""
         ...
 
 
 class LeavingMessages:
-    """The messages of one broker that have not left yet."""
+    """The acknowledged messages of one broker that have not left their queues yet."""
 
     def __init__(self, journaling: Journaling, turns: Turns, remove: RemoveMessage) -> None:
         self._journaling = journaling
@@ -62,13 +62,16 @@ class LeavingMessages:
         self._remaining: list[deque[Ack]] = []
 
     def journal(self, gone: Mapping[BrokerQueue, list[int]]) -> None:
-        """Add acknowledgements to the open record: mids of messages of durable queues."""
+        """Add acknowledgements to the open record, by mids of messages of durable queues."""
         for queue, mids in gone.items():
             if not queue.deleted:
                 self._journaling.add_acks(queue, mids)
 
     def forget(self, acks: Sequence[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
-        """Remove messages from their queues, once their acknowledgements are in the open record. ``held``: as ``count`` has it of them."""
+        """Remove messages whose acknowledgements are in the open record from their queues.
+
+        ``held`` is the result of ``count``, if known.
+        """
         if len(acks) <= PIECE_MESSAGES:
             for queue, message in acks:
                 self._remove(queue, message)
@@ -93,7 +96,7 @@ class LeavingMessages:
         self._remaining = [other for other in self._remaining if other is not remaining]
 
     def mids(self) -> Iterator[tuple[BrokerQueue, int]]:
-        """The journaled messages that have not left yet."""
+        """Yield the journaled messages that have not left yet."""
         for remaining in self._remaining:
             for queue, message in remaining:
                 if message.mid >= 0:

@@ -1,4 +1,4 @@
-"""State = fold(records): an engine rebuilt from a snapshot and the journal behind it."""
+"""Load of an engine from a snapshot and the journal records behind it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bascule.journal.records import (
 
 
 class LoadingViolation(enum.StrEnum):
-    """Rules of loading that a test may break."""
+    """Rules of loading that a test can break."""
 
     RESERVATIONS_FORGOTTEN = "a new epoch forgets which messages may have been delivered before"
     DELIVERY_COUNTS_FORGOTTEN = "a new epoch forgets journaled delivery counts"
@@ -49,24 +49,27 @@ class LoadingViolation(enum.StrEnum):
 
 
 class Loader:
-    """Applies journal records, in order, to an engine that serves nobody yet.
+    """Applies journal records, in order, to an engine that serves no clients yet.
 
-    A replay decides nothing: which queues took a message is in its record; no selector and no configuration is looked at.
+    A replay makes no decisions: each record says which queues took a message, and neither selectors nor the configuration matter.
     """
 
     def __init__(self, engine: Engine, snapshot: Snapshot | None = None, stored: Mapping[int, bytes] | None = None) -> None:
-        """``stored`` are records of the store by mid, for messages that the snapshot has there. Raises DamagedRecord."""
+        """Begin with a snapshot, if any. ``stored`` has records of the store by mid, for messages that the snapshot keeps there.
+
+        Raises DamagedRecord.
+        """
         self.engine = engine
         self.snapshot = snapshot
         self._violations = violations = engine.violations
         self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
-        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # the snapshot: only then does it count
+        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # only an announced snapshot counts
         self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
         self._old_fence = Fence(sequence=-1, violations=violations)
-        self._delayed: dict[int, int] = {}  # mid -> when it may be delivered
+        self._delayed: dict[int, int] = {}  # mid -> when the message may be delivered
         self.first_offset = 0
         if snapshot is not None:
             self._restore(snapshot, stored or {})
@@ -112,7 +115,7 @@ class Loader:
         return queue
 
     def apply(self, offset: int, value: bytes | None) -> None:
-        """The record at ``offset``. Raises RecordError when it cannot be used (ForeignRecord: pass it over, with an alarm)."""
+        """Apply the record at ``offset``. Raises RecordError if the record cannot be used (ForeignRecord: skip it and raise an alarm)."""
         header, value = decode_header(value), value or b""
         self.offsets.sizes.note(offset, len(value))
         if self.snapshot is not None and offset < self.snapshot.next_offset:
@@ -136,13 +139,13 @@ class Loader:
                 self._apply(op, value, start, end)
 
     def _end_deliveries(self) -> None:
-        """An epoch starts without consumers: what a reservation covers and is not there yet has never been delivered."""
+        """End all reservations: an epoch starts without consumers, and a reserved message that is not journaled yet was never delivered."""
         last_mid = mid_of(self.fence.sequence, INDEX_MAX)
         for queue in self.engine.addresses.queues.values():
             queue.reserved_mid = min(queue.reserved_mid, last_mid)
 
     def _fetch(self, header: Header, value: bytes) -> None:
-        """Bodies of messages that the snapshot has as mids."""
+        """Load the bodies of messages whose mids are in the snapshot."""
         index = 0
         for op, start, end in entries(value):
             if op == Op.SEND:
@@ -222,7 +225,7 @@ class Loader:
             raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
 
     def _count(self, queue_id: int, counts: Iterable[tuple[int, int]]) -> None:
-        """Deliveries have failed: the time of these messages has come, in all their queues."""
+        """Apply failed deliveries. The delay of these messages has ended in all their queues."""
         known = self._counts.get(queue_id)
         for mid, count in counts:
             self._delayed.pop(mid, None)
@@ -244,7 +247,7 @@ class Loader:
             self._release(message)
 
     def finish(self) -> None:
-        """All records up to the epoch's start are applied: fill the queues. Raises DamagedRecord when bodies are missing."""
+        """Fill the queues after all records up to the epoch's start are applied. Raises DamagedRecord if message bodies are missing."""
         if self._wanted:
             missing = sorted(self._wanted)
             name = self.snapshot and self.snapshot.id
@@ -257,9 +260,9 @@ class Loader:
             queue = engine.addresses.queues[queue_id]
             counts = self._counts[queue_id]
             for mid, message in live.items():
-                message.references -= 1  # counted while loading, and now for good
+                message.references -= 1  # the reference was counted while loading; hold() counts it for good
                 queue.hold(message)
-                # A standby may have read it long ago: what has come due since then may have been delivered.
+                # A standby may have read the record long ago: a message that has become due since then may have been delivered.
                 if self._delayed.get(mid, 0) > now_ms:
                     delayed.setdefault(message, []).append(queue)
                     continue
@@ -268,7 +271,7 @@ class Loader:
                     engine.watch_expiry(queue, message.expiry_ms)
                 if mid in counts:
                     queue.counts[message.position] = counts[mid]
-            # What a reservation covers and is still here may have been delivered before the crash.
+            # A reserved message that still waits may have been delivered before the crash.
             queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
         for message, queues in delayed.items():
             engine.delay(message, queues, self._delayed[message.mid])
@@ -286,7 +289,7 @@ class Loader:
         self.engine.branches.over(ended, self.fence.sequence)
 
     def _give_to_branches(self) -> None:
-        """What prepared branches have received is in their hands, as if there had been no crash."""
+        """Give the messages that prepared branches have received back to the branches, as before the crash."""
         if LoadingViolation.BRANCHES_LOADED_EMPTY in self._violations:
             return
         for branch in self.engine.branches.prepared.values():

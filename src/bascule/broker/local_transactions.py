@@ -1,4 +1,4 @@
-"""Local transactions: what each has gathered, and its commit as one journal record. A part of the engine."""
+"""Local transactions: the messages and acknowledgements of each, and its commit as one journal record. A part of the engine."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
-from bascule.broker.returns import PIECE_MESSAGES, by_queue
+from bascule.broker.returns import PIECE_MESSAGES, RangeReturn, by_queue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
+from bascule.broker.turns import Work
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
-#: Places in queues that messages of a commit take at once: a message on a topic takes one in each subscription.
+#: Places in queues that one piece of a commit's messages takes: a message on a topic takes one place in each subscription.
 PIECE_PLACES: Final = 200
-#: A commit that takes no more steps is decided at once. One that takes more is planned over several turns first.
+#: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
 PLANNED_STEPS: Final = 2_000
+#: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
+ROLLED_BACK_AT_ONCE: Final = 20
+ROLLBACK_STEPS: Final = 5
 
 
 class EngineViolation(enum.StrEnum):
-    """Rules of the engine that a test may break."""
+    """Rules of the engine that a test can break."""
 
     ROLLBACK_COMMITS = "a rolled back transaction is carried out"
     REFUSAL_FORGOTTEN = "a transaction is committed although one of its messages was refused"
 
 
 class LocalTransactions:
-    """The open transactions, by their ids.
+    """The open transactions, by id.
 
-    ``bytes_max`` bounds one transaction, which must fit into one journal record; ``ms_max`` is how long one may hold something.
+    ``bytes_max`` limits one transaction, which must fit into one journal record. ``ms_max`` is how long a transaction may hold messages.
     """
 
     def __init__(self, deliveries: Deliveries, sending: Sending, policy: Policy, violations: Collection[enum.StrEnum]) -> None:
@@ -58,52 +62,53 @@ class LocalTransactions:
         self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
-        """A new local transaction."""
-        transaction = self.open[transaction_id] = LocalTransaction(transaction_id)
+        """Begin a local transaction."""
+        transaction = self.open[transaction_id] = LocalTransaction(transaction_id, self.journaling.confirmed_sequence)
         self._charge(transaction, TRANSACTION_BYTES)
         return transaction
 
     def _charge(self, transaction: LocalTransaction, size_bytes: int) -> None:
-        """A transaction holds so much more."""
+        """Add bytes to the memory that a transaction is charged for."""
         transaction.charged_bytes += size_bytes
         self.memory.transactions_bytes += size_bytes
 
     def _discharge(self, transaction: LocalTransaction) -> None:
-        """A transaction holds nothing more."""
+        """Release all memory that a transaction is charged for, and its plan."""
         self.memory.transactions_bytes -= transaction.charged_bytes
         transaction.charged_bytes = 0
         if transaction.plan is not None:
             self.drop_plan(transaction)
 
     def end(self, transaction: LocalTransaction) -> None:
-        """It is not open any more: committed, rolled back, or a branch."""
+        """Remove a transaction from the open ones: it is committed, rolled back, or has become a branch."""
         self.open.pop(transaction.id, None)
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
 
     def _discharge_deliveries(self, transaction: LocalTransaction) -> None:
-        """What a transaction has received is received no more, or settled."""
+        """Release the charge for the deliveries that a transaction has received."""
         self.memory.unsettled -= transaction.charged_deliveries
         transaction.charged_deliveries = 0
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """It can only be rolled back, because of ``error``: its sends are forgotten."""
+        """Allow only a rollback of a transaction, because of ``error``. Its sends are dropped."""
         transaction.doomed = error
         transaction.drafts.clear()
         self._discharge(transaction)
 
     def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """A message of the transaction was not taken: the transaction can only be rolled back, also if the message is sent again.
+        """Allow only a rollback of a transaction whose message was refused, even if the message is sent again.
 
-        Its client may commit without a look at the outcome of the message: Qpid JMS does, for it sends asynchronously in a transaction.
+        The client may commit without looking at the outcome of the message. Qpid JMS does so, because it sends asynchronously in
+        transactions.
         """
         if transaction.doomed is None and not self._refusal_forgotten:
             self.doom(transaction, TransactionRolledBack(f"a message of the transaction was refused: {error}", cause=error))
 
     def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on.
+        """Keep a message until the commit. If the transaction grows too large, it can only be rolled back from then on.
 
-        Returns why the message is refused: the open transactions together hold too much.
+        Return the error with which the message is refused, if the open transactions together hold too much memory; else None.
         """
         if transaction.doomed is not None:
             return None
@@ -128,7 +133,7 @@ class LocalTransactions:
         return None
 
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """An acknowledgement that counts with the commit."""
+        """Keep an acknowledgement until the commit."""
         if self._deliveries.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
@@ -138,7 +143,7 @@ class LocalTransactions:
             transaction.size_bytes += 16
 
     def _holds_something(self, transaction: LocalTransaction) -> None:
-        """From now on: a transaction that holds things for ever keeps them from everybody else."""
+        """Start the time limit of a transaction when it begins to hold messages, since nobody else can get these messages."""
         if transaction.since_ms:
             return
         transaction.since_ms = self.clock()
@@ -153,7 +158,7 @@ class LocalTransactions:
         for transaction in holding:
             if transaction.since_ms <= oldest_ms:
                 self._give_up(transaction)
-                transaction.since_ms = 0  # what it receives from here on has its own time
+                transaction.since_ms = 0  # deliveries from now on get a time limit of their own
                 if transaction.doomed is None:
                     transaction.doomed = TransactionTimedOut(
                         f"the transaction has held messages for {limit_ms / 1000:g} s (broker.transaction_timeout_s)"
@@ -163,9 +168,9 @@ class LocalTransactions:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
 
     def plan_commit(self, transaction: LocalTransaction) -> bool:
-        """Plan the commit of a transaction, if that takes long. Return whether ``commit`` can follow in this turn.
+        """Plan the commit of a transaction, if it is long. Return True once ``commit`` may be called in this turn.
 
-        If not, the caller calls it again in the next turn, and adds nothing to the transaction meanwhile.
+        If the result is False, the caller calls this function again in the next turn and adds nothing to the transaction before that.
         """
         if transaction.doomed is not None or self._is_short(transaction):
             return True
@@ -177,7 +182,7 @@ class LocalTransactions:
         return plan.over
 
     def plan_prepare(self, transaction: LocalTransaction) -> bool:
-        """The same for a transaction that is to become a branch."""
+        """Plan the prepare of a transaction, as ``plan_commit`` does."""
         if transaction.doomed is not None or self._is_short(transaction):
             return True
         plan = transaction.plan
@@ -192,7 +197,7 @@ class LocalTransactions:
         return transaction.commit_steps + len(transaction.acks) // ACKS_PER_STEP <= PLANNED_STEPS
 
     def prepare_plan(self, transaction: LocalTransaction) -> PreparePlan:
-        """Return the plan of a transaction that becomes a branch now; the transaction closes the plan as it ends."""
+        """Return the complete plan of a transaction that becomes a branch now. The end of the transaction closes the plan."""
         plan = transaction.plan
         if not isinstance(plan, PreparePlan) or not plan.whole(transaction):
             self.drop_plan(transaction)
@@ -206,15 +211,16 @@ class LocalTransactions:
         return plan
 
     def drop_plan(self, transaction: LocalTransaction) -> None:
-        """The transaction has ended, or its commit or prepare does not take place now."""
+        """Drop the plan of a transaction that has ended, or that is not committed or prepared now."""
         plan, transaction.plan = transaction.plan, None
         if plan is not None:
             plan.close()
 
     def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> bool:
-        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead (False).
+        """Commit a transaction as one journal record. Call ``done(None)`` once the record is stored.
 
-        ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
+        If the transaction is rolled back instead, call ``done(error)`` and return False. ``ended`` is an entry to store with the commit:
+        the outcome of a branch that is committed in one phase.
         """
         error = transaction.doomed
         if error is None and self._sending.stalled is not None and self._is_persistent(transaction):
@@ -242,7 +248,10 @@ class LocalTransactions:
         return True
 
     def cause_of(self, failure: Exception, transaction: LocalTransaction) -> BasculeError:
-        """Why a transaction is rolled back that could not be journaled. What is no limit is a fault of the broker, and counted."""
+        """Return why a transaction that could not be journaled is rolled back.
+
+        An error that is not a limit is a fault of the broker, and is counted.
+        """
         if isinstance(failure, ResourceLimit):
             return failure
         self.journaling.errors.contain(ErrorKind.COMMIT, failure, transaction=transaction.id.hex())
@@ -255,7 +264,7 @@ class LocalTransactions:
         size_bytes: int,
         ended: bytes = b"",
     ) -> None:
-        """What a transaction has gathered, as one journal record, with an entry that says so. If it raises, nothing was done."""
+        """Carry out messages and acknowledgements as one journal record, with the entry ``ended``. Nothing was done if it raises."""
         now_ms = self.clock()
         stored: list[Stored] = []
         with self.journaling.atomic(size_bytes, len(drafts)):
@@ -272,7 +281,7 @@ class LocalTransactions:
         self._then_put_in(stored, acks)
 
     def carry_out_plan(self, plan: CommitPlan, size_bytes: int, ended: bytes = b"") -> None:
-        """The same by a plan, which is finished."""
+        """Carry out a finished plan, as ``carry_out`` does."""
         with self.journaling.atomic(size_bytes, len(plan.drafts)):
             if ended:
                 self.journaling.add(ended)
@@ -282,7 +291,10 @@ class LocalTransactions:
 
     @staticmethod
     def _finished_plan(transaction: LocalTransaction) -> CommitPlan | None:
-        """Finish the plan of a commit. Return None if the plan is not of all that the transaction has. Raises what planning has raised."""
+        """Finish the plan of a commit. Return None if the plan does not cover the whole transaction.
+
+        Raises the error of an earlier turn.
+        """
         plan = transaction.plan
         if not isinstance(plan, CommitPlan):
             return None
@@ -295,7 +307,7 @@ class LocalTransactions:
         return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
 
     def _then_put_in(self, stored: list[Stored], acks: list[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
-        """The record of a commit is made: what it has acknowledged leaves, and once the record is stored its messages come."""
+        """Remove the acknowledged messages of a commit from their queues, and put its messages in once the record is stored."""
         self.counters.acknowledged += len(acks)
         self._deliveries.leaving.forget(acks, held)
         first, *others = _pieces(stored)
@@ -312,7 +324,7 @@ class LocalTransactions:
             self._deliveries.put_in(message, queues, due_ms)
 
     def rollback(self, transaction: LocalTransaction) -> None:
-        """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
+        """Roll back a transaction: drop its sends, and return the received messages as failed deliveries."""
         self.counters.rolled_back += 1
         self.end(transaction)
         if self._rollback_commits:
@@ -320,6 +332,29 @@ class LocalTransactions:
             self.carry_out(transaction.drafts, acks, transaction.size_bytes)
             return
         self._give_up(transaction)
+
+    def rollback_all(self, transactions: Sequence[LocalTransaction]) -> None:
+        """Roll back transactions of one client, over several turns if they are many. An error of one concerns no other.
+
+        Until all messages are back, their queues deliver none: one would overtake others.
+        """
+        if len(transactions) <= ROLLED_BACK_AT_ONCE:
+            for transaction in transactions:
+                self.journaling.errors.run(ErrorKind.COMMIT, self.rollback, transaction)
+            return
+        returned = self._deliveries.returns.begin_range()
+        for transaction in transactions:
+            for queue in transaction.queues:
+                returned.hold(queue)
+        self._deliveries.turns.begin(self._rolling_back(transactions, returned))
+
+    def _rolling_back(self, transactions: Sequence[LocalTransaction], returned: RangeReturn) -> Work:
+        try:
+            for transaction in transactions:
+                self.journaling.errors.run(ErrorKind.COMMIT, self.rollback, transaction)
+                yield ROLLBACK_STEPS
+        finally:
+            returned.end()
 
     def _give_up(self, transaction: LocalTransaction) -> None:
         acks, transaction.acks = transaction.acks, []
@@ -330,11 +365,11 @@ class LocalTransactions:
         self._discharge_deliveries(transaction)
 
     def take_back(self, acks: list[Ack]) -> None:
-        """Messages that a transaction had received wait again, after a failed delivery."""
+        """Return the messages that a transaction has received to their queues, as failed deliveries."""
         self._take_back(dict.fromkeys(map(itemgetter(0), acks)), len(acks), iter(acks))
 
     def _take_back(self, queues: Iterable[BrokerQueue], count: int, acks: Iterator[Ack]) -> None:
-        """The same of ``count`` messages; ``queues`` are those of the messages."""
+        """Return ``count`` messages to their queues, which are ``queues``."""
         if count <= PIECE_MESSAGES:
             for queue, messages in by_queue(acks).items():
                 self._deliveries.put_back(queue, messages, failed=True)
@@ -343,7 +378,7 @@ class LocalTransactions:
 
 
 def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:
-    """Divide the messages of a commit, in order, into pieces that take PIECE_PLACES at most, or that have one message."""
+    """Divide the messages of a commit, in order, into pieces of at most PIECE_PLACES places or of one message."""
     piece: list[Stored] = []
     pieces, places = [piece], 0
     for each in stored:

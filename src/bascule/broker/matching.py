@@ -1,4 +1,4 @@
-"""Whether a selector wants a message."""
+"""Matching of messages with selectors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bascule.jms.selector import Selector
 if TYPE_CHECKING:
     from bascule.broker.queue import BrokerQueue
 
-#: Steps of reading what a selector asks for out of a message, beside those of the selector itself.
+#: Steps to read the values that a selector needs from a message, besides the steps of the selector itself.
 EVALUATION_STEPS: Final = 10
 
 
 def wants(selector: Selector, body: bytes) -> bool:
-    """Whether it is true of an encoded message. Of one whose properties cannot be read it is unknown, hence not true."""
+    """Return True if a selector matches an encoded message. The result is False if the properties of the message cannot be read."""
     return wants_what(selector, selector_lookup(body))
 
 
 def wants_what(selector: Selector, lookup: MessageLookup) -> bool:
-    """The same of a message of which several selectors ask."""
+    """Return True if a selector matches a message, as ``wants`` does. Several selectors can share the lookup."""
     try:
         return selector.matches(lookup)
     except BasculeError:
@@ -32,14 +32,14 @@ def wants_what(selector: Selector, lookup: MessageLookup) -> bool:
 
 
 class Matching:
-    """Asks selectors of consumers and subscriptions about messages; an error of one concerns no other."""
+    """Matching for consumers and subscriptions. An error of one selector does not affect the others."""
 
     def __init__(self, bodies: Bodies, errors: ErrorContainment) -> None:
         self._bodies = bodies
         self._errors = errors
 
     def matches(self, selector: Selector, message: BrokerMessage, allowance: Allowance) -> bool:
-        """Whether a selector wants a message. What that costs is taken from ``allowance``."""
+        """Return True if a selector matches a message. The cost in steps is subtracted from ``allowance``."""
         allowance.left -= EVALUATION_STEPS + selector.steps + self._bodies.read_steps(message)
         try:
             lookup = selector_lookup(self._bodies.read(message))
@@ -51,7 +51,7 @@ class Matching:
         return wanted
 
     def wants(self, queue: BrokerQueue, container: str, lookup: MessageLookup) -> bool:
-        """Whether a subscription takes a message that a container sent. Not where its selector fails."""
+        """Return True if a subscription takes a message of the connection ``container``; False if its selector fails."""
         try:
             return queue.wants(container, lookup)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A message as the broker holds it: opaque AMQP bytes and what dispatch needs to know of them."""
+"""A message in the broker: opaque AMQP bytes, and the values that dispatching needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bascule.journal.records import SendFlag
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
-#: Bytes of a body that the store reads in a step.
+#: Bytes of a stored body that are read in one step.
 STORED_BYTES_PER_STEP: Final = 1_000
 
 
 def stored_group(flags: int, body: bytes) -> str | None:
-    """The group (JMSXGroupID) of a message in the journal, whose SEND entry has these flags.
+    """Return the group (JMSXGroupID) of a journaled message, whose SEND entry has ``flags``.
 
-    None also where the properties of the message cannot be read: no stored message keeps a broker from starting.
+    Return None if the properties of the message cannot be read, since no stored message may keep a broker from starting.
     """
     if flags & SendFlag.GROUPED:
         with suppress(BasculeError):
@@ -31,31 +31,31 @@ def stored_group(flags: int, body: bytes) -> str | None:
 
 
 class BodyOwner(Protocol):
-    """Who asks for a body by its handle."""
+    """The object that identifies a stored body by its handle."""
 
     handle: int
 
 
 class BodyStore(Protocol):
-    """Where bodies go that memory has no room for: a cache, never the truth (that is the journal)."""
+    """A store for bodies that do not fit into memory. It is only a cache: the journal has the same bodies."""
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
-        """Keep ``body``; returns a handle, 0 or more. Raises OSError when there is no room: nothing is kept then.
+        """Store ``body``; return a handle, 0 or more. Raises OSError, and stores nothing, if there is no room.
 
         If the store moves the body, it gives ``owner`` another handle.
         """
 
     def get(self, handle: int, size_bytes: int) -> bytes:
-        """The body behind a handle. Raises OSError."""
+        """Return the body with a handle. Raises OSError."""
 
     def free(self, handle: int, size_bytes: int) -> None:
-        """The body will not be asked for again."""
+        """Free the body with a handle, which nobody will ask for again."""
 
 
 class BrokerMessage:
     """One message, shared by all queues that hold it.
 
-    ``mid`` is its journal identity, -1 where it is not journaled, which a ``durable`` one may not be either (docs/adr/0002).
+    ``mid`` is its identity in the journal; -1 if it is not journaled, which is possible for a ``durable`` message, too (docs/adr/0002).
     ``position`` is the order of arrival, which queues keep. ``body`` is None while the body is in the body store.
     """
 
@@ -74,40 +74,40 @@ class BrokerMessage:
         self.expiry_ms = expiry_ms
         self.group = group  # JMSXGroupID
         self.references = 0  # queues that still hold it
-        self.timers: tuple[ScheduledAction, ...] = ()  # what is scheduled for it
+        self.timers: tuple[ScheduledAction, ...] = ()  # scheduled actions for the message
 
     def keep_timer(self, timer: ScheduledAction) -> None:
-        """Something is scheduled for the message, for as long as a queue holds it."""
+        """Keep a scheduled action for the message, to be cancelled when no queue holds the message any more."""
         self.timers = (*(each for each in self.timers if each.pending), timer)
 
 
 class Bodies:
-    """The messages that queues hold: each is in the account of memory, and its body goes to the store where memory has no room for it."""
+    """The bodies of all messages that queues hold. Bodies go to the store if memory has no room for them; the account counts both."""
 
     def __init__(self, store: BodyStore | None, memory_bytes: int) -> None:
-        """``memory_bytes`` is the limit of the account, for all that the broker holds."""
+        """Create the bodies of a broker. ``memory_bytes`` is the limit of the account, for all that the broker holds."""
         self.store = store
         self.account = MemoryAccount(memory_bytes)
         self.stored_bytes = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Bodies in memory."""
+        """Return the bytes of bodies in memory."""
         return self.account.bodies_bytes
 
     @staticmethod
     def read_steps(message: BrokerMessage) -> int:
-        """What reading a message's body costs, in steps of about a microsecond."""
+        """Return the cost of reading a message's body, in steps of about a microsecond."""
         return message.size_bytes // STORED_BYTES_PER_STEP if message.body is None else 0
 
     def hold(self, message: BrokerMessage) -> None:
-        """A queue took the message: count it, and send its body away where memory is short."""
+        """Count a message that a queue took, and move its body to the store if memory is short."""
         account, size = self.account, message.size_bytes
         account.messages += 1
         account.entries += message.references
         short = account.bodies_bytes + size > account.bodies_max_bytes or account.blocked
         if short and self.store is not None and message.body is not None:
-            # Without room there either it stays: the account blocks producers before memory ends.
+            # If the store has no room either, the body stays: the account blocks producers before memory ends.
             with suppress(OSError):
                 message.handle = self.store.put(message.body, message)
                 message.body = None
@@ -116,7 +116,7 @@ class Bodies:
         account.bodies_bytes += size
 
     def read(self, message: BrokerMessage) -> bytes:
-        """The message's bytes, wherever they are. Raises BodyUnavailable."""
+        """Return the bytes of a message from memory or the store. Raises BodyUnavailable."""
         if message.body is not None:
             return message.body
         try:
@@ -130,7 +130,7 @@ class Bodies:
         return self.store
 
     def release(self, message: BrokerMessage) -> None:
-        """No queue holds the message any more."""
+        """Release a message that no queue holds any more."""
         self.account.messages -= 1
         for timer in message.timers:
             timer.cancel()  # a message that is delayed for a year must not stay in memory for so long

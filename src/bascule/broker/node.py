@@ -1,6 +1,6 @@
-"""The life of a broker process, without IO: stand by, be elected, load, serve, leave; and to what each error leads.
+"""The life of a broker process, without IO: stand by, be elected, load, serve, leave; and the consequence of each error.
 
-:mod:`bascule.server.node` performs the effects with asyncio, and the simulator of the tests performs them in its world.
+:mod:`bascule.server.node` performs the effects with asyncio, and the simulator of the tests performs them in its simulated world.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from bascule.core import crash
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, Scope, Unavailable
 
-#: Between two tries to start an epoch while Kafka is away.
+#: Pause between two tries to start an epoch while Kafka is unavailable.
 RETRY_S: Final = 1.0
-#: Without an election for so long a broker says that it stands by: one that is alone is elected sooner.
+#: A broker that is not elected within this time reports that it stands by. A broker without competitors is elected sooner.
 STANDBY_AFTER_S: Final = 4.0
-#: A hand-over waits so long for its snapshot. One of a million messages takes a few seconds to store.
+#: Longest wait for the snapshot of a hand-over. Storing a snapshot of a million messages takes a few seconds.
 HANDOVER_SNAPSHOT_S: Final = 6.0
 
 
 class NodeViolation(enum.StrEnum):
-    """Rules of a broker process that a test may break."""
+    """Rules of a broker process that a test can break."""
 
     CLIENTS_KEPT_OPEN = "the connections of clients stay open at the end of an epoch"
 
 
 class ElectionOutcome(enum.Enum):
-    """What has come first."""
+    """The event that ended a wait for the election."""
 
     ELECTED = enum.auto()
     STOPPING = enum.auto()
@@ -39,22 +39,22 @@ class ElectionOutcome(enum.Enum):
 
 
 class NodeEffects(Protocol):
-    """What a broker process asks of its surroundings. An epoch is the present one, from ``begin_epoch`` to ``close_epoch``."""
+    """The effects of a broker process. There is one current epoch from ``begin_epoch`` to ``close_epoch``."""
 
     def stopping(self) -> bool:
-        """Whether it is told to end. Raises BasculeError when it must end because of it."""
+        """Return True if the process was told to stop. Raises BasculeError if it must end with an error."""
         ...
 
     async def listen(self) -> None:
-        """Take the port; clients are refused until ``serve``. Raises BasculeError."""
+        """Listen on the port; clients are refused until ``serve``. Raises BasculeError."""
         ...
 
     def stop_listening(self) -> None:
-        """Take no more clients."""
+        """Accept no more clients."""
         ...
 
     def begin_epoch(self) -> None:
-        """Make the next epoch, which follows the journal from now on."""
+        """Create the next epoch, which follows the journal from now on."""
         ...
 
     async def close_epoch(self) -> None:
@@ -66,15 +66,15 @@ class NodeEffects(Protocol):
         ...
 
     def is_elected(self) -> bool:
-        """Whether the election holds, as far as it is known."""
+        """Return True if the broker is elected, as far as it knows."""
         ...
 
     async def confirmed(self) -> bool:
-        """Whether Kafka says now that this broker is elected: what was so before a pause may be so no more."""
+        """Ask Kafka whether this broker is elected now, since the process may have been suspended."""
         ...
 
     async def load_ended(self) -> None:
-        """Raises why the journal could not be followed."""
+        """Raise the error because of which the journal could not be followed."""
         ...
 
     async def start_epoch(self) -> None:
@@ -82,27 +82,27 @@ class NodeEffects(Protocol):
         ...
 
     def lose_election(self) -> None:
-        """The epoch ends: another broker has been elected."""
+        """End the epoch, because another broker has been elected."""
         ...
 
     async def serve(self) -> None:
-        """Take clients."""
+        """Accept clients."""
         ...
 
     async def epoch_end(self) -> BasculeError | None:
-        """Wait until the epoch ends, and return why; None when the process is told to stop before."""
+        """Wait until the epoch ends, and return why; None if the process is told to stop first."""
         ...
 
     def flush(self) -> None:
-        """Append what has gathered."""
+        """Append the open record."""
         ...
 
     async def stop_intake(self) -> None:
-        """Take nothing more from the ingress topic."""
+        """Take no more records from the ingress topic."""
         ...
 
     def close_clients(self, error: BasculeError | None) -> None:
-        """End every connection; None says that the broker goes down in order."""
+        """Close every connection; None means that the broker stops in an orderly way."""
         ...
 
     async def hand_over(self, timeout_s: float) -> None:
@@ -110,30 +110,30 @@ class NodeEffects(Protocol):
         ...
 
     def check_room(self) -> None:
-        """Raises BasculeError when the records in flight were too large for the journal: the next epoch could not store them, either."""
+        """Check that the records in flight fit into the journal. Raises BasculeError, as the next epoch could not store them either."""
         ...
 
     async def pause(self, delay_s: float) -> None:
-        """Wait, but not when the process is told to stop."""
+        """Wait for ``delay_s``, or until the process is told to stop."""
         ...
 
     def standing_by(self) -> None:
-        """Tell that another broker serves, or that Kafka has not decided yet."""
+        """Report that another broker serves, or that Kafka has not decided yet."""
         ...
 
     def ready(self) -> None:
-        """Tell that clients are served."""
+        """Report that clients are served."""
         ...
 
     def note(self, severity: Severity, event: str, detail: str) -> None:
-        """Something for the log."""
+        """Write an event to the log."""
         ...
 
 
 class NodeProtocol:
-    """One broker: an epoch after another.
+    """The state machine of one broker process, which runs one epoch after another.
 
-    ``reason`` says why clients are not served; "" while all is well. ``announced`` says whether the broker has told that it stands by or
+    ``reason`` says why clients are not served; "" if they are. ``announced`` says whether the broker has reported that it stands by or
     serves.
     """
 
@@ -151,10 +151,10 @@ class NodeProtocol:
             raise BrokerFault(f"broker: {event.value!r} in state {self.state.value!r}") from None
 
     async def run(self) -> None:
-        """Stand by, and serve while elected, until told to stop. Raises BasculeError when it cannot start, or must not go on."""
+        """Stand by, and serve while elected, until told to stop. Raises BasculeError if the broker cannot start, or must not continue."""
         effects = self._effects
         while not effects.stopping():
-            # The port is this broker's from now on; clients are refused until it serves, and turn to another.
+            # The port is taken before the election; clients are refused until this broker serves, and try another one.
             await effects.listen()
             try:
                 effects.begin_epoch()
@@ -190,8 +190,8 @@ class NodeProtocol:
     def _ends_process(self, error: BasculeError) -> bool:
         """Return whether the process ends because no epoch could be started.
 
-        Until the broker has announced that it stands by or serves, somebody waits for the outcome of the start, and any error is that
-        outcome. From then on the broker outlives what may pass.
+        Until the broker has reported that it stands by or serves, its starter waits for the outcome of the start, and any error is that
+        outcome. After that, the broker survives retriable errors.
         """
         if error.scope in (Scope.EPOCH, Scope.PROCESS):
             return error.scope is Scope.PROCESS
@@ -207,7 +207,7 @@ class NodeProtocol:
         self._move(NodeEvent.LOADED)
         await effects.serve()
         self.reason = ""
-        if not effects.is_elected():  # lost while it was loading; that is told once only
+        if not effects.is_elected():  # the election was lost while loading; the loss is reported only once
             effects.lose_election()
         self.announced = True
         effects.ready()
@@ -220,7 +220,7 @@ class NodeProtocol:
             effects.check_room()
 
     async def _wait_for_election(self) -> bool:
-        """Whether this broker is to serve; not when it is told to stop, or cannot follow any more. Raises BasculeError."""
+        """Return True if this broker is elected; False if it is told to stop, or cannot follow the journal. Raises BasculeError."""
         effects = self._effects
         waited = await effects.election(STANDBY_AFTER_S)
         if waited is ElectionOutcome.TIMEOUT:
@@ -253,7 +253,7 @@ class NodeProtocol:
         if error is not None:
             effects.note(Severity.ERROR, "epoch ended", f"the epoch ends: {error}")
         if NodeViolation.CLIENTS_KEPT_OPEN not in self._violations:
-            effects.close_clients(error)  # first: Kafka's client may take long to stop, and they must not wait for it
+            effects.close_clients(error)  # first: Kafka's client may take long to stop, and clients must not wait for it
         await effects.stop_intake()
         if error is None:
             effects.flush()
@@ -265,15 +265,18 @@ class NodeProtocol:
                 effects.note(Severity.WARNING, "housekeeping round failed", unstored)
             crash.point("handover.snapshot")
 
-    # -- what happens to it ----------------------------------------------------------------------------------------------
+    # -- events from outside ----------------------------------------------------------------------------------------------
 
     def election_lost(self) -> None:
-        """Another broker has been elected."""
-        if self.state in (NodeState.LOADING, NodeState.SERVING, NodeState.LEAVING):  # a hand-over is not for the broker that serves already
+        """Note that another broker has been elected."""
+        if self.state in (NodeState.LOADING, NodeState.SERVING, NodeState.LEAVING):  # another broker serves already
             self._effects.lose_election()
 
     def election_in_doubt(self, why: str, stalled: bool) -> None:
-        """Another broker may serve, and nothing must be delivered twice; "" when that is over. ``stalled`` says whether appends are."""
+        """Note why another broker may be serving, so that nothing may be delivered; "" ends the doubt.
+
+        ``stalled`` says whether appends stall.
+        """
         if self.state is not NodeState.SERVING:
             return
         if why:
@@ -282,12 +285,12 @@ class NodeProtocol:
             self.reason = ""
 
     def confirmed(self) -> None:
-        """Kafka has stored something."""
+        """Note that Kafka has stored a record."""
         if self.state is NodeState.SERVING:
             self.reason = ""
 
     def stalled(self, error: BasculeError) -> None:
-        """Kafka does not answer: nobody must hang on us. A failover client comes back, and its repeated sends are recognised."""
+        """Close all clients, because Kafka does not answer. A failover client reconnects, and its repeated sends are recognised."""
         self.reason = str(error)
-        self._effects.note(Severity.ERROR, "stall", str(error))
+        self._effects.note(Severity.ERROR, "journal stalled", str(error))
         self._effects.close_clients(error)

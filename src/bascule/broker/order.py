@@ -1,7 +1,7 @@
-"""Messages in the order of delivery: by priority, then by position. Every operation costs the same in a short and in a deep queue.
+"""Messages in the order of delivery: by priority, then by position. An operation costs the same in a short and in a deep queue.
 
-A place in that order is (priority, position). A reader that keeps the place of the last message that it has seen goes on behind it in
-another turn of the event loop, whatever has come and gone meanwhile.
+A place in this order is (priority, position). A reader keeps the place of the last message that it has seen and continues behind it in
+another turn of the event loop, even if messages were added and removed meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 
-#: Messages of one block of a line: what an insertion in the middle moves at most, twice over.
+#: Messages of one block of a line. An insertion in the middle moves at most twice as many.
 BLOCK_MESSAGES: Final = 512
 
 
@@ -25,7 +25,7 @@ class QueuePlace(NamedTuple):
     position: int
 
 
-#: Before all messages.
+#: The place before all messages.
 FRONT: Final = QueuePlace(PRIORITY_MAX, -1)
 
 
@@ -81,12 +81,12 @@ class Line:
         self.tail = self._blocks[-1]
 
     def _index(self, position: int) -> int:
-        """The block in which a position lies; -1 for one before all."""
+        """Return the index of the block in which a position lies; -1 if it lies before all blocks."""
         blocks = self._blocks
         return bisect_right(blocks, position, hi=len(blocks) - (not self.tail), key=_first) - 1
 
     def remove(self, message: BrokerMessage) -> bool:
-        """Remove a message. Return False if it is not here."""
+        """Remove a message. Return False if it is not in the line."""
         head = self.head
         if head and head[0] is message:
             head.popleft()
@@ -122,7 +122,7 @@ class Line:
         return block
 
     def after(self, position: int, count: int) -> list[BrokerMessage]:
-        """Return the next messages behind a position, ``count`` at most. An empty list says that there are none."""
+        """Return the next messages behind a position, at most ``count``. An empty list means that there are none."""
         index = max(0, self._index(position))
         found: list[BrokerMessage] = []
         for number in range(index, len(self._blocks)):
@@ -139,7 +139,7 @@ class Line:
 
 
 class Lines:
-    """Messages of all priorities. ``count`` says how many."""
+    """Messages of all priorities. ``count`` is their number."""
 
     __slots__ = ("_top", "count", "lines", "size_bytes")
 
@@ -178,7 +178,7 @@ class Lines:
         self.size_bytes += message.size_bytes
 
     def peek(self) -> BrokerMessage | None:
-        """Return the first message."""
+        """Return the first message, or None."""
         if not self.count:
             return None
         lines, top = self.lines, self._top
@@ -188,7 +188,7 @@ class Lines:
         return line.head[0]
 
     def remove(self, message: BrokerMessage) -> bool:
-        """Remove a message. Return False if it is not here."""
+        """Remove a message. Return False if it is not in the lines."""
         line = self.lines[message.priority]
         if line is None:
             return False
@@ -202,7 +202,7 @@ class Lines:
         return True
 
     def pop_some(self) -> deque[BrokerMessage]:
-        """Remove and return some messages; none when it is empty."""
+        """Remove and return some messages; an empty deque if there are none."""
         for line in self.lines:
             if line is not None and line.head:
                 block = line.pop_block()
@@ -212,7 +212,7 @@ class Lines:
         return deque()
 
     def after(self, place: QueuePlace, count: int) -> list[BrokerMessage]:
-        """Return the next messages behind a place, ``count`` at most, all of one priority. An empty list says that there are none."""
+        """Return the next messages behind a place, at most ``count``, all of one priority. An empty list means that there are none."""
         for priority in range(place.priority, -1, -1):
             line = self.lines[priority]
             if line is not None:

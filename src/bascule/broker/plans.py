@@ -1,4 +1,4 @@
-"""Plans: decisions that are worked out in turns, beside other work, before they are carried out in one turn."""
+"""Plans: decisions that are worked out in turns, concurrently with other work, and then carried out in one turn."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from bascule.broker.turns import Turns, Work
 
 
 class PlanInTurns:
-    """Work in turns for whose end its owner waits. The owner must call :meth:`close` in the end, also if it waits no longer.
+    """Work in turns whose result its owner waits for. The owner must call :meth:`close` in the end, even if it no longer waits.
 
-    ``over``: nothing more is to be worked out, or the work has failed.
+    ``over`` is true when the work is complete or has failed.
     """
 
     __slots__ = ("_account", "_charged_bytes", "_failure", "_pieces", "over")
 
     def __init__(self, pieces: Generator[int, None, None], account: MemoryAccount, size_bytes: int) -> None:
-        """``pieces`` yields the steps of each piece. The plan takes ``size_bytes`` of memory."""
+        """Create a plan. ``pieces`` yields the steps of each piece; the plan takes ``size_bytes`` of memory."""
         self._pieces = pieces
         self._account = account
         self._charged_bytes = size_bytes
@@ -26,7 +26,7 @@ class PlanInTurns:
         account.plans_bytes += size_bytes
 
     def begin(self, turns: Turns) -> None:
-        """Work out a first slice at once, and the rest in the next turns."""
+        """Do the first slice of the work at once, and the rest in the next turns."""
         turns.begin(self._in_turns())
 
     def _in_turns(self) -> Work:
@@ -37,14 +37,14 @@ class PlanInTurns:
         self.over = True
 
     def finish(self) -> None:
-        """Work out the rest at once. Raises the error that has ended the work, if one has."""
+        """Do the rest of the work at once. Raises the error that has ended the work, if any."""
         for _ in self._in_turns():
             pass
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Nobody needs the plan any more: its work ends, and its memory is free."""
+        """End the work and release the memory of the plan."""
         self._pieces.close()
         self._account.plans_bytes -= self._charged_bytes
         self._charged_bytes = 0

@@ -1,4 +1,4 @@
-"""What the broker engine talks to: the links of clients, and what its parts need of one another."""
+"""Interfaces between the engine and the links of clients, and between parts of the engine."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 
 
 class SendPort(Protocol):
-    """A producer's link, as the broker sees it."""
+    """A producer's link, as the engine sees it."""
 
     def accepted(self, token: Any) -> None:
-        """The message is stored (persistent), or held (not persistent)."""
+        """Report that the message is stored (persistent) or held (non-persistent)."""
 
     def refused(self, token: Any, error: BasculeError) -> None:
-        """The message was not taken and never will be."""
+        """Report that the message was not accepted, and never will be."""
 
 
 class ConsumerPort(Protocol):
-    """A consumer's link, as the broker sees it."""
+    """A consumer's link, as the engine sees it."""
 
     @property
     def credit(self) -> int:
-        """Messages it may be sent now."""
+        """Return the number of messages that the consumer may get now."""
 
     def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Send it a message; ``delivery_count`` counts earlier, failed deliveries."""
+        """Send a message to the consumer. ``delivery_count`` is the number of earlier, failed deliveries."""
 
     def dispatched(self) -> None:
-        """All that the queue can give now has been delivered: a drain may be answered."""
+        """Note that the queue has delivered all that it can now: a drain may be answered."""
 
     def ended(self, error: BasculeError) -> None:
-        """The queue has been deleted: nothing will come any more."""
+        """Note that the queue was deleted, and that no message will follow."""
 
 
 class DeliveryHooks(Protocol):
-    """What deliveries need of the other parts of the engine."""
+    """Functions of other parts of the engine that deliveries call."""
 
     @property
     def move(self) -> Callable[[BrokerQueue, BrokerMessage, str, str], bool]:
-        """Send a message on, for a reason; see Sending."""
+        """Move a message to another address, for a reason; see Sending."""
 
     @property
     def look_for_use(self) -> Callable[[BrokerQueue], None]:
-        """The queue may be one that nobody uses any more; see Destinations."""
+        """Check whether a queue is unused; see Destinations."""
 
     @property
     def begin_use(self) -> Callable[[BrokerQueue], None]:
-        """A durable subscription has a consumer again; see SubscriptionUse."""
+        """Note that a durable subscription has a consumer again; see SubscriptionUse."""

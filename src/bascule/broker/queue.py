@@ -1,4 +1,4 @@
-"""A queue: what a JMS queue holds, or what one subscription of a JMS topic holds."""
+"""A queue: the messages of a JMS queue, or of one subscription of a JMS topic."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from bascule.jms.lookup import MessageLookup
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
-#: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
-#: messages are marked redelivered after a crash without having been delivered.
+#: Messages that a reservation covers beyond the one that needs it. One journal entry is written per this many deliveries, and after a crash
+#: at most this many messages are marked redelivered without having been delivered.
 RESERVE_AHEAD = 1024
-#: Sequences ahead that a short queue reserves: what arrives meanwhile goes out without waiting for a reservation.
+#: Sequences that a short queue reserves ahead, so that new messages are delivered without waiting for a reservation.
 RESERVE_SEQUENCES = 256
 
 
 class QueueConsumer:
-    """One consumer of a queue. ``unacked`` holds what it was given and has not settled, by position."""
+    """One consumer of a queue. ``unacked`` has its unsettled messages by position."""
 
     __slots__ = ("port", "queue", "selector_text", "unacked", "view")
 
@@ -42,11 +42,11 @@ class QueueConsumer:
 
 
 class BrokerQueue:
-    """Messages in order, their consumers, and what is known of their deliveries.
+    """Messages in order, their consumers, and the counts of their deliveries.
 
-    ``durable`` queues are in the journal; others are gone with the broker, or with their last consumer. A message that the queue holds
-    is in exactly one of: ``ready``, what ``groups`` has put aside, ``delayed``, a consumer's or a transaction's hands. ``held`` has all
-    journaled ones.
+    ``durable`` queues are in the journal; other queues end with the broker, or with their last consumer. Each message of the queue is in
+    exactly one place: ``ready``, set aside in ``groups``, ``delayed``, unsettled by a consumer, or held by a transaction. ``held`` contains
+    all journaled messages.
     """
 
     __slots__ = (
@@ -65,43 +65,43 @@ class BrokerQueue:
         self.settings = settings
         self.durable = durable
         self.auto_created = False
-        self.confirmed = not durable  # its creation is in the journal
+        self.confirmed = not durable  # whether the journal has stored its creation
         self.deleted = False
         self.ready = Ready()
-        self.volatile = Line() if settings.when_full == DROP else None  # non-persistent messages that wait, the first to be dropped first
+        self.volatile = Line() if settings.when_full == DROP else None  # waiting non-persistent messages, the first to be dropped first
         self.delayed = Delayed()
         self.held = Held()
         self.groups: Groups | None = None
         self.held_messages = 0
         self.held_bytes = 0
-        self.incoming = 0  # messages decided for it and not stored yet
+        self.incoming = 0  # messages that are decided for the queue and not stored yet
         self.incoming_bytes = 0
-        self.consumers: dict[QueueConsumer, None] = {}  # in the order in which they came
-        self.takers: dict[QueueConsumer, None] = {}  # consumers that may be able to take a message, in the order of their turns
-        self.starved: dict[QueueConsumer, None] = {}  # consumers that could take more than the queue had for them
-        self.asking: dict[QueueConsumer, None] = {}  # consumers that are to be told when the queue has given all that it can
-        self.returning = 0  # works that put messages back: while there are any, a message would overtake those that are not back yet
-        self.blocked: dict[object, Callable[[], object]] = {}  # who waits for room in a full queue, and what to call then
-        self.owner: object = None  # of a temporary queue: who alone may consume from it
-        self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never
-        self.unused_since_ms = 0  # of a durable subscription: when its last consumer left, 0 while it has one
+        self.consumers: dict[QueueConsumer, None] = {}  # in the order of their attaching
+        self.takers: dict[QueueConsumer, None] = {}  # consumers that may be able to take a message, in rotation
+        self.starved: dict[QueueConsumer, None] = {}  # consumers with credit for which the queue had no more messages
+        self.asking: dict[QueueConsumer, None] = {}  # consumers to be told when the queue has delivered all that it can
+        self.returning = 0  # running returns of messages; the queue delivers nothing meanwhile, to keep the order
+        self.blocked: dict[object, Callable[[], object]] = {}  # callers that wait for room in the full queue, and their callbacks
+        self.owner: object = None  # of a temporary queue: the only connection that may consume from it
+        self.sweep_at_ms = 0  # time of the next sweep for expired messages, 0 if none is scheduled
+        self.unused_since_ms = 0  # of a durable subscription: when its last consumer left; 0 while it has one
         self.expiry_watched = False
         self.sweeping = False
-        self.dropping = False  # non-persistent messages go, over several turns, because the queue is full
-        self.idle_since_ms = 0  # when it was last found unused, 0 while nobody watches that
-        self.counts: dict[int, int] = {}  # failed deliveries by position, where they are known: see delivery_count
-        self.reserved_mid = -1  # the journal says that messages up to here may have been delivered
-        self.reserving_mid = -1  # the same, not yet confirmed
-        self.recovered_mid = -1  # what was reserved when the journal was loaded
-        self.selector_text = ""  # a subscription's
-        self._selector: Selector | None = None  # the same, compiled
+        self.dropping = False  # non-persistent messages are being dropped over several turns, because the queue is full
+        self.idle_since_ms = 0  # when the queue was last found unused; 0 while this is not watched
+        self.counts: dict[int, int] = {}  # failed deliveries by position, if known: see delivery_count
+        self.reserved_mid = -1  # by the journal, messages up to this mid may have been delivered
+        self.reserving_mid = -1  # the same, including reservations that are not confirmed yet
+        self.recovered_mid = -1  # the reserved mid when the journal was loaded
+        self.selector_text = ""  # of a subscription
+        self._selector: Selector | None = None  # the compiled selector
         self.no_local_container = ""
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
-        self.user = ""  # who has created it, "" for the broker's owner
+        self.user = ""  # the user who has created the queue, "" for the broker's owner
 
     def describe(self) -> dict[str, Any]:
-        """What the journal keeps of it."""
+        """Return the description of the queue for the journal."""
         return {
             "id": self.id,
             "name": self.name,
@@ -117,9 +117,9 @@ class BrokerQueue:
 
     @classmethod
     def from_journal(cls, content: dict[str, Any], settings: AddressPolicy) -> BrokerQueue:
-        """The queue that a QUEUE_CREATED entry describes.
+        """Return the queue that a QUEUE_CREATED entry describes.
 
-        Earlier versions took names with half of a surrogate pair, which JSON holds and nothing else: it is escaped.
+        Earlier versions accepted names with half of a surrogate pair, which only JSON can hold. Such halves are escaped.
         """
         content = {
             key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value for key, value in content.items()
@@ -135,19 +135,19 @@ class BrokerQueue:
         return queue
 
     def select(self, text: str) -> None:
-        """The subscription takes only what a selector wants, "" for all. One that does not compile any more wants nothing."""
+        """Set the selector of a subscription, "" for none. If an old selector no longer compiles, the subscription takes no messages."""
         self.selector_text = text
         if text:
-            with suppress(SelectorError):  # an earlier version took it
+            with suppress(SelectorError):  # an earlier version accepted this selector
                 self._selector = compile_selector(text)
 
     @property
     def wanting_steps(self) -> int:
-        """Steps of asking whether the queue wants a message."""
+        """Return the steps to find out whether the queue wants a message."""
         return 1 + self._selector.steps if self._selector is not None else 0
 
     def wants(self, container: str, lookup: MessageLookup) -> bool:
-        """Whether a subscription takes a message that a container sent."""
+        """Return True if the subscription takes a message of the connection ``container``."""
         if self.no_local_container and self.no_local_container == container:
             return False
         if not self.selector_text:
@@ -157,12 +157,12 @@ class BrokerQueue:
         return wants_what(self._selector, lookup)
 
     def delivery_count(self, message: BrokerMessage) -> int:
-        """Deliveries of the message that have failed, or may have failed in a crash."""
+        """Return the number of deliveries of a message that have failed, or may have failed in a crash."""
         count = self.counts.get(message.position)
         return int(-1 < message.mid <= self.recovered_mid) if count is None else count
 
     def set_counts(self, counts: Mapping[BrokerMessage, int]) -> list[tuple[int, int]]:
-        """Set the numbers of failed deliveries. Return them by mid, as far as the messages are journaled."""
+        """Set the numbers of failed deliveries. Return the numbers of journaled messages by mid."""
         for message, count in counts.items():
             self.counts[message.position] = count
         journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
@@ -171,30 +171,30 @@ class BrokerQueue:
         return journaled
 
     def first_due_ms(self, message: BrokerMessage) -> int:
-        """Until when its sender delays the message, 0 where it does not; ms since the epoch.
+        """Return the delivery time that the sender has set, in ms since the epoch; 0 if the message is not delayed by its sender.
 
-        Not the time of a next try: that is one queue's alone, and no restart keeps it.
+        The time of a redelivery does not count: it concerns only one queue, and a restart does not keep it.
         """
         return 0 if self.counts.get(message.position) else self.delayed.due_ms(message)
 
     def expect(self, message: BrokerMessage) -> None:
-        """The message is decided for the queue, and comes when that is stored."""
+        """Count a message that is decided for the queue and arrives once the decision is stored."""
         self.incoming += 1
         self.incoming_bytes += message.size_bytes
 
     def unexpect(self, message: BrokerMessage) -> None:
-        """The message is not decided for the queue after all."""
+        """Stop counting a message that is not decided for the queue after all."""
         self.incoming -= 1
         self.incoming_bytes -= message.size_bytes
 
     def receive(self, message: BrokerMessage) -> None:
-        """An expected message is here."""
+        """Hold a message that was expected."""
         self.incoming -= 1
         self.incoming_bytes -= message.size_bytes
         self.hold(message)
 
     def hold(self, message: BrokerMessage) -> None:
-        """The message is the queue's from now on."""
+        """Hold a message from now on."""
         message.references += 1
         self.held_messages += 1
         self.held_bytes += message.size_bytes
@@ -204,12 +204,12 @@ class BrokerQueue:
             self.groups = Groups(self.ready, self.takers)
 
     def uncount(self, messages: int, size_bytes: int) -> None:
-        """So many messages are acknowledged and leave soon: they count for no limit any more."""
+        """Stop counting acknowledged messages that leave soon, so that they no longer count for limits."""
         self.held_messages -= messages
         self.held_bytes -= size_bytes
 
     def drop(self, message: BrokerMessage, *, counted: bool = True) -> None:
-        """The message is the queue's no longer. ``counted``: ``uncount`` has not been told of it."""
+        """Remove a message that the queue no longer holds. ``counted`` is false if ``uncount`` was called for the message."""
         if counted:  # as uncount does; a call costs more
             self.held_messages -= 1
             self.held_bytes -= message.size_bytes
@@ -219,7 +219,7 @@ class BrokerQueue:
             self.held.remove(message.mid)
 
     def full(self) -> bool:
-        """Whether it is at its limit."""
+        """Return True if a limit of the queue is reached."""
         limits = self.settings
         return bool(
             (limits.max_messages and self.held_messages + self.incoming >= limits.max_messages)
@@ -227,7 +227,7 @@ class BrokerQueue:
         )
 
     def room(self, wanted: int) -> int:
-        """Messages of the usual size that it has room for, ``wanted`` at most."""
+        """Return the number of messages of average size that the queue has room for, at most ``wanted``."""
         limits = self.settings
         if limits.max_messages:
             wanted = min(wanted, limits.max_messages - self.held_messages - self.incoming)
@@ -237,13 +237,13 @@ class BrokerQueue:
         return max(0, wanted)
 
     def waiting(self) -> list[BrokerMessage]:
-        """The messages that consumers may have now, in order."""
+        """Return the messages that consumers may get now, in order."""
         if self.groups is None:
             return list(self.ready)
         return sorted((*self.ready, *self.groups.parked()), key=lambda message: (-message.priority, message.position))
 
     def after(self, place: QueuePlace, count: int) -> list[BrokerMessage]:
-        """Return the next messages that wait behind a place, in order, ``count`` at most. An empty list says that there are none."""
+        """Return the next messages that wait behind a place, in order, at most ``count``. An empty list means that there are none."""
         found = self.ready.after(place, count)
         if self.groups is None or not self.groups.count:
             return found
@@ -253,13 +253,13 @@ class BrokerQueue:
         return sorted(merged, key=lambda message: message.position)[:count]
 
     def add(self, message: BrokerMessage) -> None:
-        """A message waits, behind all others of its priority."""
+        """Add a message that waits behind all others of its priority."""
         self.ready.append(message)
         if self.volatile is not None and not message.durable:
             self.volatile.append(message)
 
     def put_back(self, messages: list[BrokerMessage]) -> None:
-        """Messages wait again, each in its place."""
+        """Put messages back into their places."""
         self.ready.put_back(messages)
         if self.volatile is not None:
             for message in messages:
@@ -267,11 +267,11 @@ class BrokerQueue:
                     self.volatile.insert(message)
 
     def oldest_volatile(self) -> BrokerMessage | None:
-        """The non-persistent message that has waited longest, of a queue that drops them."""
+        """Return the non-persistent message that has waited longest, if the queue drops such messages; else None."""
         return self.volatile.head[0] if self.volatile is not None and self.volatile.head else None
 
     def take_out(self, message: BrokerMessage) -> bool:
-        """Take a message out that waits, or waits for its time. False where somebody has it."""
+        """Remove a waiting or delayed message. Return False if it neither waits nor is delayed."""
         if self.delayed.remove(message):
             return True
         if not ((self.groups is not None and self.groups.remove(message)) or self.ready.take(message)):
@@ -281,14 +281,14 @@ class BrokerQueue:
         return True
 
     def may_serve(self, consumer: QueueConsumer) -> bool:
-        """Whether a consumer would take a message, and is one that the owner lets be served."""
+        """Return True if a consumer can take a message and the queue's settings allow it."""
         settings = self.settings
         if consumer.port.credit <= 0 or (settings.prefetch_max and len(consumer.unacked) >= settings.prefetch_max):
             return False
         return not settings.exclusive or consumer is next(iter(self.consumers))
 
     def next_for(self, consumer: QueueConsumer, search: Allowance) -> BrokerMessage | None:
-        """The next message for a consumer. None says that there is none, or that the search has spent its allowance."""
+        """Return the next message for a consumer. None means that there is none, or that the search has spent its allowance."""
         if self.groups is not None:
             return self.groups.peek(consumer, search)
         if not self.ready.count:
@@ -296,7 +296,7 @@ class BrokerQueue:
         return self.ready.peek() if consumer.view is None else consumer.view.peek(search)
 
     def feed(self) -> None:
-        """Something waits that may be for a consumer that the queue had nothing for."""
+        """Make starved consumers takers again, because a message has arrived that may be for one of them."""
         starved = self.starved
         if self.ready.views or self.groups is not None:
             self.takers.update(starved)
@@ -307,40 +307,40 @@ class BrokerQueue:
             self.takers[consumer] = None
 
     def untouched(self) -> Iterator[BrokerMessage]:
-        """Every message that nobody holds."""
+        """Yield every message that neither a consumer nor a transaction holds."""
         yield from self.ready
         yield from self.delayed
         if self.groups is not None:
             yield from self.groups.parked()
 
     def unacked(self) -> Iterator[BrokerMessage]:
-        """Every message that a consumer holds."""
+        """Yield every message that a consumer holds."""
         for consumer in self.consumers:
             yield from consumer.unacked.values()
 
     def holds(self) -> Iterator[BrokerMessage]:
-        """Every message of the queue but those in the hands of a transaction."""
+        """Yield every message of the queue, except those that transactions hold."""
         yield from self.untouched()
         yield from self.unacked()
 
     @property
     def indexed_entries(self) -> int:
-        """Entries of indexes that not all messages are in."""
+        """Return the number of entries in indexes that do not contain all messages."""
         in_views = self.ready.in_views if self.ready.views else 0
         return in_views + len(self.counts) + (self.groups.count if self.groups is not None else 0)
 
     @property
     def delivering_count(self) -> int:
-        """Messages that consumers hold, or transactions."""
+        """Return the number of messages that consumers or transactions hold."""
         return self.held_messages - self.waiting_count - len(self.delayed)
 
     @property
     def waiting_count(self) -> int:
-        """Messages that consumers may have now."""
+        """Return the number of messages that consumers may get now."""
         return self.ready.count + (self.groups.count if self.groups is not None else 0)
 
     def next_reservation(self, message: BrokerMessage, next_sequence: int) -> int:
-        """The mid to reserve up to so that ``message`` and those behind it can go out."""
+        """Return the mid to reserve up to, so that ``message`` and the messages behind it can be delivered."""
         if self.ready.count <= RESERVE_AHEAD:
             return mid_of(next_sequence + RESERVE_SEQUENCES, INDEX_MAX)
         highest = message.mid

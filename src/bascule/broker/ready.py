@@ -9,16 +9,16 @@ from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.order import Line, Lines
 from bascule.broker.turns import Allowance
 
-#: Messages that a view looks at before it looks again where it is: a look for a place costs as much as some messages.
+#: Messages that a view examines before it searches its place again: a search for a place costs as much as a few messages.
 _LOOK_AHEAD: Final = 64
-#: Views that are told in a step that a message has come or gone.
+#: Views that can be updated in one step when a message is added or removed.
 _VIEWS_PER_STEP: Final = 5
-#: Whether a selector wants a message; what that costs is taken from an allowance.
+#: Returns True if a selector matches a message, and subtracts the cost from an allowance.
 Matches = Callable[[BrokerMessage, Allowance], bool]
 
 
 class Ready(Lines):
-    """Waiting messages in order, with one view for each selector that consumers ask by."""
+    """Waiting messages in order, with one view for each selector of consumers."""
 
     __slots__ = ("views",)
 
@@ -27,18 +27,18 @@ class Ready(Lines):
         self.views: dict[str, SelectorView] = {}
 
     def put_back(self, messages: list[BrokerMessage]) -> None:
-        """Messages that had been taken are back: each goes to its place in the order."""
+        """Put messages that had been taken back into their places."""
         for message in messages:
             self.insert(message)
 
     def insert(self, message: BrokerMessage) -> None:
-        """A message comes from elsewhere: to its place in the order."""
+        """Insert a message at its place in the order."""
         super().insert(message)
         for view in self.views.values():
             view.put_back(message)
 
     def take(self, message: BrokerMessage) -> bool:
-        """Take a message that waits. False where it does not."""
+        """Take a waiting message. Return False if it does not wait."""
         if not self.remove(message):
             return False
         if self.views:
@@ -47,7 +47,7 @@ class Ready(Lines):
         return True
 
     def view(self, text: str, matches: Matches) -> SelectorView:
-        """Return the view of a selector."""
+        """Return the view of a selector, and count its new user."""
         view = self.views.get(text)
         if view is None:
             view = self.views[text] = SelectorView(self, matches)
@@ -56,16 +56,16 @@ class Ready(Lines):
 
     @property
     def in_views(self) -> int:
-        """Places that messages have in views."""
+        """Return the number of places that messages have in views."""
         return sum(view.kept for view in self.views.values())
 
     @property
     def take_steps(self) -> int:
-        """What the views add to the cost of taking a message, or of putting it back."""
+        """Return the steps that the views add to taking a message, or to putting it back."""
         return len(self.views) // _VIEWS_PER_STEP
 
     def leave(self, text: str) -> None:
-        """A consumer that asked by a selector is gone; the last one takes the view with it."""
+        """Note that a consumer with a selector is gone. The view is removed with its last user."""
         view = self.views[text]
         view.users -= 1
         if not view.users:
@@ -75,8 +75,8 @@ class Ready(Lines):
 class SelectorView:
     """The waiting messages that a selector matches, in order.
 
-    The view looks at each message once, when a consumer asks for one, and remembers how far it has come: a deep queue is never scanned
-    again, and a scan that takes long goes on in the next turns of the event loop.
+    The view evaluates each message once, when a consumer asks for a message, and remembers its progress. A deep queue is never scanned
+    again, and a long scan continues in the next turns of the event loop.
     """
 
     __slots__ = ("_found", "_returned", "_seen", "matches", "ready", "users")
@@ -85,29 +85,29 @@ class SelectorView:
         self.ready = ready
         self.matches = matches
         self.users = 0
-        self._seen = [-1] * (PRIORITY_MAX + 1)  # the position up to which it has looked, by priority
-        self._found = Lines()  # matching messages that it has seen, and nobody has taken
-        self._returned = Lines()  # messages before what it has seen that came back; it has not looked at them again
+        self._seen = [-1] * (PRIORITY_MAX + 1)  # the position up to which messages were evaluated, by priority
+        self._found = Lines()  # matching messages that nobody has taken
+        self._returned = Lines()  # messages that came back before the evaluated position, not evaluated again yet
 
     @property
     def kept(self) -> int:
-        """How many messages it remembers."""
+        """Return the number of messages that the view remembers."""
         return self._found.count + self._returned.count
 
     def put_back(self, message: BrokerMessage) -> None:
-        """A message is back in the queue. One that is ahead is looked at when its turn comes."""
+        """Note that a message is back in the queue. A message behind the evaluated position is evaluated later anyway."""
         if message.position <= self._seen[message.priority]:
             self._returned.insert(message)
 
     def discard(self, message: BrokerMessage) -> None:
-        """A message has been taken."""
+        """Remove a message that was taken."""
         if not (self._found.count and self._found.remove(message)) and self._returned.count:
             self._returned.remove(message)
 
     def peek(self, allowance: Allowance) -> BrokerMessage | None:
         """Return the next message for a consumer with this selector.
 
-        None says that there is none, or that the allowance is spent: the next call goes on from there.
+        None means that there is none, or that the allowance is spent; the next call continues the search.
         """
         for priority in range(PRIORITY_MAX, -1, -1):
             line = self.ready.lines[priority]

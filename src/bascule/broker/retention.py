@@ -1,4 +1,7 @@
-"""Up to where the journal may be deleted: pipelines, waiting messages and the owner's retention still need what is behind."""
+"""Retention: up to which offset the journal may be deleted.
+
+Pipelines, waiting messages and the configured retention need what is behind it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from bascule.broker.snapshot import Snapshot
 
 
 class RetentionViolation(enum.StrEnum):
-    """Rules of retention that a test may break."""
+    """Rules of retention that a test can break."""
 
     ONE_RECORD_TOO_MANY = "one record of the journal is trimmed that is still needed"
     PIPELINES_KEEP_NOTHING = "the journal is trimmed without a look at the positions of pipelines"
@@ -19,7 +22,7 @@ class RetentionViolation(enum.StrEnum):
 
 
 class Keeper(enum.StrEnum):
-    """What kind of thing needs the journal."""
+    """The kinds of things that need the journal."""
 
     PIPELINE = "pipeline"
     QUEUE = "queue"
@@ -30,9 +33,9 @@ class Keeper(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetentionHold:
-    """One for whom the journal is kept from ``offset`` on. The farthest back decides.
+    """A pin: something needs the journal from ``offset`` on. The pin with the lowest offset decides.
 
-    ``records`` and ``bytes`` lie from there up to the last snapshot; of the snapshot itself, behind it.
+    ``records`` and ``bytes`` count from ``offset`` to the last snapshot; for the pin of the snapshot itself, from the snapshot to the end.
     """
 
     keeper: Keeper
@@ -40,12 +43,12 @@ class RetentionHold:
     offset: int
     records: int
     bytes: int
-    reason: str  # "" of a pipeline that reads on
-    released: bool = False  # of a pipeline beyond the owner's quota: the journal is trimmed all the same
+    reason: str  # "" for a pipeline that is reading
+    released: bool = False  # for a pipeline beyond its quota: the journal is trimmed all the same
 
     @classmethod
     def up_to(cls, taken: Snapshot, keeper: Keeper, name: str, offset: int, reason: str, quota_bytes: int = 0) -> RetentionHold:
-        """A hold up to a snapshot. With a quota (0: none) it is released where more bytes lie behind it."""
+        """Return the pin from an offset to a snapshot. If ``quota_bytes`` is not 0 and more bytes lie in between, the pin is released."""
         end = taken.next_offset
         size_bytes = taken.offsets.sizes.between(offset, end)
         return cls(keeper, name, offset, max(0, end - offset), size_bytes, reason, bool(quota_bytes and size_bytes > quota_bytes))
@@ -53,13 +56,16 @@ class RetentionHold:
 
 @dataclass(frozen=True, slots=True)
 class OwnersRetention:
-    """How much of the journal its owner keeps for diverts to come: what is younger than a time, and no more than so many bytes."""
+    """How much of the journal the owner keeps for future diverts: the records younger than a time, and at most a number of bytes."""
 
     period_s: float
-    size_bytes: int = 0  # 0 for no bound
+    size_bytes: int = 0  # 0 for no limit
 
     def start(self, begins: int, taken: Snapshot) -> tuple[int, str]:
-        """The offset from which on the journal is kept, and the setting that decides; ``begins`` is that of the time."""
+        """Return the offset from which the journal is kept, and the setting that decides.
+
+        ``begins`` is the offset for the retention time.
+        """
         bounded = taken.offsets.sizes.start_of_last(self.size_bytes) if self.size_bytes else begins
         if bounded > begins:
             return bounded, f"the last journal.retention_bytes = {self.size_bytes}"
@@ -69,9 +75,9 @@ class OwnersRetention:
 def holds_of(
     taken: Snapshot, pipelines: Sequence[RetentionHold], begins: int, retention: OwnersRetention, held: Mapping[int, str]
 ) -> list[RetentionHold]:
-    """What the journal is kept for beside the snapshot itself.
+    """Return the pins of the journal, except that of the snapshot itself.
 
-    ``begins`` is the offset where the time of the owner's retention begins, ``held`` names the branches that have received a mid.
+    ``begins`` is the offset at which the retention time begins; ``held`` names the branches that have received a mid.
     """
     return [*pipelines, *_of_messages(taken, held), *_of_retention(taken, begins, retention)]
 
@@ -93,7 +99,7 @@ def _of_retention(taken: Snapshot, begins: int, retention: OwnersRetention) -> I
 
 
 def needed_from(taken: Snapshot, holds: Sequence[RetentionHold], violations: Collection[enum.StrEnum] = frozenset()) -> int:
-    """The offset before which nobody needs the journal."""
+    """Return the offset before which nothing needs the journal."""
     forgotten: set[Keeper] = set()
     if RetentionViolation.PIPELINES_KEEP_NOTHING in violations:
         forgotten.add(Keeper.PIPELINE)

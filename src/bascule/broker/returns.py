@@ -1,4 +1,4 @@
-"""Messages that go back into a queue: piece by piece where they are many, so that each turn of the event loop stays short."""
+"""Returns of messages to a queue: in pieces if there are many, so that each turn of the event loop stays short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
-#: Messages of one piece, and the steps that each takes.
+#: Messages of one piece, and the steps for each of them.
 PIECE_MESSAGES: Final = 200
 PUT_BACK_STEPS: Final = 6
 
@@ -28,17 +28,17 @@ def by_queue(messages: Iterable[tuple[BrokerQueue, BrokerMessage]]) -> dict[Brok
 
 
 class Returns:
-    """Works that put messages back. Until they have ended the queue gives out nothing: a message would overtake others."""
+    """Works that put messages back. Until they have ended, the queue delivers nothing, so that no message overtakes others."""
 
     def __init__(self, turns: Turns, dirty: dict[BrokerQueue, None]) -> None:
-        """A queue to which all has come back is put into ``dirty``."""
+        """Create the returns of one engine. A queue is put into ``dirty`` when all its messages are back."""
         self._turns = turns
         self._dirty = dirty
 
     def in_pieces(self, queue: BrokerQueue, messages: list[BrokerMessage], act: PutBack) -> None:
-        """Call ``act`` with the messages, which go back into the queue, or with one piece of them after another.
+        """Call ``act`` with the messages that go back into the queue, either with all of them or with one piece after another.
 
-        If the turn has no steps left, all pieces wait: a client may give back a few messages of each of many queues.
+        If the turn has no steps left, all pieces wait: a client may return a few messages of each of many queues.
         """
         turns = self._turns
         if len(messages) <= PIECE_MESSAGES and turns.left > 0:
@@ -48,7 +48,7 @@ class Returns:
             self.begin(queue, self._pieces(queue, messages, act))
 
     def of_several(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]], act: PutBack) -> None:
-        """Call ``act`` with the messages of each queue in one piece of ``messages`` after another."""
+        """Call ``act`` for each queue, with one piece of ``messages`` after another."""
         returning = list(queues)
         for queue in returning:
             self.hold(queue)
@@ -72,7 +72,7 @@ class Returns:
             yield _steps(queue, piece)
 
     def begin(self, queue: BrokerQueue, work: Work) -> None:
-        """Do work that puts messages back into the queue."""
+        """Begin work that puts messages back into the queue."""
         self.hold(queue)
         self._turns.begin(self._held(queue, work))
 
@@ -83,21 +83,21 @@ class Returns:
             self.let_go(queue)
 
     def hold(self, queue: BrokerQueue) -> None:
-        """Messages go back into the queue: it gives out nothing until ``let_go``."""
+        """Suspend deliveries of a queue until ``let_go``, because messages go back into it."""
         queue.returning += 1
 
     def let_go(self, queue: BrokerQueue) -> None:
-        """All of them are back."""
+        """Resume deliveries of a queue, because its messages are back."""
         queue.returning -= 1
         self._dirty[queue] = None
 
     def begin_range(self) -> RangeReturn:
-        """A client gives messages back in several pieces."""
+        """Return the context for a client that returns messages in several pieces."""
         return RangeReturn(self)
 
 
 class RangeReturn:
-    """A range of messages that a client gives back piece by piece. Until ``end`` the queues of those that are back give out nothing."""
+    """A range of messages that a client returns in pieces. Until ``end``, the queues of the returned messages deliver nothing."""
 
     __slots__ = ("_queues", "_returns")
 
@@ -106,13 +106,13 @@ class RangeReturn:
         self._queues: dict[BrokerQueue, None] = {}
 
     def hold(self, queue: BrokerQueue) -> None:
-        """Some of the messages go back into this queue."""
+        """Suspend deliveries of a queue to which messages of the range go back."""
         if queue not in self._queues:
             self._queues[queue] = None
             self._returns.hold(queue)
 
     def end(self) -> None:
-        """All messages of the range are back."""
+        """Resume deliveries: all messages of the range are back."""
         while self._queues:
             self._returns.let_go(self._queues.popitem()[0])
 

@@ -1,7 +1,7 @@
-"""Rounds of housekeeping: which steps there are, and in which order. Who takes them has the IO.
+"""Rounds of housekeeping: the steps and their order. The caller implements the steps with IO.
 
-Whatever fails is tried again with the next round: nothing rests on it but size and time. By the order nothing is lost: a snapshot
-counts once it is announced, and only then goes what it replaces.
+A step that fails is tried again in the next round. Failures only cost disk space and time at a start. The order of the steps protects the
+data: a snapshot counts once it is announced, and what it replaces is deleted only after that.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bascule.core import crash
 
 T = TypeVar("T")
 
-#: Messages that the store forgets in one step.
+#: Messages that are deleted from the store in one step.
 FORGOTTEN_AT_ONCE: Final = 10_000
 
 
 class RoundViolation(enum.StrEnum):
-    """Rules of a round that a test may break."""
+    """Rules of a round that a test can break."""
 
     DELETED_BEFORE_ANNOUNCED = "older snapshots are deleted before the new one is announced"
     FORGOTTEN_BEFORE_ANNOUNCED = "the store forgets messages before a snapshot without them is announced"
@@ -36,30 +36,30 @@ class RoundViolation(enum.StrEnum):
 
 
 class Steps(Protocol):
-    """What a round asks for. Any of it may fail, and ends the round with that."""
+    """The steps of a round. Each of them may fail, which ends the round."""
 
     def going_on(self) -> bool:
-        """Whether the epoch has not ended."""
+        """Return True while the epoch runs."""
         ...
 
     async def take(self) -> Snapshot:
-        """A snapshot of what is stored now; what is stored from then on is in the next one."""
+        """Return a snapshot of the state that is stored now. Later changes are in the next one."""
         ...
 
     async def in_turns(self, work: Work) -> None:
-        """Do work of the engine in turns, beside the traffic."""
+        """Do work of the engine in turns, concurrently with the traffic."""
         ...
 
     async def computed(self, calculation: Callable[[], T]) -> T:
-        """Return the result of a calculation that takes long, made beside the traffic."""
+        """Return the result of a long calculation, made concurrently with the traffic."""
         ...
 
     async def stored(self) -> Collection[int]:
-        """The mids of all that the store has now."""
+        """Return the mids of all records in the store."""
         ...
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """Keep messages in the store, forget those that are None."""
+        """Write records to the store by mid; None deletes a record."""
         ...
 
     async def write(self, taken: Snapshot) -> None:
@@ -67,32 +67,32 @@ class Steps(Protocol):
         ...
 
     async def announce(self, taken: Snapshot) -> None:
-        """Returns when the journal says that the snapshot counts."""
+        """Announce a snapshot, and return once the journal has stored the announcement."""
         ...
 
     async def delete_older(self, taken: Snapshot) -> None:
-        """Forget the snapshots that this one replaces."""
+        """Delete the snapshots that this one replaces."""
         ...
 
     async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
-        """Delete what nobody needs of the journal; ``held`` names the branches that have received a mid."""
+        """Trim the journal up to what is still needed. ``held`` names the branches that have received a mid."""
         ...
 
 
 class Rounds:
-    """The rounds of one epoch, one at a time. ``engine`` is the epoch's."""
+    """The rounds of one epoch, one at a time. ``engine`` is the engine of the epoch."""
 
     def __init__(self, steps: Steps, engine: Engine, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._violations = violations
         self._steps = steps
         self._engine = engine
         self._stored: list[int] = []  # mids of messages in the store, ascending
-        self._moved: list[int] = []  # the same of messages that have moved there since
+        self._moved: list[int] = []  # mids of messages that were moved to the store since
         self._first = True
-        self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
+        self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: older messages are likely to stay
 
     async def round(self) -> None:
-        """Snapshot, announce it, forget the older ones, trim."""
+        """Run one round: snapshot, announcement, deletion of older snapshots, trim."""
         steps = self._steps
         taken = await self.snapshot()
         if taken is None:
@@ -108,7 +108,7 @@ class Rounds:
             await steps.trim(taken, held)
 
     async def _forget(self, taken: Snapshot) -> None:
-        """Remove from the store what no snapshot that counts has there."""
+        """Delete the messages from the store that the valid snapshot does not have there."""
         if not (self._stored or self._moved):
             return
         steps = self._steps
@@ -122,14 +122,14 @@ class Rounds:
         self._stored, self._moved = kept, []
 
     def _all_stored(self) -> Iterator[int]:
-        """The mids of all messages in the store, ascending."""
+        """Return the mids of all messages in the store, ascending."""
         return union(self._stored, sorted(self._moved))
 
     async def snapshot(self) -> Snapshot | None:
-        """A snapshot that counts. None where the epoch has ended."""
+        """Make and announce a snapshot. Return None if the epoch has ended."""
         steps = self._steps
         if self._first:
-            # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
+            # The store may have messages from the previous broker, which may have trimmed the journal behind them while this one stood by.
             if stored := await steps.stored():
                 self._stored = await steps.computed(lambda: list(in_order(stored)))
             self._first = False
@@ -153,13 +153,13 @@ class Rounds:
         return taken
 
     def _in_store(self, taken: Snapshot) -> list[int]:
-        """The mids of a snapshot's messages that are in the store, ascending."""
+        """Return the mids of a snapshot's messages that are in the store, ascending."""
         stored = list(self._all_stored())
         waiting = union(*(islice(mids, bisect_right(mids, stored[-1])) for mids in taken.mids))
         return list(intersection(stored, waiting))
 
     async def _move_old(self, taken: Snapshot) -> None:
-        """Move to the store what would keep too much of the journal."""
+        """Move messages to the store that would keep too much of the journal."""
         steps = self._steps
         move = StoreMove(self._engine, taken, self._sequences[0])
         await steps.computed(move.skip_stored)

@@ -1,4 +1,4 @@
-"""What the engine has to do later: by the clock that it is given, never by one of its own."""
+"""The scheduled actions of the engine, by the clock that the caller gives."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.turns import Allowance
 
-#: The schedule is cleared of cancelled actions when there are more of them than this, and than of all others.
+#: Cancelled actions are removed when there are more of them than this, and more than half of all entries.
 CANCELLED_MAX: Final = 1000
 
 
 class ScheduledAction:
-    """An action that is to be done later, until it is cancelled."""
+    """A scheduled action, which can be cancelled."""
 
     __slots__ = ("_action", "_arguments", "_schedule")
 
@@ -25,11 +25,11 @@ class ScheduledAction:
 
     @property
     def pending(self) -> bool:
-        """Whether it is still to be done."""
+        """Return True until the action runs or is cancelled."""
         return self._action is not None
 
     def cancel(self) -> None:
-        """Do not do it, and keep nothing of what it refers to."""
+        """Cancel the action, and release everything that it refers to."""
         schedule, self._schedule, self._action, self._arguments = self._schedule, None, None, ()
         if schedule is not None:
             schedule.cancelled()
@@ -41,12 +41,12 @@ class ScheduledAction:
         return None if action is None else (action, arguments)
 
 
-#: Due time, number (keeps the order of what is due at the same time), action.
+#: Due time, number (keeps the order of actions that are due at the same time), action.
 _Entry = tuple[int, int, ScheduledAction]
 
 
 class Schedule:
-    """Actions by due time. ``on_earlier`` is called when something is due before all else."""
+    """Actions by due time. ``on_earlier`` is called when an action becomes the next one."""
 
     __slots__ = ("_cancelled", "_entries", "_errors", "_number", "on_earlier")
 
@@ -54,23 +54,23 @@ class Schedule:
         self._errors = errors or ErrorContainment()
         self._entries: list[_Entry] = []
         self._number = 0
-        self._cancelled = 0  # of the entries
+        self._cancelled = 0  # number of cancelled entries
         self.on_earlier: Callable[[], None] = lambda: None
 
     @property
     def next_ms(self) -> int | None:
-        """When the next action is due."""
+        """Return the due time of the next action in ms since the epoch, or None."""
         return self._entries[0][0] if self._entries else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def at(self, due_ms: int, action: Callable[..., None], *arguments: Any) -> None:
-        """Do it then."""
+        """Schedule an action for a time in ms since the epoch."""
         self.cancellable(due_ms, action, *arguments)
 
     def cancellable(self, due_ms: int, action: Callable[..., None], *arguments: Any) -> ScheduledAction:
-        """Do it then, unless it is cancelled."""
+        """Schedule an action, and return it so that it can be cancelled."""
         self._number += 1
         earlier = not self._entries or due_ms < self._entries[0][0]
         scheduled = ScheduledAction(self, action, arguments)
@@ -80,7 +80,7 @@ class Schedule:
         return scheduled
 
     def cancelled(self) -> None:
-        """One of the entries was cancelled."""
+        """Note that one of the entries was cancelled."""
         self._cancelled += 1
         if self._cancelled > CANCELLED_MAX and self._cancelled > len(self._entries) // 2:
             self._entries = [entry for entry in self._entries if entry[2].pending]
@@ -88,9 +88,9 @@ class Schedule:
             self._cancelled = 0
 
     def run(self, now_ms: int, most: int, steps: Allowance) -> None:
-        """Do what is due, ``most`` actions at most, until they have spent their steps; an error of one is contained.
+        """Run due actions, at most ``most``, until their steps are spent. An error of one action is contained.
 
-        What that puts on the schedule for now waits for the next time.
+        Actions that are scheduled for now meanwhile run in the next call.
         """
         newest, done = self._number, 0
         while done < most and steps.left > 0 and (entries := self._entries):

@@ -1,4 +1,4 @@
-"""Sending: which queues take a message, whether they have room, and what the journal keeps of it. A part of the engine."""
+"""Sending: which queues take a message, whether they have room, and what the journal stores. A part of the engine."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import MalformedMessage, Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
-#: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
+#: Most bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
-#: Messages that one send drops, and the steps for each of them.
+#: Messages that one send drops at once, and the steps for each of them.
 DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
-#: A message of so many bytes may have an annotation that its move has to look at, which takes a step; more than so many it cannot have.
+#: Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
-#: Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal keeps nothing),
-#: and whether the message survives a crash. A plain tuple: each message that is sent has one.
+#: Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal stores nothing),
+#: and whether the message survives a crash. A plain tuple for speed: each sent message has one.
 SendPlan = tuple[Route, tuple[BrokerQueue, ...], bytes, bool]
-#: A message of a commit, its queues, and when it is due.
+#: A message of a commit, its queues, and its delivery time.
 Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 
 def move_steps(message: BrokerMessage) -> int:
-    """What looking at the annotations of a message that moves costs at most, beside the move itself."""
+    """Return the most steps for examining the annotations of a message that moves, besides the move itself."""
     return min(message.size_bytes // MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX)
 
 
@@ -65,23 +65,23 @@ def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ..
 
 
 class TransactionHooks(Protocol):
-    """What sending needs of the transactions; see LocalTransactions."""
+    """Functions of transactions that sending calls; see LocalTransactions."""
 
     def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message for the commit of its transaction. Returns why the message is refused, if it is."""
+        """Keep a message for the commit of its transaction. Return why the message is refused, or None."""
         ...
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """The transaction can only be rolled back."""
+        """Allow only a rollback of the transaction."""
         ...
 
     def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """A message of the transaction was not taken."""
+        """Note that a message of the transaction was not accepted."""
         ...
 
 
 class Sending:
-    """The way of messages into queues. ``stalled`` is why the journal takes no more, where it does not."""
+    """The way of messages into queues. ``stalled`` says why the journal accepts no more, or is None."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Sending:
         self.memory = deliveries.memory
 
     def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
-        """Messages that one sender to an address may have on their way, ``wanted`` at most: all senders share what is free."""
+        """Return the credit of one sender to an address in messages, at most ``wanted``: all senders share the free room."""
         route = self.addresses.route(address, routing)
         if not route.limited:
             return wanted
@@ -115,13 +115,13 @@ class Sending:
         return min(wanted, -(-free // senders))
 
     def when_room(self, address: str, routing: Routing, waiting: object, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` once a full queue of the address has room; ``waiting`` is who waits."""
+        """Call ``go_on`` once a full queue of the address has room. ``waiting`` identifies the caller."""
         for queue in self.addresses.route(address, routing).queues:
             if queue.settings.when_full == BLOCK and queue.full():
                 queue.blocked[waiting] = go_on
 
     def forget_waiting(self, address: str, routing: Routing, waiting: object) -> None:
-        """It does not wait any more for room in the queues of the address."""
+        """Cancel a call of ``when_room``."""
         for queue in self.addresses.route(address, routing).queues:
             queue.blocked.pop(waiting, None)
 
@@ -129,10 +129,10 @@ class Sending:
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
         transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,
     ) -> Retry | None:  # fmt: skip
-        """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit.
+        """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
-        If the caller ``waits`` and a queue has to drop more messages than one turn has time for, return what the caller calls in the next
-        turn; else None. ``duplicate_ids`` are what an earlier try has found: a search through a large body takes long.
+        If the caller ``waits`` and a queue has to drop more messages than one turn has time for, return a function to call in the next
+        turn; else None. ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
@@ -175,17 +175,17 @@ class Sending:
         return None
 
     def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
-        """Answer that a message is not taken. A transaction that it belongs to can only be rolled back from then on."""
+        """Report that a message is not accepted. Its transaction, if any, can only be rolled back from then on."""
         if transaction is not None:
             self._transactions.message_refused(transaction, error)
         port.refused(token, error)
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
-        """Why a message cannot be taken now: the journal takes no more, or memory is short.
+        """Return why a message cannot be accepted now, or None. The journal may be stalled, or memory may be short.
 
-        While producers are blocked, a message whose producer had credit is taken. A message in a transaction is not, because its body
-        cannot go to the spill files. The error is not raised: one that is raised again and again keeps the frames of each time, and with
-        them the messages.
+        While producers are blocked, a message whose producer had credit is accepted. A message in a transaction is not, because its body
+        cannot go to the spill files. The error is returned, not raised: if the same error object were raised repeatedly, it would keep the
+        frames of each raise, and with them the messages.
         """
         if transaction is None:
             if durable and self.stalled is not None:
@@ -196,9 +196,10 @@ class Sending:
         return transaction.doomed if self.memory.blocked else None
 
     def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...], *, waits: bool) -> bool:
-        """Make room for a message in queues with limits. Return False if one of them goes on in the next turns, for which the sender waits.
+        """Make room for a message in queues with limits. Return False if a queue continues in the next turns and the sender must wait.
 
-        Raises QueueFull. A producer that was to wait had its credit before the queue was full.
+        Raises QueueFull. A queue that blocks its producers is skipped: a producer that still sends had its credit before the queue was
+        full.
         """
         for queue in route.queues:
             if queue.settings.when_full == BLOCK or not queue.full():
@@ -215,15 +216,15 @@ class Sending:
         return True
 
     def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
-        """Whether a message repeats one that is stored, or on its way: it is answered as the first one is."""
+        """Return True if a message repeats one that is stored or in flight. It then gets the same answer as the first one."""
         window = self.windows.window(address)
         return any(digest in window for digest in duplicate_ids)
 
     def drop_oldest(self, queue: BrokerQueue) -> None:
         """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them.
 
-        One large message, or a limit that is lowered, can drive out any number of small ones. If they are many the queue is ``dropping``:
-        the rest goes in the next turns.
+        One large message, or a lowered limit, can drive out any number of small ones. If there are many, the queue is marked ``dropping``
+        and the next turns drop the rest.
         """
         if queue.dropping:
             return
@@ -242,12 +243,13 @@ class Sending:
                 self._deliveries.gone(queue, oldest)
                 yield DROP_STEPS
         finally:
-            queue.dropping = False  # also after an error: the next message that finds the queue full begins anew
+            queue.dropping = False  # also after an error: the next message that finds the queue full starts again
 
     def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
-        """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.
+        """Return the digests by which a repetition of the message is recognised: of its id, and of ``_AMQ_DUPL_ID`` if the sender sets it.
 
-        A client never repeats a send of a transaction: that one is in doubt as a whole.
+        A client repeats an unanswered send with the same id. It never repeats a send of a transaction, since the whole transaction is in
+        doubt.
         """
         ids: list[bytes] = []
         if scan.message_id is not None and not in_transaction:
@@ -259,7 +261,10 @@ class Sending:
         return tuple(ids)
 
     def put(self, draft: Draft, now_ms: int) -> bool:
-        """Take a message that stands for itself. True: it, or what it repeats, is in its queues only once it is stored."""
+        """Put a message without transaction into its queues.
+
+        Return True if the message, or the one it repeats, gets there only once it is stored.
+        """
         return self._put(draft, self.decide(draft, now_ms))
 
     def _put(self, draft: Draft, queues: tuple[BrokerQueue, ...] | None) -> bool:
@@ -272,9 +277,9 @@ class Sending:
         return False
 
     def decide(self, draft: Draft, now_ms: int) -> tuple[BrokerQueue, ...] | None:
-        """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record.
+        """Decide which queues take a message, and journal the decision. Return None for a duplicate.
 
-        If it raises, the message is nowhere.
+        Changes nothing if it raises.
         """
         message, address, ids = draft.message, draft.address, draft.duplicate_ids
         message.durable = draft.durable
@@ -286,7 +291,7 @@ class Sending:
                 return None
         try:
             if draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
-                self._destinations.recreate(address)  # deleted since it was asked for
+                self._destinations.recreate(address)  # the queue was deleted since the check for it
             _, queues, entry, durable = self._plan(draft, now_ms)
             mid = self.journaling.add_send(entry, ids) if entry else -1
         except Exception:
@@ -307,7 +312,7 @@ class Sending:
         return queues
 
     def _plan(self, draft: Draft, now_ms: int) -> SendPlan:
-        """Work out where a message goes, and its entry for the journal. Changes nothing."""
+        """Return the queues of a message, and its entry for the journal. Changes nothing."""
         address, body = draft.address, draft.body
         route = self.addresses.route(address, draft.routing)
         taken: tuple[str, ...] = ()
@@ -328,7 +333,7 @@ class Sending:
     # -- large commits: see commit_plan.py ---------------------------------------------------------------------------
 
     def plan_ahead(self, draft: Draft, now_ms: int) -> SendPlan | None:
-        """Return the plan of a message for a later commit; None if the commit has to create the queue of the message."""
+        """Return the plan of a message for a later commit; None if the commit must create the queue of the message."""
         return None if self._lacks_queue(draft) else self._plan(draft, now_ms)
 
     def _lacks_queue(self, draft: Draft) -> bool:
@@ -336,12 +341,14 @@ class Sending:
         return draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX)
 
     def decide_all(self, sends: Iterable[tuple[Draft, SendPlan | None]], now_ms: int) -> list[Stored]:
-        """As ``decide`` for each message of a commit, by its plan if that still holds. Returns the messages that are no repeats.
+        """Decide each message of a commit as ``decide`` does, by its plan if the plan is still valid.
 
-        ``now_ms`` is the time by which the plans were made. Call it within ``Journaling.atomic``, which takes all of it back if it raises.
+        Return the messages that are no duplicates.
+
+        ``now_ms`` is the time for which the plans were made. Call this within ``Journaling.atomic``, which reverts everything if it raises.
         """
         taken: list[tuple[Draft, SendPlan, DuplicateWindow | None]] = []
-        holding: Route | None = None  # the last plan is based on this route, and holds; the next plan usually has the same route
+        holding: Route | None = None  # route of the last plan, if the plan is still valid; the next plan usually has the same one
         for draft, planned in sends:
             window: DuplicateWindow | None = None
             if draft.duplicate_ids:
@@ -360,7 +367,7 @@ class Sending:
         return self._take_all(taken)
 
     def _holds(self, draft: Draft, plan: SendPlan) -> bool:
-        """Return whether a message would be planned in the same way now."""
+        """Return True if a message would be planned in the same way now."""
         route = self.addresses.route(draft.address, draft.routing)
         planned, _, entry, durable = plan
         journaled = durable or (route.diverted and self.stalled is None)
@@ -385,7 +392,7 @@ class Sending:
         return stored
 
     def _undo(self, action: Callable[..., None], *arguments: Any) -> None:
-        """If the entries that belong together are taken back, ``action`` takes back what was done in memory."""
+        """Register an action that reverts a change in memory if the open context of the journal is removed again."""
         if self.journaling.together is not None:
             self.journaling.together.undo(action, *arguments)
 
@@ -418,11 +425,11 @@ class Sending:
         )
 
     def move(self, queue: BrokerQueue, message: BrokerMessage, address: str, reason: str) -> bool:
-        """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
+        """Move a message that was taken out of its queue to another address, with its removal here in the same record.
 
-        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done. A copy goes
-        without annotations of the move where the message's own cannot be read, or the journal has no room for them. If it raises, nothing
-        was done.
+        Without an address the message is just removed. Return False, and do nothing, if the address is this queue's own, or the queue is
+        deleted. If the annotations of the message cannot be read, or the journal has no room for more, the copy has no annotations about
+        the move. Changes nothing if it raises.
         """
         if queue.deleted or queue is self.addresses.anycast.get(address):
             return False
@@ -443,7 +450,7 @@ class Sending:
         return True
 
     def pass_on(self, queue: BrokerQueue, message: BrokerMessage, copy: BrokerMessage, address: str, due_ms: int = 0) -> None:
-        """A copy goes to another queue as the message leaves this one: one record. If it raises, nothing was done."""
+        """Send a copy to another queue and remove the message from this one, in one record. Changes nothing if it raises."""
         draft = Draft(copy, address, Routing.ANYCAST, self._deliveries.bodies.read(copy), message.durable, "", (), due_ms)
         with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):
             queues = self.decide(draft, self.clock())
@@ -452,7 +459,7 @@ class Sending:
         self._deliveries.forget(queue, message)
 
     def put_into(self, queue: BrokerQueue, message: BrokerMessage, draft: Draft, target: BrokerQueue) -> None:
-        """As ``pass_on``, into one queue, past all routing."""
+        """Send a copy into one queue without routing, and remove the message from this one, as ``pass_on`` does."""
         copy = draft.message
         copy.durable = draft.durable
         with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):

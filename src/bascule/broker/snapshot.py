@@ -1,8 +1,8 @@
-"""A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
+"""A snapshot: the broker's state at one confirmed sequence, without message bodies (which are in the journal).
 
-Layout: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed integers, then for each
-duplicate window the digests and times that are in no segment, then the mids of messages in the store, then journal entries of the
-transaction branches, then the segments of the windows. All big endian. In version 1 a window has no segments.
+Layout: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed integers, then for each duplicate
+window the digests and times that are in no segment, then the mids of messages in the store, then journal entries of the transaction
+branches, then the segments of the windows. All integers are big endian. In version 1 a window has no segments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bascule.journal.sizes import JournalSizes
 
 SNAPSHOT_VERSION = 2
 _LENGTH = struct.Struct(">I")
-#: Numbers that are packed by one call: about 0.1 ms.
+#: Numbers that one call packs, which takes about 0.1 ms.
 PACKED_NUMBERS = 4096
 
 
@@ -39,40 +39,40 @@ class Snapshot:
     mids: list[list[int]] = field(default_factory=list)  # by queue, ascending
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
     windows: dict[str, RememberedIds] = field(default_factory=dict)
-    stored: list[int] = field(default_factory=list)  # mids, ascending, whose messages are in the store: below all others
-    ingress_topic_id: str = ""  # not known to older ones
-    branches: bytes = b""  # PREPARED and ENDED entries; the former whole, so that they keep nothing of the journal
+    stored: list[int] = field(default_factory=list)  # ascending mids of messages in the store; all others are higher
+    ingress_topic_id: str = ""  # empty in older snapshots
+    branches: bytes = b""  # PREPARED and ENDED entries; complete, so that they need nothing of the journal
 
     @property
     def id(self) -> str:
-        """Its name in the snapshots topic and in its announcement."""
+        """Return the name of the snapshot in its topic and in its announcement."""
         return f"{self.epoch}-{self.sequence}"
 
     def oldest(self) -> tuple[int, dict[str, Any]] | None:
-        """The first of the messages that wait and are not in the store, and the queue that holds it."""
+        """Return the oldest waiting message that is not in the store, and a queue that holds it."""
         firsts = ((next((mid for mid in mids if not has(self.stored, mid)), -1), number) for number, mids in enumerate(self.mids))
         mid, number = min((first for first in firsts if first[0] >= 0), default=(-1, -1))
         return None if mid < 0 else (mid, self.queues[number])
 
     def first_offset(self) -> int:
-        """Where reading must begin to get the bodies of all messages that still wait."""
+        """Return the offset where reading must begin, in order to load the bodies of all waiting messages."""
         oldest = self.oldest()
         return self.next_offset if oldest is None else self.offsets.offset_of(oldest[0] >> INDEX_BITS)
 
 
 class EncodedSnapshot(NamedTuple):
-    """The bytes of a snapshot: ``own``, and behind it segments that other snapshots of the same epoch have, too."""
+    """The bytes of a snapshot: ``own``, followed by segments that other snapshots of the same epoch may share."""
 
     own: bytes
     segments: list[Segment]
 
     def joined(self) -> bytes:
-        """All bytes."""
+        """Return all bytes."""
         return b"".join([self.own, *(segment.packed for segment in self.segments)])
 
 
 def encode(snapshot: Snapshot) -> EncodedSnapshot:
-    """The bytes of a snapshot."""
+    """Return the bytes of a snapshot."""
     head = {
         "version": SNAPSHOT_VERSION, "epoch": snapshot.epoch, "sequence": snapshot.sequence, "next_offset": snapshot.next_offset,
         "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
@@ -85,7 +85,7 @@ def encode(snapshot: Snapshot) -> EncodedSnapshot:
             [address, len(window.last), window.forgotten_bytes, len(window.segments)] for address, window in snapshot.windows.items()
         ],
     }  # fmt: skip
-    # One by one: a single call for 10,000 queues would hold the interpreter's lock, and with it the broker, for too long.
+    # Encode queues one by one: a single call for 10,000 queues would hold the interpreter's lock, and block the broker, for too long.
     queues = ",".join(json.dumps(queue, separators=(",", ":")) for queue in snapshot.queues)
     encoded = f'{{"queues":[{queues}],{json.dumps(head, separators=(",", ":"))[1:]}'.encode()
     parts = [_LENGTH.pack(len(encoded)), encoded]
@@ -99,14 +99,14 @@ def encode(snapshot: Snapshot) -> EncodedSnapshot:
 
 
 def _packed(numbers: list[int]) -> Iterator[bytes]:
-    """Pack numbers in parts: as for queues, one call for a million numbers would take too long."""
+    """Pack numbers in parts, since one call for a million numbers would take too long."""
     for start in range(0, len(numbers), PACKED_NUMBERS):
         part = numbers[start : start + PACKED_NUMBERS]
         yield struct.pack(f">{len(part)}Q", *part)
 
 
 def decode(data: bytes) -> Snapshot:
-    """The snapshot that :func:`encode` wrote. Raises DamagedRecord."""
+    """Return the snapshot that :func:`encode` wrote. Raises DamagedRecord."""
     try:
         (length,) = _LENGTH.unpack_from(data)
         head = json.loads(data[4 : 4 + length])

@@ -1,4 +1,4 @@
-"""The states of an epoch and of a broker process, and what moves them from one state to another.
+"""The states of an epoch and of a broker process, and the events that change them.
 
 A transition that is not in its table is a fault of the broker. The documentation draws the tables.
 """
@@ -15,8 +15,8 @@ class EpochState(enum.StrEnum):
     """The state of an epoch."""
 
     FOLLOWING = "following"  # another broker may serve
-    STARTING = "starting"  # the start record is on its way to Kafka
-    LOADING = "loading"  # the start record is stored; the state before it is read
+    STARTING = "starting"  # the start record is in flight to Kafka
+    LOADING = "loading"  # the start record is stored; the state before it is being read
     SERVING = "serving"
     STALLED = "stalled"  # Kafka has not answered appends in time
     FENCED = "fenced"  # another broker has replaced this one
@@ -24,7 +24,7 @@ class EpochState(enum.StrEnum):
 
 
 class EpochEvent(enum.StrEnum):
-    """What moves an epoch from one state to another."""
+    """The events that change the state of an epoch."""
 
     ELECTED = "elected"
     START_STORED = "start record stored"
@@ -58,16 +58,16 @@ class NodeState(enum.StrEnum):
     """The state of a broker process."""
 
     STANDING_BY = "standing by"  # it follows the journal until it is elected
-    CONFIRMING = "confirming"  # it asks Kafka whether the election still holds
+    CONFIRMING = "confirming"  # it asks Kafka whether the election is still valid
     LOADING = "loading"
     SERVING = "serving"
-    LEAVING = "leaving"  # its clients are sent away
-    WAITING = "waiting"  # before the next try
+    LEAVING = "leaving"  # its clients are being disconnected
+    WAITING = "waiting"  # pause before the next try
     STOPPED = "stopped"
 
 
 class NodeEvent(enum.StrEnum):
-    """What moves a broker process from one state to another."""
+    """The events that change the state of a broker process."""
 
     ELECTED = "elected"
     CONFIRMED = "confirmed"

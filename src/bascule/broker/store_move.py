@@ -1,7 +1,7 @@
-"""The move of old messages to the store: those that keep more of the journal than they are worth (docs/adr/0004).
+"""The move of old messages to the store, if they keep too much of the journal (docs/adr/0004).
 
-The journal is trimmed up to the oldest message that waits in it. Messages move oldest first, so that all messages in the store are older
-than those in the journal: a load takes the store first, and each queue keeps its order.
+The journal is trimmed up to its oldest waiting message. Messages move oldest first, so that all messages in the store are older than those
+in the journal: a load takes the store first, and each queue keeps its order.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from bascule.broker.snapshot import Snapshot
 from bascule.broker.turns import Work
 from bascule.journal.records import INDEX_BITS, Kind, Send, SendFlag, encode_record, mid_of, send_entry
 
-#: Messages move if the journal becomes shorter by more than so many times what the store takes: each is written a second time.
+#: Messages move if the journal becomes shorter by more than this many times the size in the store, since each message is written a second
+#: time.
 FREED_MIN: Final = 2
-#: What the store takes of a message besides its body: the header of its record, the fields and the address of its entry, its key.
+#: Bytes of a message in the store besides its body: the header of its record, the fields and the address of its entry, its key.
 STORED_OVERHEAD_BYTES: Final = 128
-#: What one round moves at most: traffic goes on meanwhile.
+#: Most messages and bytes that one round moves, since traffic continues meanwhile.
 ROUND_MESSAGES_MAX: Final = 20_000
 ROUND_BYTES_MAX: Final = 64 << 20
-#: Records that are in memory at once; one more message may come on top.
+#: Bytes of records that are in memory at once; one more message may be added.
 BATCH_BYTES: Final = 4 << 20
 #: Messages of one piece of the search, and the steps for each of them.
 PIECE_MESSAGES: Final = 100
 SEARCH_STEPS: Final = 7
-#: Steps for the record of one message; and bytes of its body, which are copied and summed up, for one more.
+#: Steps for the record of one message, and bytes of its body that are copied and checksummed in one more step.
 RECORD_STEPS: Final = 12
 BYTES_PER_STEP: Final = 2048
-#: Steps to pass over a message that is in the store.
+#: Steps to skip a message that is in the store.
 SKIP_STEPS: Final = 1
-#: Behind all mids, and the id of no queue.
+#: A mid higher than all others, and an id that no queue has.
 _END: Final = 1 << 80
 _NOWHERE: Final = 0
 
@@ -47,7 +48,10 @@ class StoreMove:
     """The move of one round of housekeeping: ``choose`` the messages, then ``encode`` and store one batch after another."""
 
     def __init__(self, engine: Engine, taken: Snapshot, before_sequence: int) -> None:
-        """``taken`` is the snapshot of the round. Messages of ``before_sequence`` and later stay: most of them go soon."""
+        """Prepare a move. ``taken`` is the snapshot of the round.
+
+        Messages of ``before_sequence`` and later stay, since most are consumed soon.
+        """
         self._engine = engine
         self._taken = taken
         self._limit = mid_of(before_sequence, 0)
@@ -57,18 +61,18 @@ class StoreMove:
 
     @property
     def more(self) -> bool:
-        """Whether chosen messages are left to encode."""
+        """Return True if chosen messages are left to encode."""
         return bool(self._chosen)
 
     def skip_stored(self) -> None:
-        """Go to the oldest message that is not in the store. Call it before ``choose``, in another thread where the store may have many."""
+        """Skip to the oldest message that is not in the store. Call this before ``choose``, in another thread if the store may be large."""
         for mid, places in self._walk:
             if places:
                 self._walk = chain([(mid, places)], self._walk)
                 return
 
     def choose(self) -> Work:
-        """Choose the oldest messages, so many of them that the gain is greatest. What is left is not worth a move."""
+        """Choose the oldest messages, as many as give the greatest gain. Yields steps."""
         found: list[tuple[int, BrokerQueue]] = []
         start = size_bytes = gain = chosen = 0
         for mid, places in chain(self._walk, [(_END, [_NOWHERE])]):
@@ -91,11 +95,11 @@ class StoreMove:
             if not len(found) % PIECE_MESSAGES:
                 yield PIECE_MESSAGES * SEARCH_STEPS
         if not chosen and self._gain(start, self._taken.next_offset, self._held_bytes()) > 0:
-            chosen = len(found)  # in their part the journal is dense, and behind it it is not: the next rounds go on there
+            chosen = len(found)  # the journal is dense at these messages and not behind them: the next rounds continue there
         self._chosen.extend(found[:chosen])
 
     def _waiting(self) -> Iterator[tuple[int, list[int]]]:
-        """The mids that wait, ascending, each with the ids of its queues, or with none if the message is in the store."""
+        """Yield the waiting mids, ascending, each with the ids of its queues, or with none if the message is in the store."""
         taken = self._taken
         lines = (zip(mids, repeat(queue["id"])) for queue, mids in zip(taken.queues, taken.mids, strict=True) if mids)
         remaining = iter(taken.stored)
@@ -106,7 +110,7 @@ class StoreMove:
             yield mid, [] if mid == stored else [queue_id for _, queue_id in places]
 
     def _held(self, mid: int, places: Iterable[int]) -> tuple[BrokerMessage, BrokerQueue] | None:
-        """A message, and a queue that holds it. None if no queue does: its end is decided, and not stored yet."""
+        """Return a message and a queue that holds it; None if no queue does, because its removal is decided and not stored yet."""
         queues = self._engine.addresses.queues
         for queue_id in places:
             queue = queues.get(queue_id)
@@ -119,18 +123,18 @@ class StoreMove:
         return self._taken.next_offset if mid == _END else self._taken.offsets.offset_of(mid >> INDEX_BITS)
 
     def _gain(self, start: int, end: int, size_bytes: int) -> int:
-        """What it is worth that the journal loses the part between two offsets, for so many bytes in the store."""
+        """Return the gain in bytes if the journal loses the part between two offsets and the store grows by ``size_bytes``."""
         return self._taken.offsets.sizes.between(start, end) - FREED_MIN * size_bytes
 
     def _held_bytes(self) -> int:
-        """What the store would take of all messages of the broker."""
+        """Return the bytes that all messages of the broker would take in the store."""
         bodies = self._engine.bodies
         return bodies.memory_bytes + bodies.stored_bytes + self._engine.memory.messages * STORED_OVERHEAD_BYTES
 
     def encode(self) -> Work:
-        """Make the next batch of records.
+        """Encode the next batch of records. Yields steps.
 
-        It ends the move at a message that has gone meanwhile, or cannot be read: no younger message may be in the store while it is not.
+        The move ends at a message that is gone meanwhile, or cannot be read: no younger message may be in the store while this one is not.
         """
         self.batch, size_bytes = {}, 0
         while self._chosen and size_bytes < BATCH_BYTES:
@@ -149,7 +153,7 @@ class StoreMove:
 
 
 def stored_record(engine: Engine, message: BrokerMessage, queue: BrokerQueue) -> bytes:
-    """What the store keeps of a message of a queue: a record like that which brought it. Raises BodyUnavailable."""
+    """Return the record of a message for the store, in the format of the record that brought the message. Raises BodyUnavailable."""
     flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
     send = Send(
         flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (), None,

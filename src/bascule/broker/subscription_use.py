@@ -1,6 +1,6 @@
-"""Durable subscriptions without a consumer: since when, and when they expire. A part of the destinations.
+"""Durable subscriptions without a consumer: since when they are unused, and when they expire. A part of the destinations.
 
-The journal has each change, so that a restart neither ends a subscription early nor keeps it for ever.
+The journal stores each change, so that a restart neither ends a subscription early nor keeps it for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bascule.journal.records import Op, json_entry
 
 
 class SubscriptionUse:
-    """Notes the use of durable subscriptions, and calls ``expire`` with one that nobody has used for ``subscription_expiry_ms``."""
+    """The use of durable subscriptions. Calls ``expire`` with a subscription that was unused for ``subscription_expiry_ms``."""
 
     def __init__(self, journaling: Journaling, schedule: Schedule, clock: Callable[[], int], expire: Callable[[BrokerQueue], None]) -> None:
         self._journaling = journaling
@@ -23,11 +23,11 @@ class SubscriptionUse:
         self._expire = expire
 
     def begin(self, queue: BrokerQueue) -> None:
-        """A consumer has come. To be called where ``unused_since_ms`` is not 0."""
+        """Note that a consumer has attached. Call this only if ``unused_since_ms`` is not 0."""
         self._note(queue, 0)
 
     def end(self, queue: BrokerQueue) -> None:
-        """No consumer is left, or the state is loaded and nobody consumes yet."""
+        """Note that no consumer is left, or that the state is loaded and nobody consumes yet."""
         if not queue.unused_since_ms:
             self._note(queue, self._clock())
         self._watch(queue)
@@ -37,7 +37,7 @@ class SubscriptionUse:
         self._journaling.add(json_entry(Op.SUBSCRIPTION_USE, {"queue": queue.id, "unused_since_ms": since_ms}))
 
     def _watch(self, queue: BrokerQueue) -> None:
-        """At most one entry of the schedule is for a subscription, however often its consumers come and go."""
+        """Schedule the expiry of a subscription, at most once however often its consumers come and go."""
         if queue.settings.subscription_expiry_ms and not queue.expiry_watched:
             queue.expiry_watched = True
             self._schedule.at(queue.unused_since_ms + queue.settings.subscription_expiry_ms, self._look, queue)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Draft(NamedTuple):
-    """A message accepted and not yet routed."""
+    """A message that is accepted and not routed yet."""
 
     message: BrokerMessage
     address: str
@@ -27,31 +27,33 @@ class Draft(NamedTuple):
 
 
 class LocalTransaction:
-    """What one transaction has gathered. ``doomed`` is why it can only be rolled back.
+    """The messages and acknowledgements of one transaction. ``doomed`` says why it can only be rolled back, or is None.
 
-    ``handed_over`` tells that it became a branch: prepared, read-only or committed in one phase.
+    ``handed_over`` is true if the transaction has become a branch: prepared, read-only or committed in one phase.
     """
 
     __slots__ = (
-        "acks", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan", "queues",
-        "since_ms", "size_bytes",
+        "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan",
+        "queues", "since_ms", "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, transaction_id: bytes) -> None:
+    def __init__(self, transaction_id: bytes, begun_at: int) -> None:
+        """``begun_at`` is how far the journal was confirmed then."""
         self.id = transaction_id
+        self.begun_at = begun_at
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
-        self.queues: dict[BrokerQueue, None] = {}  # from which it has received
+        self.queues: dict[BrokerQueue, None] = {}  # queues from which it has received
         self.size_bytes = 0
-        self.commit_steps = 0  # of deciding about the messages that it sends
-        self.plan: PlanInTurns | None = None  # of its commit, or of the branch that it is to become, if that takes long
+        self.commit_steps = 0  # steps to decide about its messages
+        self.plan: PlanInTurns | None = None  # of its commit or prepare, if that is long
         self.charged_bytes = 0  # in the account of memory
-        self.charged_deliveries = 0  # the same: deliveries that it has acknowledged, which stay unsettled until it ends
-        self.since_ms = 0  # since when it holds something
+        self.charged_deliveries = 0  # in the account of memory: acknowledged deliveries, unsettled until the end
+        self.since_ms = 0  # since when it holds messages
         self.doomed: BasculeError | None = None
         self.handed_over = False
 
     def hand_over(self) -> None:
-        """It became a branch, which has all that it has gathered. A connection remembers it for a while, and keeps no message with it."""
+        """Note that the transaction has become a branch, which has all its messages. The connection keeps only the name for a while."""
         self.handed_over = True
         self.drafts, self.acks, self.queues = [], [], {}

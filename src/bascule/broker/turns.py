@@ -1,8 +1,8 @@
-"""Long work in short turns: what the engine does in one turn of the event loop is bounded by steps, and the rest goes on in the next.
+"""Long work in short turns: steps limit the work of the engine in one turn of the event loop, and the rest continues in the next turns.
 
-A step stands for about a microsecond of processor time. Steps are counted, not measured, so that a run can be repeated. Work that may take
-long is an iterator that yields what each of its pieces has cost; a piece is whole in itself. The shell begins a turn, does what has come
-from outside, and lets the work go on with what is left; see docs/internals/turns.md.
+A step is about a microsecond of processor time. Steps are counted, not measured, so that a run can be repeated. Long work is an iterator
+that yields the cost of each of its pieces; a piece is complete in itself. The shell begins a turn, handles input from outside, and
+continues the work with the steps that are left; see docs/internals/turns.md.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-#: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long: even then a turn takes less than
-#: 50 ms.
+#: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long; together this stays below 50 ms.
 TURN_STEPS: Final = 10_000
-#: So many pieces of work share the steps of a turn, so that short work does not wait for long work.
+#: Each piece of work gets this fraction of a turn, so that short work does not wait for long work.
 SLICES: Final = 10
 
-#: Work that yields the steps of each of its pieces, or AFTER_STORED. A piece costs no more than a slice where that can be helped.
+#: Work that yields the steps of each of its pieces, or AFTER_STORED. A piece costs at most a slice, if possible.
 Work = Iterator[int]
-#: Work that yields this goes on when all that has been decided so far is stored.
+#: Work that yields this value continues after all decisions so far are stored.
 AFTER_STORED: Final = -1
 
 
 class Retry(Protocol):
-    """Tries once more what had to wait for another turn. Returns what to call in the next one if it still has to."""
+    """Tries something again that had to wait for another turn. Returns what to call in the next turn, or None if it succeeded."""
 
     def __call__(self) -> Retry | None:
-        """Call it once."""
+        """Try again. Call this only once."""
         ...
 
 
 class Allowance:
-    """What may still be spent. It may be overdrawn by the piece that spends the last of it."""
+    """A number of steps that may still be spent. The piece that spends the last of it may overdraw it."""
 
     __slots__ = ("left",)
 
@@ -41,15 +40,15 @@ class Allowance:
 
 
 class Turns(Allowance):
-    """The present turn, and the work that goes on in the next ones.
+    """The current turn, and the work that continues in the next turns.
 
-    ``on_backlog`` is called when there is work for another turn; the shell calls :meth:`go_on` then.
+    ``on_backlog`` is called when there is work for another turn; the shell then calls :meth:`go_on`.
     """
 
     __slots__ = ("_when_stored", "_work", "on_backlog", "steps")
 
     def __init__(self, steps: int = TURN_STEPS, *, when_stored: Callable[..., None]) -> None:
-        """``when_stored(action, argument)`` calls the action once all that has been decided so far is stored."""
+        """Create turns of ``steps``. ``when_stored(action, argument)`` calls the action once all decisions so far are stored."""
         super().__init__(steps)
         self.steps = steps
         self._when_stored = when_stored
@@ -58,33 +57,33 @@ class Turns(Allowance):
 
     @property
     def slice_steps(self) -> int:
-        """What one piece of work may take before another has its turn."""
+        """Return the steps that one piece of work may take before another one runs."""
         return min(self.steps // SLICES + 1, self.left)
 
     @property
     def pending(self) -> bool:
-        """Whether there is work to go on with."""
+        """Return True if there is work to continue."""
         return bool(self._work)
 
     def begin(self, work: Work) -> None:
-        """Do work, a first slice of it at once; the rest goes on in the next turns, beside other work."""
+        """Begin work with a first slice at once. The rest continues in the next turns, concurrently with other work."""
         self._advance(work)
         if self._work:
             self.on_backlog()
 
     def begin_turn(self) -> None:
-        """Another turn of the event loop begins."""
+        """Begin another turn of the event loop."""
         self.left = self.steps
 
     def go_on(self) -> None:
-        """Go on with all work in turns, as far as this turn's steps go. Call it once a turn, and again while work is pending."""
+        """Continue all work as far as the steps of this turn allow. Call this once a turn, and again while work is pending."""
         while self._work and self.left > 0:
             self._advance(self._work.popleft())
 
     def _advance(self, work: Work) -> None:
         """Do a slice of work, and keep the rest."""
         enough = self.left - self.slice_steps
-        while self.left > enough:  # a piece may also have spent steps by itself
+        while self.left > enough:  # a piece may also have spent steps itself
             cost = next(work, None)
             if cost is None:
                 return

@@ -1,4 +1,4 @@
-"""The command ``bascule``. Commands import what they run only when they run: ``--help`` must be quick."""
+"""The command ``bascule``. Commands import the modules that they run only when they run, so that ``--help`` is quick."""
 
 from bascule.core.extras import require
 

@@ -1,4 +1,4 @@
-"""``python -m bascule.cli``: how ``bascule up`` starts its parts."""
+"""``python -m bascule.cli``, with which ``bascule up`` starts its parts."""
 
 from bascule.cli.main import main
 

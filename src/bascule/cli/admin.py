@@ -14,20 +14,21 @@ from typing import Annotated, Any
 import typer
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.masking import mask_url
 
 AdminOption = Annotated[
     str | None,
     typer.Option("--admin", metavar="URL", help="Address of the admin server [default: admin.host and .port]", show_default=False),
 ]
 
-#: The broker answers a question from memory; one that takes longer is in trouble.
+#: Timeout, in seconds, of a query, which the broker answers from memory.
 LOOK_TIMEOUT_S = 10.0
-#: An action goes through a whole queue, and waits for Kafka.
+#: Timeout, in seconds, of an action, which may process a whole queue and waits for Kafka.
 ACT_TIMEOUT_S = 600.0
 
 
 class AdminApiClient:
-    """A broker's admin server."""
+    """A client of a broker's admin server."""
 
     def __init__(self, url: str | None, config: Path | None) -> None:
         """Connect to ``url``, or to the address in the settings, with the token in the settings. Raises ConfigError."""
@@ -64,9 +65,11 @@ class AdminApiClient:
             with error:
                 raise _error(url, error.code, error.read()) from None
         except ValueError as error:
-            raise InvalidInput(f"{url}: {error}") from error
+            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from error
+        except http.client.InvalidURL as error:
+            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}") from error
+            raise Unavailable(mask_url(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}")) from error
 
 
 def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
@@ -74,5 +77,5 @@ def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
     try:
         text = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        text = f"{url}: answered {code}"
+        text = f"{mask_url(url)}: answered {code}"
     return (Unavailable if code >= 500 else InvalidInput)(text)

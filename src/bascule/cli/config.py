@@ -1,4 +1,4 @@
-"""``bascule config``: check the settings, and show where each comes from."""
+"""``bascule config``: check the settings, and show the source of each."""
 
 from __future__ import annotations
 

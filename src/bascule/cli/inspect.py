@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bascule.pipelines.audit import AuditResult
 
 
-#: Of what the journal is kept for.
+#: Columns of the table of pins, which keep the journal from being trimmed.
 PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "bytes", "why")
 RELEASED = "beyond journal.pinned_bytes: deleted although unread"
 

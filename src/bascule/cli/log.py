@@ -22,7 +22,7 @@ LogLevelOption = Annotated[
     LogLevel | None,
     typer.Option("--log-level", help="Least severity that is logged (log.level)", show_default=False),
 ]
-#: Where no level is set: what such a command has done is its output, or its message.
+#: The level if none is set: the result of such a command is its output or error message.
 LEVEL: Final = "warning"
 
 

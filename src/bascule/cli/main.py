@@ -65,6 +65,6 @@ def main() -> None:
         fail(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about that when it flushes at its end.
+        # The reader of our output has gone; Python must not complain about that when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from bascule.client import ConnectionFactory, Message, Queue, Topic
 
-#: A table shows so much of a body; JSON shows all.
+#: Maximum characters of a body in a table; JSON shows all.
 BODY_SHOWN = 80
-#: Messages asked for at once by a browser, and by a consumer of many.
+#: Prefetch of a browser, and of a consumer of many messages.
 AHEAD = 100
 PROPERTY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", "double")
 
@@ -118,7 +118,7 @@ def receive(
         consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
         while follow or taken < count:
             if not follow:
-                consumer.prefetch = min(AHEAD, count - taken)  # no more than are wanted
+                consumer.prefetch = min(AHEAD, count - taken)  # not more than requested
             message = consumer.receive(math.inf if follow else timeout_s)
             if message is not None:
                 page.append(message)

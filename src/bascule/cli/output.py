@@ -1,4 +1,4 @@
-"""What commands print: data on standard output, everything else on standard error."""
+"""Output of commands: data on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 
 class Format(enum.StrEnum):
-    """How data is printed."""
+    """The format of data."""
 
     TABLE = "table"
     JSON = "json"
@@ -22,9 +22,9 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Print a table or
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text that moves no cursor: names and bodies come from clients, and a terminal carries out what controls in them say.
+    """Return a text that cannot control the terminal: names and bodies come from clients and may contain control characters.
 
-    What is not printable and not in ``keep`` is written as JSON writes it.
+    Characters that are not printable and not in ``keep`` are written as in JSON.
     """
     if text.isprintable():
         return text
@@ -32,19 +32,19 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def line(text: str) -> None:
-    """One line of data, out at once; into a pipe as it is."""
+    """Print one line of data and flush. On a terminal, control characters are escaped."""
     sys.stdout.write((printable(text, "\n\t") if sys.stdout.isatty() else text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """One line for whoever watches."""
+    """Print one line of information on standard error."""
     sys.stderr.write(printable(text, "\n\t") + "\n")
     sys.stderr.flush()
 
 
 def fail(text: str) -> None:
-    """What went wrong, red on a terminal."""
+    """Print an error, red on a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -52,14 +52,14 @@ def fail(text: str) -> None:
 
 
 def as_json(data: Any, *, indent: int | None = None) -> str:
-    """JSON text; what JSON does not know as its text, bytes as hexadecimal digits."""
+    """Return JSON text. Bytes become hexadecimal digits, and values that JSON does not know become their text."""
     return json.dumps(
         data, ensure_ascii=False, default=lambda value: value.hex() if isinstance(value, bytes) else str(value), indent=indent
     )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table without wrapping when it goes into a pipe."""
+    """Print a table, without wrapping if the output is a pipe."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -170,7 +170,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
 
 def _urls(settings: Settings, amqp_port: int, admin_port: int) -> tuple[str, str]:
-    """Where clients connect, and where the admin server is."""
+    """Return the URL for clients and the URL of the admin server."""
     broker, admin = settings.broker, settings.admin
     return f"{broker.url_scheme}://{broker.host}:{amqp_port}", f"{admin.url_scheme}://{admin.host}:{admin_port}"
 
@@ -185,7 +185,7 @@ def _flags(
     log_format: str | None = None,
     log_level: str | None = None,
 ) -> dict[str, Any]:
-    """Flags as a tree of settings; those not given are not in it."""
+    """Return the given flags as a tree of settings."""
     tree: dict[str, dict[str, Any]] = {}
     for section, key, value in (
         ("embedded", "data_dir", data_dir),
@@ -223,7 +223,7 @@ def _parts(configuration: Configuration, directory: Path, ports: dict[str, int],
 
 
 def _environment(configuration: Configuration, ports: dict[str, int], bootstrap: str) -> dict[str, str]:
-    """What was decided here, for the parts; by the environment, which other users of the machine cannot read as they can a command line."""
+    """Return environment variables that pass the decisions made here to the parts. Other users cannot read them, unlike a command line."""
     settings = configuration.settings
     env = {
         "BASCULE_BROKER__PORT": str(ports["amqp"]),
@@ -250,7 +250,7 @@ def _need_kafka(settings: Settings) -> None:
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """One process at a time uses the directory; the kernel lets go of it when that process ends, however it ends."""
+    """Lock the directory for this process. The kernel releases the lock when the process ends, however it ends."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / "lock").open("w")

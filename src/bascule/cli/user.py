@@ -1,4 +1,4 @@
-"""``bascule user``: what stands in the settings instead of a password."""
+"""``bascule user``: create password hashes for the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.amqp.scram import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, Verifier
 from bascule.cli.output import line
 from bascule.core.errors import InvalidInput
 
-#: As few as the standard allows (RFC 7677, section 4).
+#: The minimum of the standard (RFC 7677, section 4).
 ITERATIONS_MIN = 4096
 
 commands = typer.Typer(help="Create password hashes of users.", no_args_is_help=True)

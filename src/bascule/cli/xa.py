@@ -1,4 +1,4 @@
-"""``bascule xa``: transactions that are not finished, and the operator's word on them."""
+"""``bascule xa``: unfinished transactions, and operations on them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def forget(
 
 
 def loaded(where: str) -> TransactionManager:
-    """The manager at MODULE:NAME, or what the function there returns. Raises InvalidInput."""
+    """Return the manager at MODULE:NAME, or the result of the function there. Raises InvalidInput."""
     from bascule.xa import TransactionManager
 
     module, _, name = where.partition(":")

@@ -56,16 +56,16 @@ class BranchSession:
             context._run(context._session.close_consumer(oldest, context._until(None)))
 
     def hand_over(self, *, answered: bool) -> SessionTransaction | None:
-        """The branch's transaction, which the next request names by its id; None for an empty one.
+        """Return the branch's transaction, which the next request names by its id, or None if it is empty.
 
-        ``answered``: the broker has taken all of its messages. Otherwise they go ahead of the next request, and ``refusal`` says what
-        became of them. Raises TransactionRolledBack, ConnectionLost, TimedOut.
+        ``answered``: wait until the broker has accepted all of its messages. Otherwise they precede the next request, and ``refusal``
+        returns their outcome. Raises TransactionRolledBack, ConnectionLost, TimedOut.
         """
         context = self.context
         return context._run(context._session.hand_over(context._until(None), answered=answered))
 
     def refusal(self, transaction: SessionTransaction) -> BasculeError | None:
-        """Why the broker has not taken a message of a transaction that was handed over, or None. Raises TimedOut."""
+        """Return why the broker refused a message of a transaction that was handed over, or None. Raises TimedOut."""
         context = self.context
         return context._run(context._session.refusal(transaction, context._until(None)))
 
@@ -75,9 +75,9 @@ class BranchSession:
         self.end()
 
     def ask(self, request: Message, *, begins_next: bool = False) -> Message:
-        """The broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not.
+        """Return the broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not.
 
-        ``begins_next``: the request ends the transaction that was handed over, and the next one is declared behind it.
+        ``begins_next``: the request ends the transaction that was handed over, and the next transaction is declared after it.
         """
         control = self.control
         behind = self.context._session.declare_ahead if begins_next else None

@@ -11,7 +11,7 @@ import secrets
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bascule.amqp import events
@@ -45,7 +45,7 @@ class ConnectionSettings:
     """The settings of a connection. Times are in seconds."""
 
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     client_id: str | None = None
     prefetch: int = 1000
     timeout_s: float = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from ssl import SSLContext
 from typing import Any
@@ -33,10 +33,10 @@ class ConnectionFactory:
     was rolled back with its connection, and after a timeout, the listeners continue; after the end of the connection they end.
     """
 
-    url: str
+    url: str = field(repr=False)  # may have a password
     _: KW_ONLY
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     client_id: str | None = None
     tls: SSLContext | None = None
     timeout_s: float | None = None

@@ -220,7 +220,10 @@ class SenderState(ClientLink):
         return not self.queue and not self.sent and not self.waiting
 
     def holds_back(self, transaction: SessionTransaction) -> bool:
-        """Whether a message of a transaction waits for credit, for the socket, or for the broker's window with some of its frames."""
+        """Return True if a message of a transaction waits for credit, for the socket, or for the broker's window.
+
+        This includes a message with some frames already sent.
+        """
         unwritten = [*self.queue, *self.sent] if self.link is not None and self.link.sending else self.queue
         return any(each.transaction is transaction for each in unwritten)
 

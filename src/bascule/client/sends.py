@@ -34,7 +34,7 @@ class SendCompletion(NamedTuple):
     on_done: OnDone | None = None
     #: Receives the error of the message before ``flush`` returns.
     refusals: list[BasculeError] | None = None
-    #: Called when the message is on its way: what it sends, on whatever session of the connection, goes behind the message.
+    #: Called when the message is in flight: whatever it sends on a session of the connection follows the message.
     behind: Callable[[], None] | None = None
 
 

@@ -71,9 +71,9 @@ class ClientSession(Sends):
         until_s: float,
         behind: Callable[[], None] | None = None,
     ) -> Operation[Message]:
-        """Send a message with a temporary queue to answer to, and return the answer. Raises TimedOut, ConnectionLost.
+        """Send a message with a temporary queue for the reply, and return the reply. Raises TimedOut, ConnectionLost.
 
-        For ``behind`` see SendCompletion.
+        See SendCompletion for ``behind``.
         """
         if self.transaction is not None:
             raise IllegalState("request() is not possible in a transaction: the broker delivers the request only after the commit")
@@ -141,8 +141,7 @@ class ClientSession(Sends):
         """Close a consumer. Received messages can still be acknowledged; the link is closed after the last of them.
 
         Waits until the consumer's listener has returned (Jakarta Messaging 3.1, JMSConsumer.close), unless the listener is the caller.
-        Raises
-        TimedOut.
+        Raises TimedOut.
         """
         if consumer.closing:
             pass
@@ -275,10 +274,8 @@ class ClientSession(Sends):
     def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, ReceivedDelivery] | None]:
         """Return the next message of any consumer with a listener, or None if the context is closed.
 
-        Raises the error that ended the session, which is ``over`` then; the error that ended a consumer, once; or another error that kept
-        the
-        message, and the next call tries again. After TransactionRolledBack the next transaction has begun, and the messages of the last one
-        are
+        Raises the error that ended the session, which is ``over`` then, or the error that ended a consumer, once. After any other error,
+        the next call tries again. After TransactionRolledBack the next transaction has begun, and the messages of the last one are
         redelivered.
         """
 

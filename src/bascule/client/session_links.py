@@ -37,7 +37,7 @@ class Acknowledge(enum.Enum):
     CLIENT = "client"  # when the application calls acknowledge(), for all messages received so far
     DUPS_OK = "dups-ok"  # in batches; messages may be redelivered after a crash
     INDIVIDUAL = "individual"  # when the application calls acknowledge(), for each message
-    TRANSACTED = "transacted"  # with context.commit(), together with what was sent
+    TRANSACTED = "transacted"  # with context.commit(), together with the messages sent
 
 
 class SessionLinks:

@@ -116,9 +116,9 @@ class Transactions(SessionLinks):
             raise TransactionRolledBack(f"the broker rolled the transaction back: {_reason(control.outcome)}")
 
     def hand_over(self, until_s: float, *, answered: bool) -> Operation[SessionTransaction | None]:
-        """Give the transaction to somebody else, who ends it by its id. Return None for an empty one. The next transaction begins.
+        """Pass the transaction to another party, which ends it by its id. Return None for an empty one. The next transaction begins.
 
-        ``answered``: the broker has taken all messages of the transaction. Otherwise they are on their way, ahead of whatever is sent next
+        ``answered``: the broker has accepted all messages of the transaction. Otherwise they are in flight, ahead of whatever is sent next
         on the connection, and ``refusal`` waits for the answers. Raises TransactionRolledBack, TimedOut.
         """
         self.check()
@@ -134,13 +134,13 @@ class Transactions(SessionLinks):
     def declare_ahead(self) -> None:
         """Ask for the next transaction, so that its first message need not wait for the answer.
 
-        The caller has handed the last one over, and has sent the request that ends it: a user may have a limited number of transactions.
+        The caller has handed over the last one and sent the request that ends it, because a user may have a limited number of transactions.
         """
         if self.coordinator is not None and self.coordinator.usable:
             self.coordinator.declare_ahead()
 
     def refusal(self, transaction: SessionTransaction, until_s: float) -> Operation[BasculeError | None]:
-        """Wait for the answers to all messages of a transaction that was handed over. Return why one was not taken, or None.
+        """Wait for the answers to all messages of a transaction that was handed over. Return why one was refused, or None.
 
         Raises TimedOut.
         """
@@ -148,7 +148,7 @@ class Transactions(SessionLinks):
         return transaction.refused
 
     def _taken(self, transaction: SessionTransaction, what: str, until_s: float, *, answered: bool = True) -> Operation[None]:
-        """Return when no task is within a send, and the broker has all messages; with ``answered`` false, when all are on their way.
+        """Return when no task is within a send, and the broker has all messages; with ``answered`` false, when all are in flight.
 
         Raises TransactionRolledBack, TimedOut, and IllegalState if another task ends the transaction meanwhile.
         """
@@ -166,7 +166,7 @@ class Transactions(SessionLinks):
             raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused) from refused
 
     def _held_back(self, transaction: SessionTransaction) -> bool:
-        """Whether something of a message of the transaction would be written behind what is sent now."""
+        """Return True if a part of a message of the transaction would be written after the data that is sent now."""
         return transaction.unanswered > 0 and any(sender.holds_back(transaction) for sender in self.senders.values())
 
     def set_aside(self, until_s: float) -> Operation[None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from bascule.core.errors import InvalidInput
+from bascule.core.masking import mask_url
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _FORM: Final = "use amqp://[USER:PASSWORD@]HOST[:PORT], amqps://... or failover:(URL,URL)"
@@ -46,7 +47,7 @@ class BrokerUrl:
     endpoints: tuple[Endpoint, ...]
     reconnect: Reconnect | None = None
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     client_id: str | None = None
     prefetch: int | None = None
     timeout_s: float | None = None
@@ -66,10 +67,10 @@ def _single(url: str) -> BrokerUrl:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
-    except ValueError as error:
-        raise InvalidInput(f"invalid broker URL {url!r}: {error}") from error
+    except ValueError:  # its text may quote a part of the password
+        raise InvalidInput(f"invalid broker URL {mask_url(url)!r}: the host or the port is invalid; {_FORM}") from None
     if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/"):
-        raise InvalidInput(f"invalid broker URL {url!r}; {_FORM}")
+        raise InvalidInput(f"invalid broker URL {mask_url(url)!r}; {_FORM}")
     user, password = (urllib.parse.unquote(part) if part else None for part in (parts.username, parts.password))
     return _with_options(BrokerUrl((Endpoint(parts.hostname, port, parts.scheme == "amqps"),), None, user, password), parts.query)
 

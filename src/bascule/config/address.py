@@ -18,7 +18,7 @@ from bascule.core.defaults import (
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 
-#: A century; a delay without end would leave the integers in which the broker counts time.
+#: A century; an unlimited delay would exceed the integers in which the broker counts time.
 _LONGEST_S = 100 * 365 * 86_400.0
 
 Seconds = float

@@ -10,16 +10,16 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
-#: Kafka's limit on a topic name.
+#: Kafka's limit on the length of a topic name.
 TOPIC_NAME_MAX = 249
-#: Names stand in Kafka topic, group and transactional ids, and in one byte of length in the journal.
+#: Names are parts of Kafka topic names, group ids and transactional ids; their length is one byte in the journal.
 NAME_MAX = 100
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-_SECRET_KEY = re.compile(r"password|secret|jaas|\.pem$|token")
+_SECRET_KEY = re.compile(r"password|passphrase|secret|jaas|\.pem$|token|credential|(access|account)\.?key")
 
 
 def is_secret(key: str) -> bool:
@@ -77,7 +77,7 @@ def check_template(template: str, *placeholders: str) -> str:
 
 
 def _start(value: object) -> str:
-    if isinstance(value, datetime):  # TOML has timestamps of its own
+    if isinstance(value, datetime):  # TOML has its own timestamp type
         return value.isoformat()
     try:
         if value not in ("earliest", "latest"):
@@ -112,7 +112,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
 
-    #: What is not given is left to other tables: defaults of this one are not values.
+    #: Whether missing settings are left to other tables, so that the defaults of this table are no values.
     shows_only_given: ClassVar[bool] = False
 
 

@@ -12,7 +12,7 @@ _HEADER = re.compile(r"\s*(\[\[?)(.+?)\]\]?\s*(?:#.*)?$")
 
 
 def _dotted(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the parts of the dotted key at the start of ``text``, and the index behind the key."""
+    """Return the parts of the dotted key at the start of ``text``, and the index after the key."""
     parts: list[str] = []
     position = 0
     while match := _PART.match(text, position):
@@ -31,7 +31,7 @@ def key_lines(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     tables: Counter[Path] = Counter()
     table: Path = ()
-    closing = ""  # what ends the multi-line string we are in
+    closing = ""  # end of the current multi-line string
     for number, line in enumerate(text.splitlines(), start=1):
         if closing:
             closing = "" if closing in line else closing

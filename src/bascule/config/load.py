@@ -19,15 +19,16 @@ from bascule.config.fields import Section, is_secret
 from bascule.config.lines import Path, key_lines, line_of
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
+from bascule.core.masking import MASK
 
 ENVIRONMENT_PREFIX = "BASCULE_"
-#: Names the file when no flag does.
+#: Environment variable with the path of the file, used without the flag.
 FILE_VARIABLE = "BASCULE_CONFIG"
-#: Read when it is there and nothing else is named.
+#: Read if it exists and no other file is named.
 DEFAULT_FILE = FilePath("bascule.toml")
-MASK = "********"
-#: A value in an error is cut after so many characters.
+#: Maximum characters of a value in an error.
 SHOWN_MAX = 200
+_SECRET_WORDS = ("password", "secret", "token")
 _ABSENT = object()
 
 
@@ -210,11 +211,11 @@ def _shown(path: Path, tree: object) -> str:
 
 
 def _secret(path: Path) -> bool:
-    if path in {("admin", "token"), ("admin", "tls", "key_password"), ("broker", "tls", "key_password")}:
+    """Return whether a value must not be shown: also one at the wrong place, and one with a misspelt key."""
+    if path[:2] == ("broker", "users") or path in {("kafka", "client"), ("pipelines", "spark")}:
         return True
-    if len(path) != 3:
-        return False
-    return path[:2] == ("broker", "users") or (path[:2] in {("kafka", "client"), ("pipelines", "spark")} and is_secret(str(path[2])))
+    words = [word for part in path if isinstance(part, str) for word in (part, *part.lower().split("_"))]
+    return any(is_secret(word) or difflib.get_close_matches(word, _SECRET_WORDS, n=1, cutoff=0.75) for word in words)
 
 
 def display_key(path: Path, tree: object) -> str:

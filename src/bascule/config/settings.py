@@ -1,6 +1,6 @@
 """The settings tree: the meaning, default and check of each setting.
 
-Every model is frozen and refuses unknown keys. Defaults are defined only here; limits stand beside their reason.
+Every model is frozen and refuses unknown keys. Defaults are defined only here; limits have their reason next to them.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class Kafka(Section):
         return {key: read_secret(value) if isinstance(value, str) and is_secret(key) else value for key, value in client.items()}
 
 
-#: Client settings on which exactly-once rests.
+#: Client settings that exactly-once depends on.
 _KAFKA_RESERVED = {
     "bootstrap.servers": "set kafka.bootstrap_servers instead",
     "enable.idempotence": "every write is idempotent",

@@ -68,7 +68,7 @@ class JournalTopics:
         return f"{self.prefix}.brokers"
 
     def drivers(self, bridge_id: str) -> str:
-        """The consumer group that elects one of the drivers of a bridge."""
+        """Return the consumer group that elects one of the drivers of a bridge."""
         return f"{self.prefix}.{bridge_id}.drivers"
 
     def transactional_id(self, bridge_id: str, position_key: str) -> str:

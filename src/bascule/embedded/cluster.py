@@ -16,7 +16,7 @@ from bascule.embedded.kafka import HOST, EmbeddedKafka, new_cluster_id
 from bascule.embedded.process import free_ports
 
 NODES = 3
-#: For a few topics; three of them share the memory that one node has otherwise.
+#: Enough for a few topics; three nodes share the memory of a single node.
 NODE_HEAP_MB = 256
 ASK_TIMEOUT_S = 10.0
 
@@ -28,7 +28,7 @@ class ClusterNode(EmbeddedKafka):
         """``controllers`` are the ports of the controllers of all nodes; this is node ``number``, from 1."""
         super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
         self.number = number
-        #: Lines for ``server.properties`` that stand behind Bascule's and replace those of the same name; used at the next start.
+        #: Lines for ``server.properties`` that override Bascule's settings; used at the next start.
         self.more_properties = ""
         self._controllers = controllers
         self._cluster_id = cluster_id
@@ -117,7 +117,7 @@ class EmbeddedCluster:
 #: A DescribeQuorum request, version 0, for partition 0 of the metadata: api key, version, correlation id, client id; the topic.
 _METADATA = b"__cluster_metadata"
 _QUORUM_BODY = struct.pack(">hhih5sB", 55, 0, 1, 5, b"ready", 0) + bytes([2, len(_METADATA) + 1]) + _METADATA + b"\2" + bytes(4 + 3)
-#: How the answer begins: size, correlation id, tags, error; one topic by its name; one partition, its number, error and leader.
+#: The beginning of the answer: size, correlation id, tags, error; one topic by its name; one partition, its number, error and leader.
 _QUORUM_ANSWER = struct.Struct(f">iiBhBB{len(_METADATA)}sBihi")
 
 

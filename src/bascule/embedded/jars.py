@@ -35,16 +35,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
+from bascule.core.masking import mask_url
 
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
 LOCK_FILE = Path(__file__).with_name("jars.lock")
-#: More connections than this gain nothing at a public repository and look like abuse to it.
+#: More connections gain nothing at a public repository and look like abuse.
 PARALLEL_DOWNLOADS = 8
 ATTEMPTS = 4
-#: No byte for so long: the connection is dead, try again from where it stopped.
+#: No byte for this time, in seconds: the connection is dead, resume the download.
 STALL_TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 17
-#: Answers that another attempt may change.
+#: HTTP status codes that another attempt may change.
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 Advance = Callable[[int], None]
@@ -99,7 +100,7 @@ class JarStore:
     """The cache of pinned files in one directory, filled from one repository."""
 
     def __init__(self, cache_dir: Path | None = None, repository: str | None = None) -> None:
-        """Both arguments default to the setting in the environment."""
+        """Use the given cache directory and repository, by default those of the environment."""
         self.directory = (cache_dir or default_cache_dir()) / "maven"
         self.repository = (repository or os.environ.get("BASCULE_MAVEN_REPOSITORY") or MAVEN_CENTRAL).rstrip("/")
 
@@ -174,13 +175,16 @@ class JarStore:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
         elapsed = time.monotonic() - started
-        console.print(f"{name}: {len(jars)} files, {total / 1e6:.1f} MB from {self.repository} in {elapsed:.1f} s", highlight=False)
+        console.print(
+            f"{name}: {len(jars)} files, {total / 1e6:.1f} MB from {mask_url(self.repository)} in {elapsed:.1f} s", highlight=False
+        )
 
     def _download_one(self, jar: Jar, advance: Advance) -> None:
         target = self.directory / jar.path
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         url = f"{self.repository}/{jar.path}"
+        shown = mask_url(url)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with part.open("ab") as file:
@@ -193,17 +197,17 @@ class JarStore:
                     hopeless |= error.code not in PASSING_STATUS
                 if hopeless:
                     raise JarUnavailable(
-                        f"{jar.coordinates} could not be fetched from {url}: {error}. Check the network and its proxy settings, "
+                        f"{jar.coordinates} could not be fetched from {shown}: {mask_url(str(error))}. Check the network and its proxy, "
                         "or set BASCULE_MAVEN_REPOSITORY to a mirror. Files that were already fetched are kept"
                     ) from error
-                advance(-part.stat().st_size)  # the next attempt counts what it finds
+                advance(-part.stat().st_size)  # the next attempt counts the bytes that it finds
                 time.sleep(0.5 * 2**attempt)
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != jar.sha256:
             part.unlink()
             raise JarDamaged(
-                f"{jar.coordinates} from {url} has SHA-256 {found}, but {jar.sha256} is pinned; the wrong or damaged file is not used"
+                f"{jar.coordinates} from {shown} has SHA-256 {found}, but {jar.sha256} is pinned; the wrong or damaged file is not used"
             )
         part.replace(target)
 
@@ -223,7 +227,7 @@ def _receive(url: str, file: BinaryIO, size_bytes: int, advance: Advance) -> Non
             file.truncate(0)
             advance(-have)
             have = 0
-        # One byte more than wanted is enough to see that this is another file.
+        # One byte more than expected is enough to see that this is another file.
         while have <= size_bytes and (chunk := answer.read(min(CHUNK_BYTES, size_bytes + 1 - have))):
             file.write(chunk)
             have += len(chunk)
@@ -238,7 +242,7 @@ def classpath(set_name: str) -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``fetch SET...`` or ``path SET`` (the class path on standard output)."""
+    """Run ``fetch SET...``, or ``path SET``, which prints the class path on standard output."""
     parser = argparse.ArgumentParser(prog="python -m bascule.embedded.jars", description="Fetch pinned jars into the cache.")
     parser.add_argument("action", choices=("fetch", "path"))
     parser.add_argument("sets", nargs="+", metavar="SET", help=", ".join(sorted(jar_sets())))

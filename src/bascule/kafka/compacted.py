@@ -26,20 +26,20 @@ from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barr
 
 _log = get_log("bascule.kafka.compacted")
 
-#: After this time an append is reported in doubt: it may still be stored.
+#: After this time, in seconds, an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
-#: What is given up is told so at once, Kafka or not; on a busy machine the client's threads may be late. Nobody takes a later report.
+#: An append that is given up is reported at once, with or without Kafka; on a busy machine the client's threads may be late.
 PURGE_TIMEOUT_S = 30.0
-#: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
+#: A running transaction ends long before this time, in seconds; a longer one was left open by a dead process.
 HELD_UP_S = 1.0
-#: What was done about that may have failed: Kafka was not there, or busy.
+#: Pause, in seconds, before the next attempt to end such a transaction: the last one may have failed because of Kafka.
 HELD_UP_AGAIN_S = 3.0
-#: For so long at least a deletion can be read before compaction takes it away (``delete.retention.ms``).
+#: Minimum time, in seconds, for which a deletion can be read before compaction removes it (``delete.retention.ms``).
 DELETIONS_KEPT_S = 3600.0
 
-#: A Kafka that is back is found within a second.
+#: A Kafka that has recovered is found within a second.
 CLIENT_SETTINGS: Mapping[str, Any] = {"reconnect.backoff.max.ms": 1000}
-#: What one of Bascule's tables is created with.
+#: The settings with which Bascule's tables are created.
 TABLE_CONFIG: Mapping[str, str] = {
     "cleanup.policy": "compact",
     "unclean.leader.election.enable": "false",
@@ -117,7 +117,7 @@ class Appender:
                 self._drop(producer)
             future.set_exception(_failure(record, error.args[0]))
         else:
-            if self._producer is not producer:  # it was dropped meanwhile, and nobody else might hear of the record
+            if self._producer is not producer:  # the client was dropped meanwhile, and nobody else might report the record
                 _answer_all(producer)
         return future
 
@@ -136,13 +136,13 @@ class Appender:
 
     def _drop(self, producer: Producer) -> None:
         with self._lock:
-            if self._producer is producer:  # and not one that was made since
+            if self._producer is producer:  # and not a later client
                 self._producer = None
         _answer_all(producer)
 
     def _failed(self, producer: Producer, error: BaseException) -> None:
         """Replace a failed client at the next append, and answer its records in flight."""
-        _log.warning("appender starts a new client", error=repr(error))
+        _log.warning("Kafka client failed, starting a new one", error=repr(error))
         self._drop(producer)
 
     def _poll(self, producer: Producer, topic: str) -> None:
@@ -239,10 +239,10 @@ class TableReader:
         committed: bool = True,
         barrier_key: bytes = BARRIER_KEY,
     ) -> None:
-        """``follow`` receives each record in the order of offsets of its partition; ``begin`` is called when a read starts anew.
+        """``follow`` receives each record in the order of offsets of its partition. ``begin`` is called when a read restarts.
 
-        ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers
-        refuse unknown keys.
+        ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers refuse
+        unknown keys.
         """
         self._follow = follow
         self._begun = begin
@@ -267,7 +267,7 @@ class TableReader:
         )
         self._reached: dict[int, int] = {}
         self._table: dict[bytes, Stored] = {}
-        #: All that was stored by then is read, or going to be (``time.time``: the monotonic clock stands still with a machine).
+        #: Everything stored before this time is read or will be (``time.time``: the monotonic clock stops while the machine is suspended).
         self._known_s = 0.0
         self._lock = threading.RLock()
 
@@ -293,7 +293,7 @@ class TableReader:
     def write_barriers(self, partitions: Sequence[int], timeout_s: float = READ_TIMEOUT_S) -> dict[int, int | None]:
         """Store a barrier record in each of the partitions; return its offset, None if it is unknown. Raises Unavailable."""
         with self._lock:
-            if self._closed:  # by another thread: nobody would free the client
+            if self._closed:  # closed by another thread: nobody would close the new client
                 raise Unavailable(f"{self._at[0].topic}: the reader was closed")
             if self._barriers is None:
                 self._barriers = _Barriers(self._kafka, self._at[0].topic, self._barrier_key)
@@ -431,7 +431,7 @@ class TableReads:
 
 def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
     """Delete the records of a topic before an offset of each partition. The next call retries failures."""
-    admin = clients.admin({**PROMPT, **kafka})  # kept: without it the futures never end
+    admin = clients.admin({**PROMPT, **kafka})  # kept in a variable: without the client the futures never end
     asked = admin.delete_records(
         [TopicPartition(topic, partition, end) for partition, end in ends.items()], request_timeout=APPEND_TIMEOUT_S
     )

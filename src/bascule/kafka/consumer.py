@@ -16,23 +16,23 @@ from bascule.kafka.errors import passing
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.kafka.instance import InstanceFence, fenced
 
-#: Offsets further apart than this are fetched one by one when records are read again.
+#: When records are read again, offsets further apart than this are fetched separately.
 GAP_MAX = 1000
-#: How long it may take to learn what is committed, or where a topic begins and ends.
+#: Timeout, in seconds, for requests for committed offsets and the ends of a topic.
 LOOK_TIMEOUT_S = 10.0
-#: The note beside each offset that a member commits. An operator's tool, which sets a group back, commits none.
+#: The metadata of each offset that a member commits. An operator's tool, which sets a group back, commits none.
 BY_MEMBER = "bascule"
 _SETTINGS: Mapping[str, Any] = {
     **CLIENT_SETTINGS,
-    # Members that keep their partitions go on while others come or go.
+    # Members that keep their partitions continue while others join or leave.
     "partition.assignment.strategy": "cooperative-sticky",
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 50,
     "check.crcs": True,
-    # Half a second is what a group's coordinator is given to gather anyway.
+    # The coordinator gets half a second to gather the group in any case.
     "reconnect.backoff.ms": 50,
 }
-#: Nothing to tell anybody: the first of them is followed by ``on_lost``.
+#: Errors that need no report: the first of them is followed by ``on_lost``.
 _QUIET = frozenset({KafkaError._MAX_POLL_EXCEEDED, KafkaError._PARTITION_EOF})
 
 Partitions = Callable[[list[tuple[str, int]]], None]
@@ -54,7 +54,7 @@ class GroupConsumer:
 
         Topics in ``whole`` are read from their beginning, whatever ``start`` is.
         """
-        # Where something is committed and deleted from its topic, reading goes on with the next record that is there.
+        # If the committed record was deleted from its topic, reading continues with the next existing record.
         own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "earliest"}
         self._settings = {**_SETTINGS, **kafka, **own}
         self._topics = list(topics)
@@ -80,7 +80,7 @@ class GroupConsumer:
         if first is None:
             return []
         messages = [first, *(self._consumer.consume(count - 1, 0) if count > 1 else [])]
-        # What was read besides must not get lost by an error: that is raised the next time.
+        # An error must not lose the other records: it is raised by the next call.
         return [received_of(message) for message in messages if self._good(message)]
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -108,7 +108,7 @@ class GroupConsumer:
             offsets = [self._begun(each) if each.offset < 0 else each for each in map(_good, found)]
         except KafkaException as error:
             raise Unavailable(f"the offsets of the group cannot be read: {error.args[0].str()}") from error
-        # An operator's offset stays one until a record is read from there.
+        # An operator's offset keeps its status until a record is read from there.
         self._commit(offsets)
         return {(each.topic, each.partition): GroupOffset(each.offset, each.metadata == BY_MEMBER) for each in offsets}
 

@@ -23,17 +23,17 @@ from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
 
-#: Callbacks come from polling: how long a change may go unnoticed.
+#: Callbacks are called by polling: the maximum delay, in seconds, of a change.
 POLL_S = 0.1
-#: How long the group's answer is waited for; without it the session ends by time.
+#: How long, in seconds, to wait for the answer of the group; without an answer the session times out.
 LEAVE_S = 2.0
 CONFIRM_S = 5.0
-#: Of leaving and freeing the client; they take a moment where Kafka answers.
+#: Timeout, in seconds, for leaving the group and closing the client; both are quick if Kafka answers.
 CLOSE_TIMEOUT_S = 5.0
-#: It is the session, not the polling thread, that says whether this process lives; but the client waits for so long for an answer to its
-#: request to join, and asks again. Never below the session, says the client.
+#: The session, not the polling thread, shows whether this process lives. But the client also waits this long for an answer to its request
+#: to join before it retries. The client requires at least the session timeout.
 _POLL_INTERVAL_MS = 60 * 1000
-#: What no waiting helps against.
+#: Errors that a retry cannot mend, with an explanation.
 _REFUSED = {
     KafkaError.INVALID_SESSION_TIMEOUT: "broker.session_timeout_s must lie between Kafka's group.min.session.timeout.ms (6 s by default)"
     " and group.max.session.timeout.ms (30 min)",
@@ -42,13 +42,13 @@ _REFUSED = {
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "other clients use the group for another purpose",
 }
 _SETTINGS: Mapping[str, Any] = {
-    # Whoever serves goes on serving when others come or go.
+    # The active broker continues to serve while others join or leave.
     "partition.assignment.strategy": "cooperative-sticky",
     "group.protocol": "classic",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "latest",
-    # Membership is all that is wanted: nothing is read.
+    # Only the membership is used: nothing is read.
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 1,
     "reconnect.backoff.ms": 50,
@@ -185,7 +185,7 @@ class Election:
             partitions = self._consumer.assignment()
             try:
                 if partitions:
-                    # Kafka takes a commit from a member of the present generation only.
+                    # Kafka accepts a commit only from a member of the current generation.
                     offsets = [TopicPartition(each.topic, each.partition, 0) for each in partitions]
                     self._consumer.commit(offsets=offsets, asynchronous=False)
                 answer.set_result(bool(partitions))

@@ -43,7 +43,7 @@ def _rules(*groups: tuple[Verdict, str, tuple[str, ...]]) -> dict[int, Rule]:
 
 
 RULES: Final[Mapping[int, Rule]] = _rules(
-    # -- may pass ----------------------------------------------------------------------------------------------------
+    # -- retriable ---------------------------------------------------------------------------------------------------
     (
         Verdict.RETRIABLE, "the leader of the partition changes, or the client does not know the new leader",
         ("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH",
@@ -186,7 +186,7 @@ RULES: Final[Mapping[int, Rule]] = _rules(
          "INVALID_TRANSACTION_TIMEOUT"),
     ),
 )  # fmt: skip
-#: A code that a newer client knows and the table does not.
+#: The rule for an error code that this table does not contain.
 _UNKNOWN: Final = Rule(Verdict.OPERATION, "an error code that this version of Bascule does not know")
 
 
@@ -212,11 +212,11 @@ def codes_of(*verdicts: Verdict) -> frozenset[int]:
     return frozenset(code for code, rule in RULES.items() if rule.verdict in verdicts)
 
 
-#: Another incarnation of the transactional id came after this one.
+#: Errors that mean that a later incarnation has the transactional id.
 FENCED_PRODUCER: Final = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
-#: Told to a member by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
+#: Errors of a fenced member, from a heartbeat and while the group rebalances; the second is the only fatal error of a member.
 FENCED_MEMBER: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
-#: Kafka's, or its client's, words for a record that is larger than it takes.
+#: Errors of Kafka or its client that mean that a record is too large.
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE, KafkaError.RECORD_LIST_TOO_LARGE})
-#: A topic's word for a timestamp that is too far from its node's clock.
+#: Error of a topic for a timestamp that is too far from its node's clock.
 INVALID_TIMESTAMP: Final = KafkaError.INVALID_TIMESTAMP

@@ -19,7 +19,7 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients
 from bascule.kafka.admin import Facts, Topics
 
-#: Who waits for a transaction has waited long; a Kafka that is there answers at once.
+#: The caller has already waited for a transaction; a running Kafka answers at once.
 EXPLAIN_TIMEOUT_S = 2.0
 
 _log = get_log("bascule.kafka.guards")
@@ -38,9 +38,9 @@ class TopicRole(enum.Enum):
     OUTPUT = "read by people"
 
 
-#: Kafka's own topic, of which its coordinator says whether a transaction was committed.
+#: Kafka's own topic, in which the coordinator stores whether a transaction was committed.
 TRANSACTION_STATE = "__transaction_state"
-#: What is needed of these is found by its key.
+#: Roles of topics whose records are found by key.
 _BY_KEY = (TopicRole.TABLE, TopicRole.STORE, TopicRole.MARKS)
 
 

@@ -1,4 +1,4 @@
-"""Looking into a topic's past: offsets by time, the state of the journal's fence at an offset, a range read once."""
+"""Queries on the past of a topic: offsets by time, the state of the journal's fence at an offset, one read of a range."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from bascule.threads.background import in_background
 from bascule.writer.lineage import LogEnd
 from bascule.writer.position import UNKNOWN_EPOCH
 
-#: How long the end of a program waits for what only monitors look at.
+#: How long, in seconds, the end of a program waits for data that only monitors use.
 CLOSE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 60.0
-#: Characters of a note beside an offset: Kafka keeps 4,096 bytes (offset.metadata.max.bytes).
+#: Maximum characters of the metadata of an offset: Kafka keeps 4,096 bytes (offset.metadata.max.bytes).
 NOTE_MAX = 1_000
-#: A reader holds so much before it is taken (its default is 64 MiB), and asks for more as soon as there is room again: by default it
-#: waits for a second, which was more than half of the time of a start with a million messages.
+#: A reader buffers this much (default: 64 MiB), and fetches again as soon as there is room: by default it waits a second, which was more
+#: than half of the start with a million messages.
 READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 2}
-#: For a client that is asked as soon as it is made: half of it is how long it waits between its first two connections (default: 100).
-#: Not for consumers: with it readers of what is committed stood still for a second, again and again (a test of 9 s took 28).
+#: For a client that is used as soon as it is created: half of it is the pause between its first two connections (default: 100). Not for
+#: consumers: with it, read_committed readers repeatedly stalled for a second (a test of 9 s took 28).
 PROMPT: Mapping[str, Any] = {"reconnect.backoff.ms": 10}
-#: What is asked at the end of its time is given so long.
+#: Minimum timeout of a request at the end of the available time, in seconds.
 _LEAST_ANSWER_S = 0.1
-_ANSWER_S = 0.01  # between two looks for the answer to a commit
+_ANSWER_S = 0.01  # between two checks for the answer to a commit
 
 
 class PartitionOffsets:
-    """Asks for offsets of partitions of one topic, whatever transactions are open. Raises Unavailable where no client can be made."""
+    """Asks for offsets of partitions of one topic, regardless of open transactions. Raises Unavailable if no client can be made."""
 
     def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition], admin: AdminClient | None = None) -> None:
-        """``admin`` is a client that several share."""
+        """``admin`` is a client to share with others."""
         self._admin = admin or offsets_client(kafka)
         self._at = list(at)
         self._looked = False
 
     def ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> dict[int, int]:
-        """One of each partition. Raises Unavailable when Kafka does not answer."""
+        """Return the offset of each partition. Raises Unavailable if Kafka does not answer."""
         return {partition: int(found.offset) for partition, found in self._ask(spec, timeout_s, isolation).items()}
 
     def end(self, timeout_s: float, *, again: bool = False) -> LogEnd:
-        """The high watermark of the first partition. ``again`` looks for its leader first. Raises Unavailable."""
+        """Return the high watermark of the first partition. ``again`` finds its leader first. Raises Unavailable."""
         self._looked = self._looked and not again
         found = self._ask(OffsetSpec.latest(), timeout_s, IsolationLevel.READ_UNCOMMITTED)[self._at[0].partition]
         return LogEnd(int(found.offset), UNKNOWN_EPOCH if found.leader_epoch is None else int(found.leader_epoch))
@@ -57,22 +57,22 @@ class PartitionOffsets:
     def _ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
         deadline_s = time.monotonic() + timeout_s
         try:
-            # A topic just created, or a leader that moves, refuses for a moment.
+            # A new topic, or a leader that moves, refuses requests for a moment.
             return ask_until(deadline_s, partial(self._ask_once, spec, deadline_s, isolation))
         except KafkaException as error:
             raise Unavailable(f"the offsets of {self._at[0].topic} cannot be read: {error.args[0].str()}") from error
 
     def _ask_once(self, spec: OffsetSpec, deadline_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
-        """Raises KafkaException."""
+        """Ask once. Raises KafkaException."""
         left_s = max(_LEAST_ANSWER_S, deadline_s - time.monotonic())
         if not self._looked:
-            # A new client's first connection is replaced at once; a question that was on its way is asked again a second later, or three.
-            # After a failure the client goes on asking by the leader epoch of its last look, for minutes.
+            # A new client replaces its first connection at once; a request in flight would be repeated after one or three seconds. After a
+            # failure, the client continues to use the leader epoch of its last lookup for minutes.
             self._admin.list_topics(self._at[0].topic, timeout=left_s)
         self._looked = False
         asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=left_s)
         found = {each.partition: future.result() for each, future in asked.items()}
-        # What the client says, as if it were an answer, when the connection broke before there was one.
+        # The client returns this offset like an answer if the connection broke before the answer.
         if any(each.offset == OFFSET_INVALID for each in found.values()):
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         self._looked = True
@@ -80,7 +80,7 @@ class PartitionOffsets:
 
 
 def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
-    """A client that asks for offsets. Raises Unavailable."""
+    """Return a client that asks for offsets. Raises Unavailable."""
     try:
         return clients.admin({**PROMPT, **kafka})
     except KafkaException as error:
@@ -88,7 +88,7 @@ def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
 
 
 def known_offset(message: Message) -> int:
-    """The offset of what a consumer has read. Raises Unavailable where the client does not tell it."""
+    """Return the offset of a record that a consumer has read. Raises Unavailable if the client does not report it."""
     offset = message.offset()
     if offset is None or offset < 0:
         raise Unavailable(f"{message.topic()}-{message.partition()}: the Kafka client returned a record without an offset")
@@ -96,7 +96,7 @@ def known_offset(message: Message) -> int:
 
 
 def content_of(message: Message) -> tuple[bytes | None, bytes | None]:
-    """Key and value of a record that was read."""
+    """Return key and value of a record that was read."""
     return _octets(message.key()), _octets(message.value())
 
 
@@ -105,7 +105,7 @@ def _octets(value: str | bytes | None) -> bytes | None:
 
 
 class TopicHistory:
-    """Offsets and records of one partition. Raises Unavailable when Kafka does not answer for ``timeout_s``."""
+    """Reads offsets and records of one partition. Raises Unavailable if Kafka does not answer within ``timeout_s``."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float = READ_TIMEOUT_S) -> None:
         self._kafka = dict(kafka)
@@ -127,7 +127,7 @@ class TopicHistory:
 
     def at_time(self, timestamp_ms: int) -> int:
         """Return the first offset at or after a time (ms since the epoch), or the high watermark if all records are older."""
-        latest = self.latest()  # asked first: what comes between the two questions may be younger
+        latest = self.latest()  # asked first: records that arrive between the two requests may be younger
         found = self._offset(OffsetSpec.for_timestamp(timestamp_ms))
         return latest if found < 0 else found
 
@@ -139,7 +139,7 @@ class TopicHistory:
             {
                 **self._kafka,
                 **READ_AHEAD,
-                # Where the range ends with the end of a transaction, Kafka would keep the client waiting for what comes behind it.
+                # If the range ends with a transaction marker, Kafka would keep the client waiting for the next record.
                 "fetch.wait.max.ms": 10,
                 "group.id": "bascule.history.unused",
                 "enable.auto.commit": False,
@@ -158,7 +158,7 @@ class TopicHistory:
     def _between(self, consumer: Consumer, start: int, end: int) -> Iterator[Message]:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            # No more than there can be: the client would wait for them.
+            # Not more than there can be: the client would wait for them.
             for message in consumer.consume(max(1, min(1000, end - start)), 0.5):
                 failure = message.error()
                 offset = known_offset(message)
@@ -194,7 +194,7 @@ def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: 
     consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False})
     deadline_s = time.monotonic() + READ_TIMEOUT_S
     try:
-        # A Kafka that has just started is still finding out who coordinates a group.
+        # A Kafka that has just started may not know the coordinator of a group yet.
         (found,) = ask_until(deadline_s, lambda: consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S))
         return int(found.offset), found.metadata or ""
     except KafkaException as error:
@@ -209,7 +209,7 @@ class LagMirror:
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
         self._consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
         self._wanted: dict[tuple[str, int], TopicPartition] = {}
-        # One commit at a time: the client sends one that failed again, and that may overtake what was shown since.
+        # One commit at a time: the client repeats a failed commit, which may overtake a later one.
         self._asked: dict[tuple[str, int], TopicPartition] = {}
 
     def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:

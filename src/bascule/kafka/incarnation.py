@@ -26,28 +26,28 @@ from bascule.writer.incarnation import Attempt, Identity, Pending
 
 T = TypeVar("T")
 
-#: How long one request to the coordinator may take, or Kafka take no record, before the incarnation is given up.
+#: Timeout, in seconds, of a request to the coordinator, or of a wait for Kafka to accept records. After it the incarnation is abandoned.
 COORDINATOR_TIMEOUT_S: Final = 20.0
-#: The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
+#: The coordinator still writes the markers of the last commit; if asked too early, it makes the client wait for 500 ms.
 SETTLE_S: Final = 0.02
-#: The level of the debug lines of a client.
+#: The level of a client's debug lines.
 _DEBUG: Final = 10
-#: What the client's debug context ``eos`` says once when InitProducerId is answered.
+#: The line of the client's debug context ``eos`` when InitProducerId is answered.
 _ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
 
 
 class IdentityLog(ClientLog):
-    """The log of one client. It learns the client's identity from a debug line, and writes what is no debug line.
+    """The log of one client. It reads the client's identity from a debug line, and logs all other lines.
 
-    librdkafka tells producer id and epoch in its statistics, too. These come by time, at a cost of 0.6 % of a core and 240 KB/s for a
-    client that waits (25 ms apart), and have to be taken from it. A debug line comes once. Where its text is another one, the identity is
-    not known and each position is read behind a barrier (docs/adr/0013-reads-that-decide.md).
+    librdkafka also reports producer id and epoch in its statistics. These come at intervals, cost 0.6 % of a core and 240 KB/s for a client
+    that waits (25 ms apart), and must be collected. A debug line comes once. If its text changes, the identity is unknown, and each
+    position is read behind a barrier (docs/adr/0013-reads-that-decide.md).
     """
 
     __slots__ = ("_debugging", "identity")
 
     def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
-        """``debugging``: the user has asked for debug lines, and they are written, too."""
+        """``debugging``: the user has asked for debug lines, so they are logged as well."""
         super().__init__(log)
         self._debugging = debugging
         self.identity: Identity | None = None
@@ -75,12 +75,12 @@ class Background(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether the work has ended."""
+        """Return True if the work has ended."""
         return self.future.done()
 
     @property
     def ready(self) -> bool:
-        """Whether the work has ended without an error."""
+        """Return True if the work has ended without an error."""
         return self.future.done() and self.future.exception() is None
 
     def result(self) -> T:
@@ -96,7 +96,7 @@ class TransactionalClients:
     """Makes the producers of one transactional id (``bascule.writer.incarnation.ClientEffects``)."""
 
     def __init__(self, kafka: Mapping[str, Any], settings: Mapping[str, Any], topic: str, log: EventLog, name: str) -> None:
-        """``settings`` are those of the producers, ``topic`` one of theirs; ``name`` is that of the threads."""
+        """``settings`` are the producers' settings, ``topic`` is one of their topics, and ``name`` is the name of the threads."""
         self._kafka = dict(kafka)
         contexts = [str(each) for each in (settings.get("debug"),) if each]
         self._debugging = bool(contexts)
@@ -107,7 +107,7 @@ class TransactionalClients:
         self._spent: Producer | None = None
 
     def now_s(self) -> float:
-        """Return the monotonic time."""
+        """Return the monotonic time in seconds."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -139,13 +139,13 @@ class TransactionalClients:
             introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
             with client_errors():
                 client.init_transactions(COORDINATOR_TIMEOUT_S)
-                client.poll(0)  # hands the lines of its log over
+                client.poll(0)  # this delivers the lines of its log
         except KafkaException as error:
             raise fault_of(error) from error
         return KafkaProducer(client, log)
 
     async def identity(self, producer: KafkaProducer) -> Identity | None:
-        """Return what Kafka gave the client."""
+        """Return the producer id and epoch that Kafka gave the client."""
         return producer.log.identity
 
     def discard(self, producer: KafkaProducer) -> None:
@@ -179,7 +179,7 @@ def client_errors() -> Iterator[None]:
         yield
     except SystemError as error:
         cause = error.__cause__
-        while isinstance(cause, SystemError):  # of several lines each adds one
+        while isinstance(cause, SystemError):  # each log line adds one
             cause = cause.__cause__
         if isinstance(cause, KafkaException):
             raise cause from None

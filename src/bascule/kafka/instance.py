@@ -8,7 +8,8 @@ from bascule.core.errors import BasculeError, Scope
 from bascule.kafka.errors import FENCED_MEMBER
 from bascule.threads.clock import elapsed_s
 
-#: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
+#: A client that repeats its request to join during a pause of Kafka is fenced by itself, once. Twice within this time, in seconds, means
+#: another client.
 FENCED_BY_ITSELF_S = 60.0
 
 
@@ -20,7 +21,7 @@ class SameInstance(BasculeError):
 
 
 def fenced(error: KafkaError) -> bool:
-    """Return whether the client can no longer be used because another client has its name."""
+    """Return True if the client can no longer be used because another client has its name."""
     return error.code() in FENCED_MEMBER
 
 
@@ -35,4 +36,4 @@ class InstanceFence:
         now_s = elapsed_s()
         last_s, self._last_s = self._last_s, now_s
         if now_s - last_s < FENCED_BY_ITSELF_S:
-            raise SameInstance("another process is a member of the group under the same name (group.instance.id)")
+            raise SameInstance("another process is a member of the group under the same name (group.instance.id); give each its own name")

@@ -23,7 +23,7 @@ from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, of
 from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail
 from bascule.writer.position import Position
 
-#: How long Kafka may take for one answer.
+#: Timeout of one request to Kafka, in seconds.
 ANSWER_S: Final = 10.0
 _SETTINGS: Final[Mapping[str, Any]] = {
     "group.id": "bascule.lineage.unused",
@@ -32,7 +32,7 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
 }
-#: What librdkafka says of a log that does not reach the offset. The code of the error is that of any offset that cannot be read.
+#: librdkafka's text about a log that does not reach the offset. The code of the error is that of any unreadable offset.
 _TRUNCATED: Final = re.compile(r"truncation detected.*broker end offset is (-?\d+)")
 
 
@@ -96,7 +96,7 @@ def _reached(error: KafkaError | None) -> bool | None:
     if error.code() != KafkaError._AUTO_OFFSET_RESET:
         raise KafkaException(error)
     found = _TRUNCATED.search(error.str())
-    # A node that has not heard of the epoch has no end of it, either.
+    # A node that does not know the epoch does not know its end, either.
     return None if found is None or int(found[1]) < 0 else False
 
 

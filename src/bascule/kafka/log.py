@@ -25,26 +25,26 @@ from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
 
-#: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
+#: How long, in seconds, the delivery thread sleeps when no report arrives; only its end waits for it.
 POLL_S = 0.25
-#: The same where most of what is read is short.
+#: The same for reads that are mostly short.
 AT_END_S = 0.02
-#: How long Kafka may take to answer a question that is not an append.
+#: Timeout, in seconds, for requests that are not appends.
 ANSWER_TIMEOUT_S = 30.0
-#: A reader to which nothing comes for so long, though there is more, goes on with a new client. The old one may read from a node that is
-#: cut off from its peers and goes on calling itself the leader. A new client may ask another node who leads.
+#: A reader that receives nothing for this time, in seconds, although there is more, gets a new client. The old one may read from a node
+#: that is cut off from its peers and still calls itself the leader. A new client may ask another node for the leader.
 RENEW_S = 5.0
-#: A client that is full is given so long to have some record delivered.
+#: How long, in seconds, a full client gets to deliver some record.
 ROOM_POLL_S = 0.1
 
 APPEND_SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
-    "linger.ms": 0,  # records are gathered by the broker already
-    # Never reported failed by time: after a stall librdkafka reported records failed that were stored, and later ones succeeded.
+    "linger.ms": 0,  # the broker already batches records
+    # No timeout: after a stall, librdkafka reported stored records as failed, and later ones succeeded.
     "message.timeout.ms": 0,
     "message.max.bytes": RECORD_BYTES_MAX,
-    "queue.buffering.max.kbytes": 512 * 1024,  # the broker bounds what is in flight, by bytes
+    "queue.buffering.max.kbytes": 512 * 1024,  # the broker limits the bytes in flight
     "socket.nagle.disable": True,
     "retry.backoff.ms": 20,
     "reconnect.backoff.ms": 50,
@@ -52,7 +52,7 @@ APPEND_SETTINGS: Mapping[str, Any] = {
 }
 READ_SETTINGS: Mapping[str, Any] = {
     **READ_AHEAD,
-    "group.id": "bascule-reader",  # asked for by the client; nothing is committed
+    "group.id": "bascule-reader",  # required by the client; nothing is committed
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
@@ -62,8 +62,8 @@ READ_SETTINGS: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
-#: Of a reader that waits at the end for hours: Kafka answers at once when there is something, and each answer without costs both sides.
-#: Only the question whether a reader is at the end has to wait for such an answer.
+#: For a reader that waits at the end for hours: Kafka answers at once if there is a record, and each empty answer costs both sides. Only
+#: the check whether a reader is at the end has to wait for such an answer.
 FOLLOWING_SETTINGS: Mapping[str, Any] = {"fetch.wait.max.ms": 500}
 
 
@@ -125,7 +125,7 @@ class JournalWriter:
     """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
-        # After a record that Kafka refuses for good none may be stored: the sequence would have a hole, and no broker could load it.
+        # After a record that Kafka refuses permanently, no other may be stored: the sequence would have a gap, and no broker could load it.
         self._producer = clients.producer({**kafka, **APPEND_SETTINGS, "enable.gapless.guarantee": True})
         self._topic = topic
         self._partition = partition
@@ -146,7 +146,7 @@ class JournalWriter:
         if error is not None:
             self._outcomes.append((-1, str(error)))
             return
-        offset = message.offset()  # None also where the client says OFFSET_INVALID
+        offset = message.offset()  # None also if the client reports OFFSET_INVALID
         self._outcomes.append((UNKNOWN_OFFSET if offset is None or offset < 0 else offset, None))
 
     def _poll(self) -> None:
@@ -155,7 +155,7 @@ class JournalWriter:
         while not (self._closing or failed):
             try:
                 producer.poll(POLL_S)
-            except KafkaException as error:  # the client is of no more use, and nothing that it still holds will be stored
+            except KafkaException as error:  # the client is unusable, and nothing that it still holds will be stored
                 failed = True
                 outcomes.append((-1, str(error.args[0])))
             except Exception as error:  # raised by the delivery callback: the outcome of that record is lost
@@ -172,9 +172,9 @@ class JournalWriter:
         self._closing = True
         self._thread.join()
         self._producer.purge()
-        with suppress(KafkaException):  # raised where a record was still on its way
+        with suppress(KafkaException):  # raised if a record was still in flight
             self._producer.poll(0)
-        del self._producer  # its threads and connections end here; the epoch that has it may be held for long
+        del self._producer  # its threads and connections end here; the epoch may keep the writer for long
 
 
 class _Silence:
@@ -213,7 +213,7 @@ class PartitionReader:
         self._partition = partition
         self._position = OFFSET_BEGINNING
         self._consumer = self._client()
-        self.at_end = False  # the last read came to the end of what can be read
+        self.at_end = False  # the last read reached the end of what can be read
 
     def _client(self) -> Consumer:
         try:
@@ -281,7 +281,7 @@ class PartitionReader:
         silence = _Silence(self)
         self.at_end = False
         while not self.at_end or self._position <= barrier:
-            # The client waits for so long for as many as asked for, though it knows that it is at the end.
+            # The client waits this long for as many records as requested, although it knows that it is at the end.
             messages = self.read(timeout_s=AT_END_S)
             if silence.lasts(AT_END_S, came=bool(messages)):
                 raise Unavailable(f"reading {self._topic}: no record for {ANSWER_TIMEOUT_S:.0f} s before its end")

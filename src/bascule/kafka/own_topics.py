@@ -28,34 +28,34 @@ class OwnTopic:
 
 _SAFE = {"unclean.leader.election.enable": "false"}
 _LARGE = {"max.message.bytes": str(RECORD_BYTES_MAX), **_SAFE}
-#: What is trimmed leaves the disk with its segment, which must have room for the largest record.
+#: A trimmed part leaves the disk with its segment, which must have room for the largest record.
 _SEGMENTS = {"segment.bytes": str(2 * RECORD_BYTES_MAX)}
 _LOG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_SEGMENTS, **_LARGE}
 
 JOURNAL: Final = OwnTopic(TopicRole.JOURNAL, _LOG)
 INGRESS: Final = OwnTopic(TopicRole.LOG, _LOG)
-#: A start reads the whole topic, and Kafka cleans closed segments only: at its default of 1 GiB old snapshots would be read for weeks.
+#: A start reads the whole topic, and Kafka compacts only closed segments: with its default of 1 GiB, old snapshots would be read for weeks.
 SNAPSHOTS: Final = OwnTopic(TopicRole.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_LARGE})
 STORE: Final = OwnTopic(TopicRole.STORE, {"cleanup.policy": "compact", **_SEGMENTS, **_LARGE})
-#: A reader begins with the whole partition: it is kept small. 1 MiB is the smallest segment.
+#: A reader begins with the whole partition, so it is kept small. 1 MiB is the smallest segment.
 POSITIONS: Final = OwnTopic(
     TopicRole.TABLE,
     {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE},
     POSITION_PARTITIONS,
 )
-#: How long they are kept is the cluster's to say: people read them.
+#: The cluster decides how long they are kept, because people read them.
 DEAD_LETTERS: Final = OwnTopic(TopicRole.OUTPUT, _LARGE, None)
 DECISIONS: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG)
-#: Of the next two each process writes to one partition, mostly: few of them wait for another one's open transaction.
+#: In the next two topics, each process mostly writes to one partition, so few of them wait for an open transaction of another.
 BRANCH_PARTITIONS: Final = 16
-#: It takes whatever the branches' own topics may take.
+#: Accepts all records that the branches' own topics may accept.
 SIDE: Final = OwnTopic(
     TopicRole.LOG, {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_LARGE}, BRANCH_PARTITIONS
 )
 BRANCHES: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG, BRANCH_PARTITIONS)
 COMMITTED_PARTITIONS: Final = 8
 COMMITTED: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG, COMMITTED_PARTITIONS)
-#: What programs make, by the names that it has where they say nothing else.
+#: Topics that programs create, by their default names.
 SHARED: Final[Mapping[str, OwnTopic]] = {
     names.DECISIONS: DECISIONS,
     f"{names.XA_PREFIX}.side": SIDE,

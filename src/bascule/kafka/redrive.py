@@ -1,4 +1,4 @@
-"""Move records from a topic to others, each once: one Kafka transaction writes them and the position behind them."""
+"""Move records from a topic to others, each once: one Kafka transaction writes the records and the position after them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Redrive:
         try:
             introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)
-            # What another one has committed is to be seen from here on, and it commits no more.
+            # From here on, commits of another redrive are visible, and it cannot commit any more.
             records = list(islice(self._each(), count))
             if not records:
                 return 0
@@ -135,6 +135,6 @@ def _transaction(producer: Producer) -> Iterator[None]:
         yield
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
     except BaseException:
-        with suppress(KafkaException):  # of one in doubt, for one; the next init_transactions ends it
+        with suppress(KafkaException):  # for example of a commit in doubt; the next init_transactions ends it
             producer.abort_transaction(COORDINATOR_TIMEOUT_S)
         raise

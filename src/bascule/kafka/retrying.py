@@ -12,7 +12,7 @@ from bascule.kafka.errors import passing
 
 T = TypeVar("T")
 
-#: A leader or a coordinator that moves is found again within milliseconds; a node that starts takes seconds.
+#: A leader or coordinator that moves is found again within milliseconds; a node that starts takes seconds.
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
 

@@ -22,12 +22,12 @@ from bascule.threads.joint import JointTry
 from bascule.writer.incarnation import Attempt
 from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
 
-#: The coordinator aborts a dead one's transaction after this time, which readers wait for. Most transactions last milliseconds.
+#: The coordinator aborts the transaction of a dead client after this time, for which readers wait. Most transactions last milliseconds.
 TRANSACTION_TIMEOUT_MS: Final = 15_000
-#: The next try of a transaction that has failed has so long: 256 MiB over a slow line may have been too much for the first one.
+#: The timeout for the retry of a failed transaction: 256 MiB over a slow line may have been too much for the first attempt.
 LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
-#: Delivery failures that lie in the record, or in what is allowed: trying again cannot help. The client has looked for an unknown topic
-#: for half a minute before it says so.
+#: Delivery failures that a retry cannot mend, because of the record or of permissions. The client has searched for an unknown topic for
+#: half a minute before it reports this error.
 _REFUSED: Final = codes_of(Verdict.RECORD, Verdict.DENIED) - {KafkaError._INVALID_DIFFERENT_RECORD} | {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -85,7 +85,7 @@ class Slot:
             self._reaching(lambda: run_blocking(self._transactions.reach()))
 
     def close(self) -> None:
-        """Free the clients. A transaction that is open ends with the next incarnation, or by time."""
+        """Close the clients. An open transaction ends with the next incarnation, or by its timeout."""
         with self._turn:
             try:
                 run_blocking(self._transactions.close())
@@ -124,7 +124,7 @@ class _SlotClients(TransactionalClients):
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partition of the table."""
+        """Return the partition of the table."""
         return self._reads.partitions
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
@@ -132,11 +132,11 @@ class _SlotClients(TransactionalClients):
         return await self._reads.write_barriers(partitions)
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """The high watermark, or the last stable offset."""
+        """Return the high watermark, or the last stable offset."""
         return await self._reads.ends(stable=stable)
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[bytes, Stored]:
-        """The table before these offsets."""
+        """Return the table before these offsets."""
         return await self._reads.read_to(ends)
 
     async def write(self, producer: KafkaProducer, records: Sequence[Outgoing]) -> None:

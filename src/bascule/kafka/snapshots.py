@@ -1,7 +1,7 @@
 """Snapshots in their compacted topic: chunks under a snapshot's id, and segments that the snapshots of one epoch share.
 
-Old records are deleted by key. A broker uses the segments of its own epoch only, and deletes nothing of a later epoch: a broker that was
-replaced takes away nothing that its successor's snapshots need.
+Old records are deleted by key. A broker uses only the segments of its own epoch, and deletes nothing of a later epoch: so a replaced broker
+cannot delete records that its successor's snapshots need.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 log = get_log(__name__)
 
 CHUNK_BYTES = 900_000
-#: Beside the snapshots: the id of the journal's topic.
+#: The key of the record with the id of the journal's topic, in the topic of the snapshots.
 JOURNAL_KEY = b"journal"
-#: Epoch and sequence of a snapshot, and which chunk of it; or an epoch, and the name of a segment.
+#: Epoch and sequence of a snapshot with the number of a chunk, or an epoch with the name of a segment.
 _KEY = re.compile(rb"\d+-\d+/(\d+|head)|\d+/[0-9a-f]{%d}" % (2 * DIGEST_SIZE))
-#: What waits in the client at most: a record that waits there for longer than ``ANSWER_TIMEOUT_S`` fails.
+#: Limit of the client's queue, in KiB: a record that waits in it for longer than ``ANSWER_TIMEOUT_S`` fails.
 _CLIENT_KBYTES = 32 * 1024
-#: Of barrier records: readers, also those of earlier releases, find the deletion of a snapshot that never was.
+#: The key of barrier records: readers, also those of earlier releases, see the deletion of a snapshot that never existed.
 BARRIER_KEY = b"0-0/head"
 
 
 class SnapshotStore:
-    """Reads and writes whole snapshots, as bytes. Blocking: to be used off the event loop."""
+    """Reads and writes whole snapshots, as bytes. Blocking: do not use it on the event loop."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
         self._kafka = kafka
         self._topic = topic
         self._keys = SnapshotKeys()
-        self._keys_read = False  # those that others have written
+        self._keys_read = False  # whether the keys that others have written were read
         self._journal_id = ""
 
     def read(self, *, behind_barrier: bool = False) -> dict[str, bytes]:
-        """Every complete, undamaged snapshot by its id. Raises Unavailable.
+        """Return every complete, undamaged snapshot by its id. Raises Unavailable.
 
-        No decision may rest on a read without a barrier, for a former leader may answer.
+        No decision may depend on a read without a barrier, because a former leader may answer.
         """
         chunks = self._chunks(stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1)
         self._note(chunks)
@@ -61,7 +61,7 @@ class SnapshotStore:
         self._keys_read = True
 
     def _chunks(self, barrier: int = -1) -> dict[bytes, bytes]:
-        """The records of all snapshots, whole or not, by key; and the journal's id, which is kept."""
+        """Return the records of all snapshots, complete or not, by key. Remember the journal's id."""
         reader = PartitionReader(self._kafka, self._topic, 0)
         chunks: dict[bytes, bytes] = {}
         try:
@@ -80,7 +80,7 @@ class SnapshotStore:
         return chunks
 
     def journal_id(self, now: str) -> str:
-        """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
+        """Return the id that the journal's topic had when it was first seen, or ``now``, which is then stored. Raises Unavailable."""
         if not self._journal_id:
             self._chunks(stored_barrier(self._kafka, self._topic, BARRIER_KEY))
         if not self._journal_id:
@@ -89,13 +89,13 @@ class SnapshotStore:
         return self._journal_id
 
     def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
-        """Store a snapshot; when this returns, Kafka has it. Raises Unavailable."""
+        """Store a snapshot. When this returns, Kafka has it. Raises Unavailable."""
         records = self._keys.to_write(snapshot_id, encoded)
         self._send(records)
         self._keys.written(records)
 
     def delete_older(self, snapshot_id: str) -> None:
-        """Delete all that this one replaces, whoever wrote it, and what a broker left half-written. Raises Unavailable."""
+        """Delete all snapshots that this one replaces, and incomplete ones. Raises Unavailable."""
         if not self._keys_read:
             self._note(self._chunks())
         older = self._keys.to_delete(snapshot_id)
@@ -104,7 +104,7 @@ class SnapshotStore:
 
     def _send(self, records: Mapping[bytes, bytes | None]) -> None:
         failures: list[str] = []
-        # A record stored twice harms nothing here, and an idempotent client takes half a second for its first: a hand-over waits for it.
+        # A record that is stored twice does no harm here, and an idempotent client needs half a second for its first record.
         settings = {
             **APPEND_SETTINGS, "enable.idempotence": False, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000),
             "queue.buffering.max.kbytes": _CLIENT_KBYTES,
@@ -126,7 +126,7 @@ class SnapshotStore:
 
 
 class SnapshotKeys:
-    """The keys that one broker knows in the topic of snapshots; it says which records a new snapshot needs, and which ones may go.
+    """The keys that one broker knows in the topic of snapshots. Decides which records a new snapshot needs, and which can be deleted.
 
     An owner of keys is a snapshot, or the epoch whose snapshots share segments.
     """
@@ -142,7 +142,10 @@ class SnapshotKeys:
             self._by_owner.setdefault(_owner(key), set()).add(key)
 
     def to_write(self, snapshot_id: str, encoded: EncodedSnapshot, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
-        """The records of a new snapshot, save segments that are stored. The head comes last: without it none of them counts."""
+        """Return the records of a new snapshot, without segments that are stored.
+
+        The head comes last: without it the snapshot does not count.
+        """
         epoch = snapshot_id.partition("-")[0]
         segments = {_segment_key(epoch, segment.name): segment.packed for segment in encoded.segments}
         self._needed = set(segments)
@@ -152,18 +155,18 @@ class SnapshotKeys:
         return records
 
     def written(self, records: Iterable[bytes]) -> None:
-        """The records are stored."""
+        """Note that the records are stored."""
         self._stored.update(self._needed.intersection(records))
 
     def to_delete(self, snapshot_id: str) -> list[bytes]:
-        """The keys that nobody needs once the newest snapshot counts. Those of an epoch that came later are left alone."""
+        """Return the keys that nobody needs once the newest snapshot counts. Those of a later epoch are kept."""
         older = [key for owner, keys in self._by_owner.items() if _age(owner) < _age(snapshot_id) for key in keys]
         unused = self._by_owner.get(snapshot_id.partition("-")[0], set()) - self._needed
         self._stored -= unused
         return [*older, *unused]
 
     def deleted(self, keys: Iterable[bytes]) -> None:
-        """The deletions are stored."""
+        """Note that the deletions are stored."""
         for key in keys:
             owner = _owner(key)
             self._by_owner[owner].discard(key)
@@ -180,13 +183,13 @@ def _segment_key(epoch: str, name: bytes) -> bytes:
 
 
 def _age(owner: str) -> tuple[int, float]:
-    """By epoch and sequence: a broker whose epoch is over deletes nothing of its successor's. Segments last as long as their epoch."""
+    """Return epoch and sequence: a broker whose epoch is over deletes nothing of its successor's. Segments last as long as their epoch."""
     epoch, _, sequence = owner.partition("-")
     return int(epoch), int(sequence) if sequence else math.inf
 
 
 def parted(snapshot_id: str, encoded: EncodedSnapshot, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
-    """A snapshot as records, by key: the names of its segments and its own bytes in chunks, and the head, which comes last."""
+    """Return a snapshot as records, by key: the names of its segments and its own bytes in chunks, and last the head."""
     data = b"".join([*(segment.name for segment in encoded.segments), encoded.own])
     pieces = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
     records = {f"{snapshot_id}/{number}".encode(): piece for number, piece in enumerate(pieces)}
@@ -196,7 +199,7 @@ def parted(snapshot_id: str, encoded: EncodedSnapshot, chunk_bytes: int = CHUNK_
 
 
 def joined(records: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    """Every complete, undamaged snapshot by its id."""
+    """Return every complete, undamaged snapshot by its id."""
     found: dict[str, bytes] = {}
     for key, value in records.items():
         snapshot_id, _, name = key.decode().rpartition("/")

@@ -31,44 +31,44 @@ from bascule.writer.incarnation import Attempt
 from bascule.writer.position import INGRESS, Position, position_partition
 from bascule.writer.transactional import WRITE_DEADLINE_S, Writer
 
-#: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
+#: The coordinator aborts the transaction of a dead writer after this time; readers of its topics wait no longer.
 TRANSACTION_TIMEOUT_MS: Final = 30_000
-#: The same where a first try has failed: time for hundreds of MiB, or for 100,000 records one by one at 10 ms each way.
+#: The timeout after a failed attempt: enough for hundreds of MiB, or for 100,000 records one by one at 10 ms each way.
 LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
-#: The same for an ingress: while its transaction is open, the broker takes no message of other ingresses behind it. A full transaction
-#: (``pipelines.transaction_records``), one record to a batch at 10 ms each way, takes a third of it.
+#: The same for an ingress: while its transaction is open, the broker takes no message of other ingresses after it. A full transaction
+#: (``pipelines.transaction_records``), one record per batch at 10 ms each way, takes a third of it.
 INGRESS_TRANSACTION_TIMEOUT_MS: Final = 60_000
-#: How long a wait for records to be taken lasts before a look whether any were.
+#: Interval, in seconds, at which a wait for Kafka to accept records checks whether it has accepted any.
 PROGRESS_S = 0.5
-#: The report that names a refused record may be on its way when the client refuses the next one.
+#: The report that names a refused record may be in flight when the client refuses the next one.
 REPORT_S = 1.0
-#: To abort a transaction: longer than a Kafka that works needs; after that it is left to time out.
+#: Timeout to abort a transaction, in seconds: more than a running Kafka needs. After that the transaction times out.
 END_TIMEOUT_S = 5.0
 ENDED_AT_ONCE = 8
-#: And to abort all that are left, however many: who ends is killed after half a minute.
+#: Time, in seconds, to abort all remaining transactions: a stopping process is killed after half a minute.
 ENDED_WITHIN_S = 10.0
-#: To be fenced is no fault here, so what the client says of it goes to debugging alone.
+#: Fencing is no fault here, so the client's messages about it are logged at debug level only.
 _log = get_log("bascule.kafka.transactional")
 
-#: Delivery failures that lie in the record, not in Kafka's state: trying again cannot help. Of a batch that Kafka refuses for one of its
-#: records, the others are no fault.
+#: Delivery failures caused by the record, not by Kafka's state: a retry cannot help. If Kafka refuses a batch because of one record, the
+#: others are not at fault.
 _RECORD_FAULTS: Final = codes_of(Verdict.RECORD) - {KafkaError._INVALID_DIFFERENT_RECORD}
-#: Said before anything is committed, and to all tries alike until somebody gives the right.
+#: Reported before anything is committed, and for every retry until the permission is granted.
 _DENIALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED})
 
 
 class TransactionalWriter:
-    """Writes records and moves one position, each time in one transaction. Not for several threads at once."""
+    """Writes records and moves one position, each time in one transaction. Not thread-safe."""
 
     def __init__(
         self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str, *, deadline_s: float = WRITE_DEADLINE_S
     ) -> None:
-        """``deadline_s`` is how long what fails is tried again."""
+        """``deadline_s`` is how long failures are retried, in seconds."""
         self.key = key
         self._reader = PositionReader(kafka, positions_topic, [position_partition(key)])
         long_timeout_ms = INGRESS_TRANSACTION_TIMEOUT_MS if key.startswith(INGRESS) else LONG_TRANSACTION_TIMEOUT_MS
         self._effects = _PositionedClients(kafka, transactional_id, positions_topic, self._reader, long_timeout_ms)
-        #: The protocol; its effects block the thread.
+        #: The protocol. Its effects block the thread.
         self.protocol: Writer[KafkaProducer, Output, Position] = Writer(self._effects, key, deadline_s=deadline_s)
 
     def current(self) -> Position | None:
@@ -101,7 +101,7 @@ class TransactionalWriter:
         run_blocking(self.protocol.abandon())
 
     def close(self) -> None:
-        """Give up the incarnation; an open transaction ends with the next one's start."""
+        """Give up the incarnation. An open transaction ends when the next incarnation starts."""
         self.protocol.close()
         self._effects.close()
         self._reader.close()
@@ -114,7 +114,7 @@ class _PositionedClients(TransactionalClients):
         self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, reader: PositionReader, long_timeout_ms: int
     ) -> None:
         settings = {
-            # Keyed records go where a Java producer would put them.
+            # Keyed records go to the same partition as with a Java producer.
             "partitioner": "murmur2_random",
             "linger.ms": 5,
             "queue.buffering.max.messages": 1_000_000,
@@ -130,10 +130,10 @@ class _PositionedClients(TransactionalClients):
         self._reader = reader
         self._reads = TableReads(reader.table)
         self._long_timeout_ms = long_timeout_ms
-        self._faults: dict[int, KafkaError] = {}  # of the transaction at hand
+        self._faults: dict[int, KafkaError] = {}  # of the current transaction
 
     def settings(self, attempt: Attempt) -> dict[str, Any]:
-        """Return the settings of a client. Careful, one record goes to a batch: none suffers with its neighbours."""
+        """Return the settings of a client. A careful client sends one record per batch, so that no record fails with its neighbours."""
         timeout_ms = self._long_timeout_ms if attempt.long else TRANSACTION_TIMEOUT_MS
         return {**self._settings, "transaction.timeout.ms": timeout_ms, **({"batch.num.messages": 1} if attempt.careful else {})}
 
@@ -146,7 +146,7 @@ class _PositionedClients(TransactionalClients):
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partition of the positions."""
+        """Return the partition of the positions."""
         return self._reads.partitions
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
@@ -154,11 +154,11 @@ class _PositionedClients(TransactionalClients):
         return await self._reads.write_barriers(partitions)
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """The high watermark, or the last stable offset."""
+        """Return the high watermark, or the last stable offset."""
         return await self._reads.ends(stable=stable)
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
-        """The positions before these offsets. Raises PositionLost for what is no position."""
+        """Return the positions before these offsets. Raises PositionLost for a record that is no position."""
         return self._reader.decoded(await self._reads.read_to(ends))
 
     async def begin(self, producer: KafkaProducer) -> None:
@@ -176,10 +176,10 @@ class _PositionedClients(TransactionalClients):
         produce = patient(producer.client)
         place = start
         try:
-            with client_errors():  # callbacks are served where the client has no room
+            with client_errors():  # callbacks run if the client has no room
                 for place in range(start, len(outputs)):
                     topic, key, value, headers, timestamp_ms = outputs[place]
-                    # Delivery reports cost time for each record: they are asked for only after a first failure.
+                    # Delivery reports cost time for each record: they are requested only after a first failure.
                     report = _reporter(place, self._faults) if careful else None
                     produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
         except KafkaException as error:
@@ -188,12 +188,12 @@ class _PositionedClients(TransactionalClients):
             raise self._fault(producer.client, error, careful=careful) from error
 
     async def commit(self, producer: KafkaProducer, positions: Mapping[str, Position | None], *, careful: bool) -> None:
-        """Produce the positions and commit, for as long as Kafka goes on taking what is still to be delivered."""
+        """Produce the positions and commit, for as long as Kafka accepts records."""
         client = producer.client
         try:
             crash.point("writer.produce.after")
             with client_errors():
-                # Before the positions: who reads those beside them waits while they are in an open transaction.
+                # Before the positions: readers of their partition wait while they are in an open transaction.
                 left = len(client)
                 while 0 < (now := client.flush(PROGRESS_S)) < left:
                     left = now
@@ -223,9 +223,9 @@ class _PositionedClients(TransactionalClients):
 
 
 def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[str]) -> None:
-    """Aborts what writers that are gone have left open under these ids; a reader would wait for it until it times out.
+    """Abort the transactions that dead writers have left open under these ids, for which a reader would wait until they time out.
 
-    What cannot be aborted in time does.
+    Transactions that cannot be aborted in time will time out.
     """
     deadline = time.monotonic() + ENDED_WITHIN_S
 
@@ -242,7 +242,7 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
 
 
 def _commit(producer: Producer) -> None:
-    """Commits, for as long as Kafka goes on taking what is still to be delivered. Raises KafkaException."""
+    """Commit, for as long as Kafka accepts records. Raises KafkaException."""
     left, since = len(producer), time.monotonic()
     while True:
         try:
@@ -257,7 +257,7 @@ def _commit(producer: Producer) -> None:
 
 
 def _cause(producer: Producer, error: KafkaException) -> KafkaException:
-    """Why there is nothing to commit any more: a client says so of the next record, and only to a commit why."""
+    """Return why there is nothing to commit: the client reports a failed state for the next record, and the reason only for a commit."""
     if error.args[0].code() == KafkaError._STATE:
         try:
             with client_errors():

@@ -1,4 +1,4 @@
-"""The audit: what the journal says should be in the target topics, against what a read_committed reader finds there."""
+"""The audit of diverts: compares the records that the journal asks for with the records that a read_committed reader finds."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bascule.writer.position import Position
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
 
-#: Sequence and index: the order in which a divert writes.
+#: Sequence and index of a message: a divert writes messages in this order.
 _Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """A divert's tally over the journal offsets ``start`` to ``end`` (not included).
+    """The result of the audit of one divert over the journal offsets ``start`` to ``end`` (not included).
 
-    ``expected`` messages are the divert's by the journal; ``found`` is how many of them its topics hold, ``dead_lettered`` how many the
-    dead-letter topic has. ``lost``, ``doubled``, ``unexpected``, ``different`` (key or value not what the journal gives) and
-    ``out_of_order`` are zero when all is exact. The digests are over identities and, where no transformation stands between, keys and
-    values. What a Python function leaves out is not counted as lost.
+    ``expected`` counts the messages that the journal assigns to the divert, ``found`` those of them that the divert's topics contain, and
+    ``dead_lettered`` those that only the dead-letter topic contains. If the result is exact, ``lost``, ``doubled``, ``unexpected``,
+    ``different`` (key or value differ from the journal) and ``out_of_order`` are zero. The digests cover the identities of the messages
+    and, for a divert without a transformation, keys and values. Messages that a Python function leaves out do not count as lost.
     """
 
     divert: str
@@ -51,7 +51,7 @@ class AuditResult:
 
     @property
     def exact(self) -> bool:
-        """Whether each message is there once, as it should be, in order."""
+        """Return True if the topics contain each message once, unchanged and in order."""
         return not (self.lost or self.doubled or self.unexpected or self.different or self.out_of_order)
 
 
@@ -70,7 +70,7 @@ class _Tally:
     out_of_order: list[str] = field(default_factory=list)
 
     def result(self) -> AuditResult:
-        """The figures."""
+        """Return the counts and digests of the divert."""
         missing = (identity for identity in self.expected if identity not in self.found and identity not in self.dead)
         lost = [] if self.divert.function else list(missing)
         different = [identity for identity, digest in self.found.items() if digest != self.expected.get(identity, digest)]
@@ -90,7 +90,7 @@ class _Tally:
 def audit(
     settings: Settings, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
 ) -> list[AuditResult]:
-    """Verifies the diverts of a configuration, all or those named. See ``audit_diverts``."""
+    """Verify all diverts of a configuration, or those named in ``names``. See ``audit_diverts``."""
     servers = settings.kafka.bootstrap_servers
     if servers is None:
         raise InvalidInput("no Kafka configured; set kafka.bootstrap_servers")
@@ -100,10 +100,10 @@ def audit(
 def audit_diverts(
     pipelines: PipelinesSpec, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
 ) -> list[AuditResult]:
-    """Compares the journal between two offsets with the target topics.
+    """Compare the journal between two offsets with the target topics.
 
-    By default each divert is verified from where it began, or the oldest record that is still there, to where it has come. Raises
-    Unavailable when Kafka does not answer.
+    By default the audit of a divert begins at the offset where the divert began, or at the oldest record that the journal still has, and
+    ends at the divert's position. Raises Unavailable if Kafka does not answer.
     """
     history = TopicHistory(pipelines.kafka, pipelines.topics.journal, pipelines.topics.partition)
     oldest = history.earliest()
@@ -134,7 +134,7 @@ def _extent(pipelines: PipelinesSpec, divert: DivertSpec, stored: dict[str, Posi
 def _expect(pipelines: PipelinesSpec, tallies: list[_Tally], history: TopicHistory) -> None:
     asked = [tally for tally in tallies if tally.start < tally.end]
     if not asked:
-        return  # an offset that the journal has not reached would be waited for
+        return  # a read up to an offset that the journal has not reached would wait for this offset
     start, end = min(tally.start for tally in asked), max(tally.end for tally in asked)
     position = journal_position(pipelines.topics.journal, "", pipelines.topics.partition, start, history)
     by_name = {tally.divert.name: tally for tally in tallies}
@@ -180,7 +180,7 @@ def _find(pipelines: PipelinesSpec, tallies: dict[str, _Tally]) -> None:
 def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]) -> None:
     expected = tally.expected.get(identity)
     if expected is None:
-        # Of other offsets than those asked for, most likely; it is unexpected only between the first and the last of them.
+        # Most likely a message outside the offsets of this audit. It is unexpected only between the first and the last expected message.
         if tally.places and min(tally.places.values()) < _place(identity) < max(tally.places.values()):
             tally.unexpected.append(identity)
         return
@@ -215,7 +215,7 @@ def _content(key: bytes | None, value: bytes) -> bytes:
 
 
 def _digest(contents: dict[str, bytes]) -> str:
-    """One digest for many records, whatever their order: partitions have none among them."""
+    """Return one digest for many records. It does not depend on their order, because records of different partitions have no order."""
     total = 0
     for identity, content in contents.items():
         total ^= int.from_bytes(hashlib.blake2b(identity.encode() + content, digest_size=16).digest(), "big")

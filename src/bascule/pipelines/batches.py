@@ -1,4 +1,4 @@
-"""How a batch with users' transformations is carried: in which parts, and which messages are at fault. A ``JournalBatch`` runs its rows."""
+"""How to write a batch that has user transformations: in which parts, and without which faulty messages. ``JournalBatch`` runs the rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bascule.pipelines.tasks import OFFSET_MAX, BatchTooLarge, DivertTask, Messa
 
 log = get_log(__name__)
 
-#: When so many messages are found on which a transformation fails, what comes before the next one is carried, and then looked further.
-#: Each takes Spark a second or so, in which all diverts stand still.
+#: After this many messages with a failed transformation, the rows up to the last of them are written before the search continues. Each
+#: search step takes Spark about a second, and all diverts wait meanwhile.
 BAD_AT_ONCE = 8
-#: Those on which one fails are looked for among no more than so many, or in one journal record.
+#: The search for faulty messages covers at most this many messages, or one journal record.
 SEARCHED_AT_ONCE = 100_000
 
 
@@ -30,50 +30,56 @@ class BatchFailed(BasculeError):
 
 
 class JournalBatch(Protocol):
-    """Journal rows as they are at hand. Each method but ``up_to``, ``after`` and ``part`` runs them, and raises one of FAILURES."""
+    """Journal rows in the form at hand.
+
+    Each method except ``up_to``, ``after`` and ``part`` runs the rows and may raise one of FAILURES.
+    """
 
     def bounds(self) -> tuple[int, int] | None:
-        """Return the first and the last journal offset; None where there is no row."""
+        """Return the first and the last journal offset, or None if there are no rows."""
         ...
 
     def up_to(self, end: int) -> JournalBatch:
-        """Return the rows up to this offset, which is included."""
+        """Return the rows up to and including this offset."""
         ...
 
     def after(self, end: int) -> JournalBatch:
-        """Return the rows behind this offset."""
+        """Return the rows after this offset."""
         ...
 
     def part(self, start: int, end: int) -> JournalBatch:
-        """Return the journal's records from ``start`` up to ``end`` (not included), read anew from Kafka."""
+        """Return the journal's records from ``start`` up to ``end`` (not included), read again from Kafka."""
         ...
 
     def carry(self, task: DivertTask) -> None:
-        """Write what the diverts of a task make of the rows. Raises what the task raises."""
+        """Write the records of the task's diverts for these rows. Raises the errors of the task."""
         ...
 
     def messages(self, divert: DivertSpec, most: int | None) -> list[Message]:
-        """Return those, or the first ``most`` found of those, that a divert's transformation is given."""
+        """Return the messages that the divert's transformation gets, or the first ``most`` of them that are found."""
         ...
 
     def fault(self, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
-        """Return what a divert's transformation fails with on these; None when it does not."""
+        """Return the error of the divert's transformation on these messages, or None if it succeeds."""
         ...
 
     def control(self, divert: DivertSpec, message: Message) -> None:
-        """Read a message, and run the transformation without any. What fails with that is not the message's fault, and is raised."""
+        """Read a message, and run the transformation on no message. An error here is not the message's fault and is raised."""
         ...
 
 
 def carry_all(batch: JournalBatch, task: DivertTask) -> None:
-    """Carry a batch. Raises what ``task`` raises, and what Spark does where a transformation fails for another reason than a message."""
+    """Write a batch.
+
+    Raises the errors of ``task``, and Spark's error if a transformation fails for another reason than a message.
+    """
     rest: JournalBatch | None = batch
     while rest is not None:
         rest = _advance(rest, task)
 
 
 def _advance(batch: JournalBatch, task: DivertTask) -> JournalBatch | None:
-    """Carry all rows, or, where transformations fail on many messages, the first; return the rest."""
+    """Write all rows, or only the first if a transformation fails on many messages. Return the rows that are left."""
     try:
         return _carry_some(batch, task)
     except (*FAILURES, BatchTooLarge) as error:
@@ -84,7 +90,7 @@ def _advance(batch: JournalBatch, task: DivertTask) -> JournalBatch | None:
 
 
 def _carry_in_parts(batch: JournalBatch, task: DivertTask) -> None:
-    """Carry one half after the other; a single journal record as it is."""
+    """Write the batch in two halves, one after the other; write a single journal record as a whole."""
     bounds = batch.bounds()
     if bounds is None:
         raise BatchFailed("Spark finds no rows in a batch that was too large for memory")
@@ -95,7 +101,7 @@ def _carry_in_parts(batch: JournalBatch, task: DivertTask) -> None:
         return
     middle = (first + last + 1) // 2
     for start, end in ((first, middle), (middle, last + 1)):
-        # Read anew from Kafka: of a batch as Spark gives it, each part would be read from the batch's beginning.
+        # Read again from Kafka: Spark would read each part of its own batch from the beginning of the batch.
         carry_all(batch.part(start, end), task)
 
 
@@ -104,7 +110,7 @@ def _carry_some(batch: JournalBatch, task: DivertTask) -> JournalBatch | None:
         batch.carry(task)
         return None
     except FAILURES as error:
-        if error_from_spark(error) is not None:  # a task's, which no transformation has caused
+        if error_from_spark(error) is not None:  # an error of the task, not of a transformation
             raise
         failed, end = _failures(batch, task)
         if not failed:
@@ -116,7 +122,7 @@ def _carry_some(batch: JournalBatch, task: DivertTask) -> JournalBatch | None:
 
 
 def _failures(batch: JournalBatch, task: DivertTask) -> tuple[dict[tuple[str, int, int], str], int]:
-    """On what transformations fail, and why, by divert and message; and the last journal offset up to which that is all."""
+    """Return the failed messages by divert with the reason, and the last journal offset up to which the result is complete."""
     failed: dict[tuple[str, int, int], str] = {}
     end = OFFSET_MAX
     for divert in task.diverts:
@@ -129,7 +135,7 @@ def _failures(batch: JournalBatch, task: DivertTask) -> tuple[dict[tuple[str, in
 
 
 def _searched(batch: JournalBatch, divert: DivertSpec, task: DivertTask) -> list[Message]:
-    """Those that a divert's transformation is given, in order. Raises TooMuchAtOnce."""
+    """Return the messages that the divert's transformation gets, in order. Raises BatchTooLarge."""
     if task.made_bytes_max is None:
         return sorted(batch.messages(divert, None))
     found = batch.messages(divert, SEARCHED_AT_ONCE + 1)
@@ -138,16 +144,16 @@ def _searched(batch: JournalBatch, divert: DivertSpec, task: DivertTask) -> list
     return sorted(found)
 
 
-#: Tries a transformation on messages, and says what it fails with.
+#: Runs a transformation on messages and returns the error, or None.
 Fault = Callable[[Sequence[Message]], str | None]
-#: Raises what is wrong where no message's transformation is.
+#: Raises an error that no message has caused.
 Control = Callable[[Message], None]
 
 
 def first_bad(messages: Sequence[Message], fault: Fault, control: Control) -> tuple[dict[Message, str], int]:
-    """The first messages on which a transformation fails, and why; and the last journal offset up to which these are all.
+    """Return the first messages on which a transformation fails, with the reason, and the last journal offset up to which these are all.
 
-    All of a journal record are looked at, since it is carried as one.
+    All messages of a journal record are checked, because a record is written as a whole.
     """
     bad: dict[Message, str] = {}
     offset = -1
@@ -160,7 +166,7 @@ def first_bad(messages: Sequence[Message], fault: Fault, control: Control) -> tu
 
 
 def _bad(messages: Sequence[Message], fault: Fault, control: Control, *, failing: bool = False) -> Iterator[tuple[Message, str]]:
-    """By halving, in order. ``failing`` says that they are known to hold one."""
+    """Find the faulty messages by bisection, in order. ``failing`` says that ``messages`` are known to contain one."""
     if len(messages) < 2:
         yield from _bad_itself(messages, fault, control)
     elif failing or fault(messages) is not None:
@@ -173,7 +179,7 @@ def _bad(messages: Sequence[Message], fault: Fault, control: Control, *, failing
 
 
 def _bad_itself(messages: Sequence[Message], fault: Fault, control: Control) -> Iterator[tuple[Message, str]]:
-    """Twice: a fault that passes (a worker that was killed) is not the message's."""
+    """Run the transformation on each message twice: a transient fault, such as a killed worker, is not the message's fault."""
     for message in messages:
         if fault([message]) is not None:
             control(message)

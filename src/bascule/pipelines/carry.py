@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: take records in order, cut them into transactions, write each with its position."""
+"""The writing side of a Spark task: take records in order, group them into transactions, write each transaction with its position."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 
-#: Containers made and not freed between two looks of the garbage collector: those of several transactions.
+#: Containers allocated and not freed between two runs of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
-#: Records are handed to Kafka's client so many at a time while the transaction fills: what is left at its end takes no time to speak of.
+#: While a transaction fills, its records are passed to Kafka's client in groups of this size, so that few are left for the end.
 _AHEAD_RECORDS = 500
-#: Spark gives the partitions of a source to any worker, so each worker keeps a writer for each partition of its query. With fewer,
-#: partitions that take turns would make a new writer for each batch. This is the least number, and that of other tasks.
+#: Spark gives the partitions of a source to any worker, so each worker keeps a writer for each partition of its query. With fewer writers,
+#: partitions that take turns would need a new writer for each batch. This is the minimum, and the number for other tasks.
 IDLE_WRITERS_MIN = 8
-#: A writer has three Kafka clients, with a dozen threads. Half of what a process may open is for its writers.
+#: A writer has three Kafka clients with a dozen threads. Writers may use half of the descriptors that the process may open.
 _WRITER_DESCRIPTORS = 20
 
-#: Says what to write in place of a record that Kafka refuses; raises what it is given where that is not the record's fault.
+#: Returns the replacement for a record that Kafka refused. Raises the given error if it is not the record's fault.
 Fallback = Callable[[Exception], Output]
 
 
 class Targets:
-    """Target topics, created and looked at on first use. A topic in use is not asked for again."""
+    """Target topics, created and checked on first use. A topic in use is not checked again."""
 
     def __init__(self, pipelines: PipelinesSpec) -> None:
         self._topics = Topics(pipelines.kafka)
@@ -49,7 +49,11 @@ class Targets:
         self._in_use: set[str] = set()
 
     def ensure(self, topic: str) -> None:
-        """Raises BadRecord when Kafka refuses the name, Denied, TopicMissing when topics are not to be created."""
+        """Create the topic if it is missing, and check that it is writable.
+
+        Raises BadRecord if Kafka refuses the name, Denied without the right to write, and TopicMissing if the configuration creates no
+        topics.
+        """
         if topic in self._in_use:
             return
         if topic not in self._there:
@@ -61,20 +65,20 @@ class Targets:
                 self._topics.create(topic, self._partitions, {}, replication_factor=self._replication_factor)
             except InvalidInput as error:
                 raise BadRecord(str(error)) from error
-            self._topics.await_visible([topic])  # else Kafka does not say yet who may write it
+            self._topics.await_visible([topic])  # before this, Kafka does not report who may write to the topic
             self._there.add(topic)
         self._topics.check_writable(topic)
         self._in_use.add(topic)
 
     def look_again(self) -> None:
-        """Each topic is asked for anew at its next use."""
+        """Check each topic again at its next use."""
         self._there.clear()
         self._in_use.clear()
 
 
 @dataclass(slots=True)
 class _Tools:
-    """What a worker process keeps between batches: writers that nobody uses, each with its next incarnation."""
+    """Objects that a worker process keeps between batches: idle writers, each with its next incarnation, and views of Kafka."""
 
     idle: dict[str, TransactionalWriter] = field(default_factory=dict)
     idle_max: int = IDLE_WRITERS_MIN
@@ -86,17 +90,17 @@ _kept = _Tools()
 
 
 def writer_for(pipelines: PipelinesSpec, key: str) -> TransactionalWriter:
-    """A writer of a position, to be given back."""
+    """Return a writer of a position. The caller returns it with ``give_back``."""
     writer = _kept.idle.pop(key, None)
     if writer is None:
-        # A transaction's records are kept until it is committed: the collector would look through them again and again, for nothing.
+        # The records of a transaction stay in memory until the commit: the collector would scan them repeatedly in vain.
         gc.set_threshold(_COLLECT_AFTER)
         writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key)
     return writer
 
 
 def keep_writers(keys: Collection[str]) -> None:
-    """Keep idle writers of these positions, and of no others, as far as the process may open descriptors for them."""
+    """Keep idle writers of these positions only, as many as the process may open descriptors for."""
     for key in _kept.idle.keys() - set(keys):
         _kept.idle.pop(key).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,9 +113,9 @@ def keep_writers(keys: Collection[str]) -> None:
 
 
 def give_back(writer: TransactionalWriter) -> None:
-    """Keeps a writer for the next batch of its position.
+    """Keep a writer for the next batch of its position.
 
-    Beyond what is kept the newest one goes: partitions take turns, and the one that was not used for the longest time comes next.
+    If there is no room, this writer is closed, not an older one: partitions take turns, and the position that was idle longest is next.
     """
     if len(_kept.idle) >= _kept.idle_max:
         writer.close()
@@ -120,21 +124,21 @@ def give_back(writer: TransactionalWriter) -> None:
 
 
 def targets_for(pipelines: PipelinesSpec) -> Targets:
-    """This process's view of the target topics."""
+    """Return this process's view of the target topics."""
     if _kept.targets is None:
         _kept.targets = Targets(pipelines)
     return _kept.targets
 
 
 def lineage_of(pipelines: PipelinesSpec, topic: str, partition: int) -> PartitionLineage:
-    """This process's view of a source partition's leaders. Raises Unavailable."""
+    """Return this process's view of the leaders of a source partition. Raises Unavailable."""
     if _kept.lineages is None:
         _kept.lineages = Lineages(pipelines.kafka)
     return _kept.lineages.of(topic, partition)
 
 
 def held_position(pipelines: PipelinesSpec, claim: Claim) -> Position:
-    """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
+    """Return the position to continue from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
     writer = writer_for(pipelines, claim.key)
     try:
         return claim.check(writer.current())
@@ -145,11 +149,11 @@ def held_position(pipelines: PipelinesSpec, claim: Claim) -> Position:
 class Carrier:
     """Writes the records of one source partition in transactions of bounded size, each with the position after it.
 
-    A context: what is left by an error leaves no transaction open.
+    A context manager: when the block ends with an error, it leaves no transaction open.
     """
 
     def __init__(self, pipelines: PipelinesSpec, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
-        """``state`` gives the position's further fields (the journal's fence) as of the last record taken."""
+        """Begin at ``position``. ``state`` returns the position's other fields (the fence of the journal) as of the last record taken."""
         crash.point("task.begin")
         self._state = state
         self._limits: TransactionLimits = pipelines.limits
@@ -168,23 +172,23 @@ class Carrier:
         self.written = 0
 
     def __enter__(self) -> Self:
-        """The carrier."""
+        """Return the carrier itself."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Gives up what is not committed."""
+        """Discard uncommitted work."""
         self._writer.abandon()
         give_back(self._writer)
 
     def add(self, output: Output, fallback: Fallback) -> None:
-        """A record to write in the transaction of the source record at hand."""
+        """Add a record to the transaction of the current source record."""
         output = self._placed(output, fallback)
         self._outputs.append(output)
         self._fallbacks.append(fallback)
         self._size_bytes += output.size_bytes
 
     def reach(self, record: SeenRecord) -> None:
-        """A source record is complete and the next one is to be taken; commits when the transaction is full."""
+        """Finish a source record, and commit if the transaction is full."""
         if self._reached == self.position.offset:
             self._first = record.offset
         self._last = record
@@ -201,9 +205,9 @@ class Carrier:
             self._writer.ahead(self._outputs, self.position)
 
     def commit(self) -> None:
-        """Writes what has been added and the position reached. Records that Kafka refuses are replaced by their fallback.
+        """Write the added records and the position reached. A record that Kafka refuses is replaced by its fallback.
 
-        Raises Unavailable where the source has other records by now than were read.
+        Raises Unavailable if the source now has other records than those that were read.
         """
         self._since_s = time.monotonic()
         if self._last is None or self._reached == self.position.offset:
@@ -227,9 +231,9 @@ class Carrier:
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
     def _passed_over(self, moved: PositionMoved) -> Position:
-        """Where the driver, which took the source for idle, has moved the position: up to the first record at hand and no further.
+        """Return the position to which the driver moved this source because it looked idle: at most up to the first record of this task.
 
-        Raises what it is given where something else has happened.
+        Raises ``moved`` if something else has moved the position.
         """
         found: Position | None = moved.found
         known = self.position
@@ -246,7 +250,10 @@ class Carrier:
         return self._targets.timestamps.fitting(output)
 
     def _place_anew(self, denied: WriteDenied) -> None:
-        """After a right was taken away: what its topic does not take has its fallback. Raises what it is given where all are taken."""
+        """After a permission was revoked, replace the records of unwritable topics by their fallback.
+
+        Raises ``denied`` if there are none.
+        """
         self._targets.look_again()
         placed = [self._placed(*each) for each in zip(self._outputs, self._fallbacks, strict=True)]
         if placed == self._outputs:
@@ -260,15 +267,15 @@ class Carrier:
                 self._outputs[place] = self._targets.timestamps.refused(output)
             else:
                 self._outputs[place] = self._substitute(place, refused)
-        # Of a sender whose clock is wrong all records are refused: they are not found one by one.
+        # If a sender's clock is wrong, all of its records are refused: convert them together instead of one after the other.
         self._outputs = list(map(self._targets.timestamps.fitting, self._outputs))
 
     def _substitute(self, place: int, refused: Unwritable) -> Output:
-        """The dead letter in place of a record."""
+        """Return the dead letter that replaces a record."""
         output, fault = self._outputs[place], refused.faults[place]
         substitute = self._fallbacks[place](BadRecord(fault.str()))
         if substitute.topic == output.topic:
-            # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
+            # The dead-letter topic refuses the record as too large, too: keep its place in the source, without the value.
             substitute = substitute._replace(value=b"")
             if not output.value:
                 what = f"topic {substitute.topic!r} refused a dead letter, even without its value ({fault.str()})"

@@ -1,4 +1,4 @@
-"""Spark's classes as the JVM maps them (class data sharing): a driver starts in half the processor time.
+"""An archive of Spark's classes for the JVM (class data sharing), which halves the processor time of a driver's start.
 
 ``python -m bascule.pipelines.class_archive`` writes the archive, once for an environment and a JDK, by running a small pipeline.
 """
@@ -24,16 +24,16 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.pipelines.spec import PipelinesSpec
 
-#: Java options of the driver, for what runs here only; the archive's writer sets it.
+#: Environment variable with the path of the archive to write. While it is set, the driver's Java options write the archive.
 WRITING = "BASCULE_CLASS_ARCHIVE_TO"
-#: Not a word about an archive that does not fit: the start is slower, nothing else.
+#: No message about an archive that does not fit: it only makes the start slower.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 _TIMEOUT_S = 120.0
 _TOPIC = "classes"
 
 
 def java_options() -> str:
-    """What the JVM of a driver on this machine is told. Raises NoJdk."""
+    """Return the options for the JVM of a driver on this machine. Raises NoJdk."""
     if target := os.environ.get(WRITING):
         return f"{_option('ArchiveClassesAtExit', target)} {_QUIET}"
     path = archive_path()
@@ -41,12 +41,12 @@ def java_options() -> str:
 
 
 def _option(name: str, path: str | Path) -> str:
-    # Spark takes the line apart as a shell would.
+    # Spark splits the line like a shell.
     return shlex.quote(f"-XX:{name}={path}")
 
 
 def archive_path() -> Path:
-    """Where the archive of this environment and this JDK is, or would be. Raises NoJdk."""
+    """Return the path of the archive for this environment and this JDK, which may not exist. Raises NoJdk."""
     java = find_jdk()
     spark = sorted(path.name for path in Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
     key = hashlib.sha256(repr((str(java.home), java.build, pyspark.__file__, spark, classpath("spark-kafka"))).encode()).hexdigest()[:16]
@@ -54,7 +54,7 @@ def archive_path() -> Path:
 
 
 def write() -> Path:
-    """Makes the archive, unless it is there. Raises whatever Spark, Kafka and the disk raise."""
+    """Write the archive unless it exists, and return its path. Raises the errors of Spark, Kafka and the file system."""
     path = archive_path()
     if path.is_file():
         return path
@@ -73,8 +73,8 @@ def write() -> Path:
 
 
 def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
-    """What loads the classes that each driver loads; returns when its JVM has ended."""
-    from bascule.pipelines.spark import ingress_rows, kafka_stream, spark_session  # which asks for the options above
+    """Run a pipeline that loads the classes of a driver. Return after its JVM has ended."""
+    from bascule.pipelines.spark import ingress_rows, kafka_stream, spark_session  # this module imports java_options from here
 
     pipelines = PipelinesSpec(bridge_id="classes", kafka={"bootstrap.servers": bootstrap})
     Topics(pipelines.kafka).create(_TOPIC, 1, {})
@@ -102,7 +102,7 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main() -> int:
-    """Write the archive, or say why not: everything works without it, and starts later."""
+    """Write the archive, or print why it cannot be written. Everything works without the archive but starts more slowly."""
     try:
         if not archive_path().is_file():
             sys.stdout.write("preparing Spark for quick starts (half a minute, once)\n")

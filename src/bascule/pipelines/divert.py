@@ -1,4 +1,4 @@
-"""The diverts' engine: journal records in, Kafka records out. Pure: no Spark, no Kafka, no clock."""
+"""The engine of the diverts: takes journal records, returns Kafka records. Pure: no Spark, no Kafka, no clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = get_log(__name__)
 
 
 def journal_header(key: bytes | None, value: bytes | None) -> Header:
-    """A journal record's header. Of a state record only the header itself came along (``HEADER_SIZE`` bytes), which the fence needs.
+    """Return the header of a journal record. Of a state record, only the header (``HEADER_SIZE`` bytes) is read, which the fence needs.
 
     Raises ForeignRecord, DamagedRecord or NewerRecord.
     """
@@ -54,7 +54,7 @@ def journal_header(key: bytes | None, value: bytes | None) -> Header:
         raise ForeignRecord("no Bascule journal record (no magic 'BJ')")
     _, version, kind, epoch, sequence, _, _ = HEADER.unpack_from(value)
     if version > VERSION:
-        raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
+        raise NewerRecord(f"journal format {version}; this version of Bascule reads up to {VERSION}. Upgrade Bascule")
     if kind != Kind.STATE:
         raise DamagedRecord(f"kind {kind} under the key of a state record")
     return Header(Kind.STATE, epoch, sequence)
@@ -62,7 +62,7 @@ def journal_header(key: bytes | None, value: bytes | None) -> Header:
 
 @dataclass(slots=True)  # not frozen: that makes it several times slower to build
 class WantedMessage:
-    """A message that counts, and who sent it to which divert."""
+    """A message that counts, with its sender's epoch and the diverts that take it."""
 
     offset: int
     epoch: int
@@ -70,17 +70,17 @@ class WantedMessage:
     index: int
     send: Send
     diverts: list[DivertSpec]
-    #: Diverts whose selector could not be evaluated, and why.
+    #: Diverts whose selector could not be evaluated, with the error.
     faults: dict[str, Exception]
 
     @property
     def identity(self) -> str:
-        """The message's name in the journal, as the audit compares it."""
+        """Return the name of the message in the journal, as the audit compares it."""
         return f"{self.epoch}-{self.sequence}-{self.index}"
 
 
 class JournalReader:
-    """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
+    """Reads journal records in order and returns the messages that count. Tracks the fence and the exclusive diverts in force."""
 
     def __init__(
         self,
@@ -90,7 +90,11 @@ class JournalReader:
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """What another exclusive divert took in an epoch is wanted in its name, as a fault, where this position ``answers`` for it."""
+        """Start at a position.
+
+        If ``answers`` returns True for an exclusive divert that is not configured and an epoch, the messages that this divert took in this
+        epoch are returned in its name, as faults.
+        """
         self._answers = answers
         self.fence = Fence(position.epoch, position.sequence, violations=violations)
         self.exclusive = frozenset(position.exclusive)
@@ -98,11 +102,11 @@ class JournalReader:
         self._diverts = [DivertFilter(divert) for divert in diverts]
 
     def state(self) -> dict[str, Any]:
-        """The fields of a position that this reader moves beside the offset."""
+        """Return the fields of a position that this reader moves, without the offset."""
         return {"epoch": self.fence.epoch, "sequence": self.fence.sequence, "exclusive": tuple(sorted(self.exclusive))}
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> list[WantedMessage]:
-        """The messages of the record at ``offset`` that some divert wants. Raises DamagedRecord or NewerRecord: the pipeline stops."""
+        """Return the messages of the record at ``offset`` that a divert takes. Raises DamagedRecord or NewerRecord: the pipeline stops."""
         try:
             header = journal_header(key, value)
         except ForeignRecord as error:
@@ -142,23 +146,26 @@ class JournalReader:
         for op, start, end in entries(value):
             if op == Op.EPOCH:
                 said = decode_json(value, start, end)
-                # One that the broker has no more takes nothing: what its selector matches is in the queues again.
+                # A divert that the broker no longer has takes nothing: messages that match its selector go to the queues again.
                 gone = self.exclusive.difference(said["diverts"]) if "diverts" in said else frozenset()
                 self.exclusive = gone.union(map(str, said.get("exclusive", ())))
 
 
 class DivertFilter:
-    """Whether a divert wants a message."""
+    """Decides whether a divert takes a message."""
 
     def __init__(self, divert: DivertSpec) -> None:
         self.divert = divert
         self._selector = compile_selector(divert.selector) if divert.selector else None
 
     def wants(self, send: Send, in_force: frozenset[str], faults: dict[str, Exception]) -> bool:
-        """``in_force`` are the exclusive diverts that the broker applied; a selector that fails notes why in ``faults`` and wants it."""
+        """Return True if the divert takes the message. ``in_force`` are the exclusive diverts that the broker applied.
+
+        If the selector cannot be evaluated, the divert takes the message, and ``faults`` gets the error.
+        """
         divert = self.divert
         if divert.name in send.diverts:
-            return True  # the broker has decided, and left it out of its queues: whatever the divert is like by now
+            return True  # the broker gave it to this divert and to no queue, whatever the divert's configuration is now
         if divert.name in in_force or (send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka):
             return False
         if not address_matches(divert.source, send.address):
@@ -173,7 +180,7 @@ class DivertFilter:
 
 
 class TransformedRecord(NamedTuple):
-    """What a user's transformation made of a message; what it left out is as without one."""
+    """The record that a user's transformation returned for a message. Fields that it left out are as without a transformation."""
 
     topic: str | None
     has_key: bool
@@ -182,20 +189,20 @@ class TransformedRecord(NamedTuple):
     headers: dict[str, bytes]
 
 
-#: The records that a divert's transformation made of a message. Raises BadRecord when it failed on it.
+#: Returns the records of a divert's transformation for a message. Raises BadRecord if the transformation failed on the message.
 Transformed = Callable[[WantedMessage, DivertSpec], Sequence[TransformedRecord]]
 _PLAIN = (TransformedRecord(None, False, None, None, {}),)
 
 
 class DivertEngine:
-    """Messages to Kafka records."""
+    """Converts messages to Kafka records."""
 
     def __init__(
         self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None, own_topics: frozenset[str] = frozenset()
     ) -> None:
-        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises BadRecord.
+        """Write for the bridge ``bridge_id`` from ``journal`` (topic and partition), with ``own_topics`` of Bascule as forbidden targets.
 
-        ``own_topics`` are Bascule's, in which no message may end.
+        Without a dead-letter topic, a message that cannot be carried raises BadRecord.
         """
         self._origin = (ORIGIN_HEADER, bridge_id.encode())
         self._journal = journal
@@ -203,7 +210,7 @@ class DivertEngine:
         self._own_topics = own_topics
 
     def outputs(self, taken: WantedMessage, transformed: Transformed | None = None) -> list[tuple[DivertSpec, Output]]:
-        """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
+        """Return the records of a message: one for each plain divert, and those that ``transformed`` returns for the other diverts."""
         made: list[tuple[DivertSpec, Output]] = []
         for divert in taken.diverts:
             if divert.transformed and transformed is None:
@@ -231,10 +238,10 @@ class DivertEngine:
         return output._replace(key=key, value=record.value, headers=headers)
 
     def dead_letter(self, taken: WantedMessage, divert: DivertSpec, stage: str, error: Exception) -> Output:
-        """The message as its sender encoded it, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops.
+        """Return the message as its sender encoded it, for the dead-letter topic. Raises BadRecord if there is none: the pipeline stops.
 
-        Raises a Denied or TopicMissing of the one topic that the configuration names: that is not the message's fault. The right may yet
-        be given; a topic that is missing stops the pipeline.
+        Raises ``error`` if it is Denied or TopicMissing for the one topic that the configuration names, which is not the message's fault. A
+        missing permission may still be granted; a missing topic stops the pipeline.
         """
         if isinstance(error, Denied | TopicMissing) and error.topic == divert.target:
             raise error

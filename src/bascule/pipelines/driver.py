@@ -1,4 +1,4 @@
-"""The Spark driver: all diverts and ingresses of one bridge in one process."""
+"""The Spark driver: runs all diverts and ingresses of one bridge in one process."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 POLL_S = 0.25
-#: New topics and partitions of an ingress are looked for this often.
+#: Interval, in seconds, at which the driver looks for new topics and partitions of an ingress.
 REFRESH_S = 10.0
 MIRROR_S = 5.0
-#: A source is idle whose batches end where they ended so long ago.
+#: A source is idle if the end of its batches has not moved for this time.
 IDLE_S = 1.0
-#: The broker creates the journal; when both start together, the pipelines wait for it.
+#: How long the pipelines wait for the broker to create the journal when both start together.
 JOURNAL_TIMEOUT_S = 120.0
-#: A divert that catches up joins the others when it is so near: they stand still while it takes the rest.
+#: A divert that catches up joins the others within this distance: all of them pause while it reads the rest.
 JOIN_RECORDS = 20_000
 
 
 class Driver:
-    """Runs the pipelines until it is stopped. ``start``, then ``poll`` often, then ``stop``; from one thread."""
+    """Runs the pipelines until it is stopped: ``start``, then ``poll`` often, then ``stop``, all from one thread."""
 
     def __init__(self, pipelines: PipelinesSpec) -> None:
         self.pipelines = pipelines
@@ -82,12 +82,12 @@ class Driver:
         self._idle_due_s = 0.0
 
     def start(self, turn: Callable[[], bool] = lambda: True) -> bool:
-        """Waits for its ``turn``, takes all positions over and starts the queries. Raises BasculeError.
+        """Wait for this driver's ``turn``, take over all positions, and start the queries. Raises BasculeError.
 
-        Returns False when the turn never comes, since the driver is told to stop.
+        Returns False if the driver was told to stop before its turn.
         """
         with ThreadPoolExecutor(1) as background:
-            # The session takes seconds; Kafka's side is looked at meanwhile. A driver that stands by has one.
+            # The session takes seconds to start; check Kafka meanwhile. A standby driver keeps its session ready.
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
             if not turn():
@@ -95,7 +95,7 @@ class Driver:
                 return False
             self._positions.end_transactions()
             crash.point("driver.topics.after")
-            # Without diverts there may be something left that earlier ones took.
+            # Even without diverts, messages that earlier exclusive diverts took may be left.
             journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
             self._session = session.result()
         for divert in self._diverts.values():
@@ -112,7 +112,7 @@ class Driver:
         return True
 
     def poll(self) -> None:
-        """Looks after the queries, joins what has caught up, finds new topics, shows the lag."""
+        """Check the queries, join diverts that have caught up, look for new topics, and publish the lag."""
         for query in list(self.queries.values()):
             query.check()
         self._join_those_near()
@@ -122,7 +122,7 @@ class Driver:
             try:
                 self._refresh_ingresses()
             except Unavailable as error:
-                # The queries live through that; so does what looks after them.
+                # The queries survive a pause of Kafka, and so does this driver.
                 log.warning("could not look for new topics of ingresses, will retry", error=str(error))
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
@@ -135,7 +135,7 @@ class Driver:
             self._pass_over({claim: end for claim, end in self._ended.items() if end is not None and before.get(claim) == end})
 
     def stop(self) -> None:
-        """Stops everything in order; no transaction stays open."""
+        """Stop everything in order. No transaction stays open."""
         crash.point("driver.stop.before")
         self._mirror()
         ends = self._ends()
@@ -148,12 +148,12 @@ class Driver:
             mirror.close()
         if self._session is not None:
             self._session.stop()
-        # With the session the workers are gone, some of them in the middle of a transaction.
+        # The workers end with the session, some of them in the middle of a transaction.
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, self._held_keys()))
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _held_keys(self) -> list[str]:
-        """The positions that this run's queries move."""
+        """Return the keys of the positions that the queries of this run move."""
         separate = [name.removeprefix(DIVERT) for name in self.queries if name.startswith(DIVERT)]
         diverts = [self._positions.common_key, *map(self._positions.own_key, separate)] if COMMON in self.queries else []
         taken = self._sources.items()
@@ -196,7 +196,7 @@ class Driver:
         if key == self._positions.common_key:
             self._settle_doubts()
             if self._diverts and not (position.members or self._separate or self._known.removed):
-                return None  # all are disabled
+                return None  # all diverts are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
         task = self._divert_task(key, position)
@@ -211,14 +211,17 @@ class Driver:
 
     def _join_those_near(self) -> None:
         for name in sorted(self._separate):
-            # Of a query that does not run, be it stopped or about to start again, nothing is known.
+            # The offset of a query that has stopped or is about to start is unknown.
             journal = (self.pipelines.topics.journal, self.pipelines.topics.partition)
             behind, ahead = (self.queries[query].reached().get(journal) for query in (f"{DIVERT}{name}", COMMON))
             if behind is not None and ahead is not None and abs(ahead - behind) <= JOIN_RECORDS:
                 self._join(name)
 
     def _join(self, name: str) -> None:
-        """Stops the divert and the others, brings whoever is behind to the same offset, and makes them one, in one transaction."""
+        """Join a divert with the others: stop both, bring the one behind to the offset of the other, and merge their positions.
+
+        One transaction merges the positions.
+        """
         query, common = self.queries[f"{DIVERT}{name}"], self.queries[COMMON]
         query.stop()
         common.stop()
@@ -230,7 +233,7 @@ class Driver:
                 own = self._catch_up(query.name, key, own, shared.offset)
             elif shared.offset < own.offset:
                 shared = self._catch_up(COMMON, common_key, shared, own.offset)
-            # From here on the common position answers for one that is not configured any more.
+            # From here on, the common position answers for a divert that is no longer configured.
             after = joined(shared, own if name in self._diverts else replace(own, members=()))
             crash.point("join.caught_up")
             self._in_doubt.add(name)
@@ -243,7 +246,10 @@ class Driver:
             common.restart()
 
     def _settle_doubts(self) -> None:
-        """A join whose transaction failed may be committed: then the divert has no position of its own any more. Raises Unavailable."""
+        """Find out whether a join whose transaction failed was committed: then the divert has no position of its own.
+
+        Raises Unavailable.
+        """
         if self._in_doubt:
             stored = self._positions.stored(decides=True)
             for name in tuple(self._in_doubt):
@@ -271,7 +277,7 @@ class Driver:
         pipeline = f"{INGRESS}{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
-        # Without a topic, too: from now on it is known, and what it finds later counts from the first record on.
+        # Register the ingress even without a topic: then it reads topics that appear later from their first record.
         positions = self._positions.take_sources(pipeline, sources, ingress.start, ingress.names)
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
         self._claims[pipeline] = claims
@@ -283,12 +289,12 @@ class Driver:
         return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress)).writeStream.format("noop")
 
     def _ends(self) -> dict[Claim, int | None]:
-        """Where the last finished batch of each source partition has ended."""
+        """Return the end offset of the last finished batch of each source partition."""
         reached = {name: self.queries[name].reached() for name in self._claims}
         return {claim: reached[name].get((claim.topic, claim.partition)) for name, claims in self._claims.items() for claim in claims}
 
     def _pass_over(self, ends: Mapping[Claim, int | None]) -> None:
-        """For idle sources, once for each end of their batches: Spark passes the ends of transactions, and tells no task."""
+        """Advance positions of idle sources, once for each end of their batches: Spark skips transaction markers and tells no task."""
         new = {claim: end for claim, end in ends.items() if end is None or self._passed.get(claim.key) != end}
         if not new:
             return
@@ -298,7 +304,7 @@ class Driver:
             log.warning("could not advance positions of idle sources, will retry", error=str(error))
 
     def _matching(self, ingress: IngressSpec) -> dict[tuple[str, int], str]:
-        """Its source partitions, each with its topic's id: a topic deleted and created again is another one."""
+        """Return the source partitions of an ingress with the id of their topic. A recreated topic has another id."""
         there = self._positions.topics.partitions()
         wanted = [topic for topic in there if ingress.names(topic)]
         if ingress.pattern is not None:
@@ -327,7 +333,8 @@ class Driver:
         query.start()
 
     def _set_pool(self, pool: str) -> None:
-        # Worker processes with another environment are other processes: each query keeps its own, with its prepared incarnations.
+        # A worker process belongs to one environment: a variable for each query lets it keep its own workers, with their prepared
+        # incarnations.
         self._spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
 
     def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
@@ -337,7 +344,7 @@ class Driver:
     def _mirror(self) -> None:
         for name, query in self.queries.items():
             offsets = query.reached()
-            # Of one that has stopped there are none any more; but what was told of it may still wait for an answer, or for another try.
+            # A stopped query reports no offsets, but an earlier report may still wait for an answer or a retry.
             if offsets or name in self._mirrors:
                 self._mirror_of(name).show(offsets)
 
@@ -347,10 +354,13 @@ class Driver:
         return self._mirrors[name]
 
     def _tell(self, reasons: Mapping[str, str]) -> None:
-        """Why queries of diverts do not run, by name: the broker shows it with what it keeps of the journal for them."""
+        """Publish why queries of diverts do not run, by name.
+
+        The broker shows the reason with the part of the journal that it keeps for them.
+        """
         own = {name: self._positions.own_key(name.removeprefix(DIVERT)) for name in reasons if name.startswith(DIVERT)}
         keys = own | ({COMMON: self._positions.common_key} if COMMON in reasons else {})
-        # Of what a successor holds it is the successor who knows.
+        # A successor that holds the positions reports them.
         if not keys or any(query.superseded for query in self.queries.values()):
             return
         try:
@@ -368,10 +378,10 @@ def run(
     settings: Settings, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None,
     bootstrap_servers: str | None = None,
 ) -> None:  # fmt: skip
-    """Runs all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
+    """Run all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
 
-    ``on_standby`` is called before that while another driver of the bridge runs them. Raises BasculeError when they cannot start,
-    PipelineStopped when none of them can go on, or another driver has taken over.
+    ``on_standby`` is called before that, while another driver runs the pipelines. Raises BasculeError if they cannot start, and
+    PipelineStopped if none of them can continue or another driver has taken over.
     """
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
@@ -380,20 +390,20 @@ def run(
 
 
 def run_pipelines(pipelines: PipelinesSpec, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None) -> None:
-    """``run`` for plain values."""
+    """Do the same as ``run``, for a PipelinesSpec."""
     with StopSignals() as stop, DriverTurn(pipelines, stop, on_standby) as turn:
         driver = Driver(pipelines)
         try:
             if not driver.start(turn.wait):
                 return
-            stop.listen()  # the gateway to Spark has set handlers of its own
+            stop.listen()  # Spark's gateway has installed its own handlers
             on_ready()
             while not stop.wait(POLL_S):
                 turn.check()
                 driver.poll()
                 queries = driver.queries
                 stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
-                # What is idle finds its successor late: all of a driver stops where one has found it.
+                # An idle query notices a successor late: stop the whole driver when one query has noticed it.
                 if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
                     raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:
@@ -405,10 +415,10 @@ def _scratch_base(pipelines: PipelinesSpec) -> str | None:
     if pipelines.checkpoint_dir is not None:
         os.makedirs(pipelines.checkpoint_dir, exist_ok=True)
         return pipelines.checkpoint_dir
-    # Written for each batch and never read again: memory will do.
+    # Checkpoint files are written for each batch and never read again, so memory is enough.
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _stopped(error: BasculeError) -> NoReturn:
-    """Of a pipeline that cannot start: it is shown among the others, and they go on."""
+    """Raise the reason why a pipeline cannot start. The pipeline is listed as stopped, and the others run."""
     raise error

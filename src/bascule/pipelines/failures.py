@@ -1,7 +1,7 @@
-"""Errors of the vocabulary cross Spark's boundaries as data: from a Python worker, and from a batch function, to the driver.
+"""Errors cross Spark's boundaries as data: from a Python worker, and from a batch function, to the driver.
 
-Spark passes on only the text of what a worker or a batch function raises, inside the text of an exception of the JVM. An error of ours is
-therefore raised as a ``CarriedError``, whose text is one token of ASCII characters:
+Spark passes on only the text of what a worker or a batch function raises, inside the text of an exception of the JVM. Bascule therefore
+raises a ``CarriedError`` in place of its own error. The text of a ``CarriedError`` is one token of ASCII characters:
 
     bascule-error:SECRET:CHECKSUM:LENGTH:JSON
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-#: How PySpark reports a failed job: a failure without a class in PySpark arrives as the gateway's own exception.
+#: How PySpark reports a failed job: a failure without a class in PySpark arrives as the exception of the gateway.
 FAILURES: Final = (PySparkException, Py4JJavaError)
-#: Longer texts are cut: Spark searches the exception of a batch function with a regular expression whose stack overflows on long ones.
+#: Maximum length of a text: on longer ones, the regular expression that Spark applies to a batch function's exception overflows its stack.
 TEXT_MAX: Final = 600
 
 _PREFIX = "bascule-error"
-#: Of this process. A worker process has another value, and uses the one that its closure brings.
+#: The secret of this process. A worker process has another value, and uses the value that its closure brings.
 _SECRET = secrets.token_hex(16)
 _PLAIN = (str, int, float, bool, type(None))
 _TRACEBACK = "Traceback (most recent call last):"
@@ -44,14 +44,14 @@ _OF_A_WORKER = "[PYTHON_EXCEPTION]"
 
 
 class CarriedError(BasculeError):
-    """An error of the vocabulary on its way to the driver; ``error_from_spark`` turns its text into that error again."""
+    """An error of Bascule on its way to the driver. ``error_from_spark`` turns its text into that error again."""
 
     retriable = True
     scope = Scope.OPERATION
 
 
 def crossing(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Callable[[Any], Iterator[pa.RecordBatch]]:
-    """``task`` for ``mapInArrow``, with its errors encoded for the driver; a worker process logs as the driver does."""
+    """Return ``task`` for ``mapInArrow``, with its errors encoded for the driver. A worker process logs with the settings of the driver."""
     secret, log_settings = _SECRET, configured()
 
     def carried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,7 +66,7 @@ def crossing(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]
 
 
 def crossing_batch(batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """``batch`` for ``foreachBatch``, with its errors encoded for the driver."""
+    """Return ``batch`` for ``foreachBatch``, with its errors encoded for the driver."""
 
     def carried(frame: DataFrame, batch_id: int) -> None:
         try:
@@ -78,7 +78,7 @@ def crossing_batch(batch: Callable[[DataFrame, int], None]) -> Callable[[DataFra
 
 
 def encoded(error: BasculeError, secret: str = _SECRET) -> str:
-    """The text of a ``CarriedError`` for ``error``."""
+    """Return the text of a ``CarriedError`` for ``error``."""
     fields = {name: value for name, value in vars(error).items() if isinstance(value, _PLAIN)}
     said = {"error": type(error).__name__, "text": str(error)[:TEXT_MAX], "retriable": error.retriable, "fields": fields}
     data = json.dumps(said, separators=(",", ":"))
@@ -86,9 +86,9 @@ def encoded(error: BasculeError, secret: str = _SECRET) -> str:
 
 
 def error_from_spark(failure: BaseException, secret: str = _SECRET) -> BasculeError | None:
-    """The error of the vocabulary behind a failure of a query or a job; None where the failure has another origin.
+    """Return Bascule's error behind a failure of a query or a job, or None if the failure has another origin.
 
-    An error whose class this process does not know is a BasculeError that begins with the name of the class.
+    An error whose class this process does not know becomes a BasculeError whose text begins with the name of the class.
     """
     if isinstance(failure, BasculeError) and not isinstance(failure, CarriedError):
         return failure
@@ -116,13 +116,13 @@ def _rebuilt(said: dict[str, Any]) -> BasculeError:
 
 
 def described(failure: BaseException) -> str:
-    """What went wrong, for a log line or the reason of a dead letter: name and text of the error, without stacks."""
+    """Return the name and text of the error behind a failure, without stacks, for a log line or a dead letter."""
     error = error_from_spark(failure)
     return short(str(failure)) if error is None else f"{type(error).__name__}: {error}"[:TEXT_MAX]
 
 
 def short(said: str) -> str:
-    """The text of a failure without the stack of Java frames around it; of a traceback of Python what was raised."""
+    """Return the text of a failure without Java stack frames, or the exception line of a Python traceback."""
     raised = _raised(said)
     if raised:
         return raised[:TEXT_MAX]
@@ -131,10 +131,10 @@ def short(said: str) -> str:
 
 
 def _raised(said: str) -> str:
-    """Of a Python traceback the line that names the exception; empty where there is none. The text may quote further tracebacks."""
+    """Return the line of a Python traceback that names the exception, or "" if there is none. This text may quote further tracebacks."""
     before, _, traceback = said.partition(_TRACEBACK)
     condition = _CONDITION.search(before)
     if condition is not None and condition[0] != _OF_A_WORKER:
         return ""
-    # The first line that is not indented.
+    # The first line that is not indented names the exception.
     return next((line.strip() for line in traceback.splitlines()[1:] if line[:1].strip()), "")

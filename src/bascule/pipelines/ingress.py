@@ -1,7 +1,7 @@
-"""The ingress engine: Kafka records in, records of ``bascule.ingress`` out. Pure: no Spark, no Kafka, no clock.
+"""The engine of an ingress: takes Kafka records, returns records of ``bascule.ingress``. Pure: no Spark, no Kafka, no clock.
 
-What it writes are journal records (epoch and sequence 0) with one SEND entry; the broker journals them under its own epoch. The Kafka
-header ``unbound`` says what becomes of a message whose address has neither a queue nor a subscription: ``keep`` or ``drop``.
+The returned records are journal records (epoch and sequence 0) with one SEND entry; the broker journals them under its own epoch. The Kafka
+header ``unbound`` says what the broker does with a message whose address has neither a queue nor a subscription: ``keep`` or ``drop``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IngressViolation(enum.StrEnum):
 
 
 class IngressEngine:
-    """Kafka records to JMS messages for one ingress."""
+    """Converts Kafka records to JMS messages for one ingress."""
 
     def __init__(
         self,
@@ -44,7 +44,10 @@ class IngressEngine:
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """Without a dead-letter topic a record that cannot be carried raises BadRecord, also one that makes too large a message."""
+        """Without a dead-letter topic, a record that cannot be carried raises BadRecord.
+
+        This includes a record that makes too large a message.
+        """
         self._ingress = ingress
         self._takes_own = IngressViolation.OWN_RECORDS_TAKEN in violations
         self._own = (ORIGIN_HEADER, bridge_id.encode())
@@ -54,7 +57,7 @@ class IngressEngine:
         self._headers: Headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
 
     def output(self, record: KafkaRecord) -> Output | None:
-        """The record for the broker, or for the dead-letter topic; None for one that this bridge wrote itself."""
+        """Return the record for the broker or for the dead-letter topic, or None for a record that this bridge wrote itself."""
         if self._own in record.headers and not self._takes_own:
             return None
         try:
@@ -64,9 +67,9 @@ class IngressEngine:
         return Output(self._ingress_topic, None, value, self._headers, 0)
 
     def dead_letter(self, record: KafkaRecord, stage: str, error: Exception) -> Output:
-        """The record as it was, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops."""
+        """Return the unchanged record for the dead-letter topic. Raises BadRecord if there is none: the pipeline stops."""
         if isinstance(error, Denied | TopicMissing):
-            raise error  # no record's fault: they all go to the broker's topic
+            raise error  # not the record's fault: all records go to the topic of the broker
         crash.point("ingress.dead_letter")
         if self._dead_letter_topic is None:
             raise BadRecord(text_of_error(error)) from None
@@ -88,9 +91,9 @@ class IngressEngine:
 
 
 def ingress_record(send: Send, message_bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
-    """A record of ``bascule.ingress``.
+    """Return a record of ``bascule.ingress``.
 
-    Raises BadRecord for a message that the broker would have no room for in its journal, and for an address that no client can name.
+    Raises BadRecord for a message that is too large for the broker's journal, and for an address that no client can name.
     """
     if not 0 < len(send.address) <= ADDRESS_MAX:
         raise BadRecord(f"invalid address {send.address!r:.60}; an address has 1 to {ADDRESS_MAX} characters")

@@ -1,16 +1,16 @@
-"""Why a pipeline cannot go on from its position: what it has not read is gone."""
+"""Reasons why a pipeline cannot continue from its position: records that it has not read are gone."""
 
 from __future__ import annotations
 
 from bascule.kafka.lineage import PartitionLineage
 from bascule.writer.position import Position, PositionLost
 
-#: What an operator may do who knows what is lost.
+#: Advice for an operator who accepts the loss.
 LEAVE_OUT = "To restart from the start offset, start the pipelines once without the ingress or with an ingress without the topic"
 
 
 def loss_of(pipeline: str, at: Position, topic_id: str, first: int, lineage: PartitionLineage) -> PositionLost | None:
-    """Return why a pipeline cannot go on from where it stands; None when it can, and where nobody wants to.
+    """Return why a pipeline cannot continue from its position, or None if it can or if the position is vacant.
 
     ``first`` is the first offset that the source partition has. Raises Unavailable.
     """

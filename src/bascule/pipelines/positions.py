@@ -1,4 +1,4 @@
-"""Taking positions over: a driver writes a name into the positions it works from, a new one each time, and tasks of earlier ones stop."""
+"""Takeover of positions: each run of a driver writes a new owner into the positions that it uses, which stops the tasks of earlier runs."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ log = get_log(__name__)
 Source = tuple[str, int]
 
 TAKEN_AT_ONCE = 8
-#: Who looks after queries waits no longer for somebody's open transaction.
+#: Timeout for reads of a running driver, in seconds: it does not wait longer for an open transaction of another writer.
 IDLE_TIMEOUT_S = 5.0
-#: Sources that are looked at later than that wait for the next time.
+#: The driver spends at most this time, in seconds, on idle sources. The others wait for the next round.
 PASSED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Journal:
-    """The journal as it is when a driver starts."""
+    """The journal at the start of a driver."""
 
     topic: str
     partition: int
@@ -68,14 +68,15 @@ class _Journal:
     leader_epoch: int
 
     def position(self, offset: int) -> Position:
-        """Of a reader that begins there."""
+        """Return the position of a reader that begins at ``offset``."""
         found = journal_position(self.topic, self.topic_id, self.partition, offset, self.history)
         return replace(found, leader_epoch=self.leader_epoch)
 
     def taken_since(self, position: Position | None) -> dict[str, int]:
-        """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one.
+        """Return the offsets after ``position`` at which messages of exclusive diverts begin, by divert.
 
-        Where nobody has answered for it, the marks themselves say it of an epoch whose start is trimmed.
+        A position in an earlier journal is ignored. If no position covers the messages, the marks in them stand in for an epoch whose start
+        record was trimmed.
         """
         known = position if position is not None and position.topic_id == self.topic_id else None
         unknown = first_marks(known, self.history, self.end) if known is None or known.vacant else {}
@@ -84,15 +85,15 @@ class _Journal:
     def what_is_left(
         self, own: Mapping[str, Position], diverts: tuple[DivertSpec, ...]
     ) -> tuple[dict[str, Position], dict[str, PositionLost]]:
-        """Where diverts stand that stand elsewhere, and why those of them that are enabled cannot go on from there.
+        """Return the positions of diverts that do not share the common position, and why those of them that are enabled cannot continue.
 
-        One that is not configured any more answers for what is left of the journal: what it took in it nobody knows.
+        A removed divert whose position is lost gets the first offset of the journal, because nobody knows what it took in the rest.
         """
         found = {name: loss_of(f"{DIVERT}{name}", at, self.topic_id, self.first, self.lineage) for name, at in own.items()}
         losses = {name: loss for name, loss in found.items() if loss is not None}
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
-            log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
+            log.error("unread records of a removed divert deleted", divert=name, reason=str(losses[name]))
         left = {name: replace(self.position(self.first), exclusive=(name,), members=(name,)) for name in removed}
         return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
@@ -100,7 +101,7 @@ class _Journal:
 class Positions:
     """The positions of one bridge, as one driver run (``owner``) takes them over.
 
-    ``bascule.writer.claims`` has the rules. The leader is the common position, or an ingress's own.
+    ``bascule.writer.claims`` has the rules. The leader is the common position, or the position of an ingress.
     """
 
     def __init__(self, pipelines: PipelinesSpec, owner: str) -> None:
@@ -110,7 +111,7 @@ class Positions:
         self._claims = Claims(owner)
 
     def prepare_topics(self) -> None:
-        """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
+        """Create the topics of Bascule that the pipelines write. Raises UnsafeTopic if a topic could lose records, such as positions."""
         pipelines = self.pipelines
         wanted = {
             pipelines.topics.positions: own_topics.POSITIONS,
@@ -127,44 +128,48 @@ class Positions:
         _tell(found)
 
     def end_transactions(self) -> None:
-        """Aborts what an earlier driver's writers have left open, also those of pipelines that this one does not take.
+        """Abort the open transactions of an earlier driver's writers, including pipelines that this driver does not run.
 
-        Who reads what they wrote to, the positions among it, would wait until Kafka does it, which may be after minutes.
+        Otherwise readers of the topics, including the positions topic, wait until Kafka aborts the transactions, which may take minutes.
         """
-        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", DIVERT, INGRESS)))  # and no sink of a user's job
+        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", DIVERT, INGRESS)))  # not the sinks of users' jobs
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, keys))
 
     def look_at_transactions(self) -> None:
-        """To be called when a position has been taken, by which Kafka has made what it needs. Raises UnsafeTopic."""
+        """Check the settings of Kafka's transactions. Call this after a position was taken, because Kafka creates its topic then.
+
+        Raises UnsafeTopic.
+        """
         _tell(guard_transactions(self.pipelines.kafka))
 
     def know_diverts(self) -> bool:
-        """Whether diverts have run here, be they configured or not."""
+        """Return True if diverts have ever run in this bridge, configured now or not."""
         return self.common_key in self._seen_keys()
 
     def writer(self, key: str, deadline_s: float = WRITE_DEADLINE_S) -> TransactionalWriter:
-        """A writer of a position; taking it ends whatever an earlier one had open."""
+        """Return a writer of a position. Taking it aborts the open transaction of an earlier writer."""
         pipelines = self.pipelines
         return TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key, deadline_s=deadline_s)
 
     def group(self, pipeline: str) -> str:
-        """The consumer group that shows a pipeline's lag."""
+        """Return the consumer group that shows the lag of a pipeline."""
         return lag_group(self.pipelines.topics.prefix, self.pipelines.bridge_id, pipeline)
 
     def claim(self, key: str, position: Position) -> Claim:
-        """What a task must find to work."""
+        """Return the claim that a task must find in the position before it works."""
         return Claim(key, position.topic, position.topic_id, position.partition, position.owner, position.members)
 
     def take_diverts(self, diverts: tuple[DivertSpec, ...], topic_id: str) -> DivertPlan | None:
-        """Registers new diverts, parks disabled ones, forgets removed ones, and takes all that stand somewhere over.
+        """Register new diverts, park disabled ones, forget removed ones, and take over all of their positions.
 
-        One transaction under the common transactional id writes it all. It compares the common position only: the others have been given
-        names that nobody else knows, after the common one, so a driver that starts meanwhile makes it fail. None when there is nothing
-        to do: no divert, and nothing left of earlier ones. Raises PositionLost, of the common position alone, and PositionMoved.
+        One transaction under the common transactional id writes all positions. It compares only the common position: this run has already
+        written owners that nobody else knows into the others, after the common one, so a driver that starts meanwhile makes the transaction
+        fail. Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost (for
+        the common position only) and PositionMoved.
         """
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         history, lineage = self._looks(topic, partition)
-        # First of all: what a broker takes that begins while this looks around lies behind it.
+        # Read the end first: if a broker starts during this takeover, all messages that it accepts are after this offset.
         end = run_blocking(lineage.end())
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)
@@ -201,14 +206,17 @@ class Positions:
         self, diverts: tuple[DivertSpec, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
         journal: _Journal,
     ) -> DivertPlan | None:  # fmt: skip
-        """The plan under a name of this run. What exclusive diverts took for which nobody stands is looked up in the journal."""
+        """Return the plan with this run as owner.
+
+        Messages that exclusive diverts took and no position covers are looked up in the journal.
+        """
         common = None if stored is None or stored.vacant else stored
         if not diverts and common is None:
             return None
         configured = {divert.name for divert in diverts}
         taken = journal.taken_since(stored)
-        # A divert with a position of its own that is not configured any more still answers for what it took; the common position does for
-        # all others.
+        # A divert that has its own position and is no longer configured still answers for the messages that it took. The common position
+        # answers for all others.
         own = {name: at for name, at in own.items() if name in configured or name in taken or name in journal.taken_since(at)}
         unclaimed = taken.keys() - {*own, *(common.members if common else ())}
         if common is not None:
@@ -219,14 +227,15 @@ class Positions:
 
         def start_of(divert: DivertSpec) -> Position:
             if has_begun(divert.name):
-                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore the positions")
+                topic = self.pipelines.topics.positions
+                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore topic {topic!r}")
             return at(min(offset_of(divert.start, journal.history), journal.end))
 
         plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
         if plan is None:
             return None
         if not diverts and not taken and not plan.separate:
-            # Nothing of earlier diverts is left: there is no more to answer for.
+            # Nothing of earlier diverts is left to answer for.
             return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
         owner = self._claims.name(self.common_key)
         return DivertPlan(
@@ -241,12 +250,12 @@ class Positions:
     def take_sources(
         self, pipeline: str, sources: Mapping[Source, str], start: StartPosition, names: Callable[[str], bool] = lambda _: True
     ) -> list[Position]:
-        """Takes all source partitions of an ingress over, each with its topic's id.
+        """Take over all source partitions of an ingress. ``sources`` has the topic id of each.
 
-        Those of a new ingress begin at ``start``. What a known one finds later is new since then: all of it counts. One transaction under
-        the ingress's own transactional id adds those that are new, and says that it is known. Positions in topics that the ingress does
-        not name any more (``names``) are left vacant: it goes on there if it names them again, or begins anew where that cannot be.
-        Raises PositionLost, PositionTaken.
+        Partitions of a new ingress begin at ``start``. Partitions that a known ingress finds later are new, and it reads them from the
+        first record. One transaction under the ingress's own transactional id adds the new positions and registers the ingress. Positions
+        in topics that the ingress no longer names (``names``) become vacant: if the ingress names the topic again, it continues there, or
+        starts like a new one if records are lost. Raises PositionLost, PositionTaken.
         """
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, pipeline)
@@ -263,18 +272,17 @@ class Positions:
         return list(taken.values())
 
     def move(self, key: str, before: Position, after: Position, others: Mapping[str, Position | None]) -> Position:
-        """Moves a position from where this run has read it, and ``others`` that it has read, in one transaction. Raises PositionMoved."""
+        """Move a position, and ``others``, from the values that this run has read, in one transaction. Raises PositionMoved."""
         with closing(self.writer(key)) as writer:
             writer.write([], before, after, others)
         return after
 
     def pass_over(self, ends: Mapping[Claim, int | None]) -> list[Claim]:
-        """Moves positions of idle sources past what is no record: ends of transactions, and what was rolled back.
+        """Move positions of idle sources past offsets that are no records: transaction markers and aborted records.
 
-        Else a retention that deletes these would leave a position before the first offset, as if records had been lost. ``ends`` are those
-        of the last finished batches; None where there was none.
-        Returns those that it could look at: not where the topic is gone, or Kafka does not answer, nor, once that takes long, the others:
-        the driver has more to do. Raises Unavailable.
+        Otherwise a retention that deletes these would leave a position before the first offset, as if records had been lost. ``ends`` are
+        the end offsets of the last finished batches, None where there was no batch. Returns the claims that were checked. It leaves out
+        claims whose topic is gone or for which Kafka does not answer, and, after PASSED_WITHIN_S, all that remain. Raises Unavailable.
         """
         deadline = time.monotonic() + PASSED_WITHIN_S
         stored = self.stored(IDLE_TIMEOUT_S)
@@ -287,15 +295,18 @@ class Positions:
         return [claim for claim in ends if claim not in behind or passed.get(claim)]
 
     def stored(self, timeout_s: float = READ_TIMEOUT_S, *, decides: bool = False) -> dict[str, Position]:
-        """All positions, without taking any: as some node knows them, or, where a decision rests on them, behind barrier records."""
+        """Return all positions without taking any.
+
+        If a decision depends on the result, set ``decides``: it reads behind barrier records.
+        """
         everywhere = range(POSITION_PARTITIONS)
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, everywhere)) as reader:
             return reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
-        """Diverts' position of this run as it is now; only who is told of this reading can move it.
+        """Return the current position of this run's diverts. Only the caller that has read it can move it.
 
-        The journal is looked at, too: it may have been trimmed, or made anew, since the run began. Raises PositionLost, PositionTaken,
+        Also checks the journal, which may have been trimmed or recreated since the run began. Raises PositionLost, PositionTaken,
         Unavailable.
         """
         found = self._taken(key, self.common_key)
@@ -310,15 +321,15 @@ class Positions:
 
     @property
     def common_key(self) -> str:
-        """The key of the position that the diverts share."""
+        """Return the key of the position that the diverts share."""
         return self._key(COMMON)
 
     def own_key(self, divert: str) -> str:
-        """The key of a divert's position while it has one of its own."""
+        """Return the key of a divert's own position."""
         return self._key(f"{DIVERT}{divert}")
 
     def begun_key(self, divert: str) -> str:
-        """The key of the position at which a divert once began."""
+        """Return the key of the position at which a divert once began."""
         return self._key(f"{BEGUN}{divert}")
 
     def _key(self, pipeline: str) -> str:
@@ -329,7 +340,7 @@ class Positions:
             return self._take(writer, leader)
 
     def _take(self, writer: TransactionalWriter, leader: str) -> Position | None:
-        """The position under a new name of this run. See ``Claims.take``. Raises PositionTaken, Unavailable."""
+        """Return the position under a new owner name of this run. See ``Claims.take``. Raises PositionTaken, Unavailable."""
         return run_blocking(self._claims.take(writer.protocol, leader))
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
@@ -351,7 +362,7 @@ class Positions:
         return {key: found for key in keys if (found := self._taken(key, pipeline)) is not None}
 
     def removed_ingresses(self, configured: Container[str]) -> set[str]:
-        """Those that have run and are not configured any more, whose positions are not vacant yet."""
+        """Return the ingresses that have run, are no longer configured, and still have positions that are not vacant."""
         stored = ((key.partition("/")[0], at) for key, at in self.stored(decides=True).items() if key.startswith(INGRESS) and "/" in key)
         return {pipeline for pipeline, at in stored if not at.vacant and pipeline.removeprefix(INGRESS) not in configured}
 
@@ -374,25 +385,26 @@ class Positions:
             record = self._next_record(at)
             after = replace(at, offset=record, leader_epoch=leader_epoch)
             if record > at.offset and lineage.check_tail(after, IDLE_TIMEOUT_S) == leader_epoch:
-                with suppress(PositionMoved), closing(self.writer(claim.key, IDLE_TIMEOUT_S)) as writer:  # moved: then it is not idle
+                # a moved position means that the source is not idle
+                with suppress(PositionMoved), closing(self.writer(claim.key, IDLE_TIMEOUT_S)) as writer:
                     writer.write([], at, after)
-        except (Unavailable, PositionLost) as error:  # of what is lost the next start of the query tells
+        except (Unavailable, PositionLost) as error:  # the next start of the query reports a loss
             log.warning("could not advance position of idle source, will retry", key=claim.key, error=str(error))
             return False
         return True
 
     def _next_record(self, position: Position) -> int:
-        """Where the next record is or will be."""
+        """Return the offset of the next record, or where it will be."""
         history = TopicHistory(self.pipelines.kafka, position.topic, position.partition, IDLE_TIMEOUT_S)
         end = history.stable()
-        if end <= position.offset or history.earliest() > position.offset:  # nothing is there, or nobody knows what was
+        if end <= position.offset or history.earliest() > position.offset:  # no record, or records that were deleted
             return position.offset
         for message in history.records(position.offset, end, committed=True):
             return known_offset(message)
         return end
 
     def _seen_keys(self) -> set[str]:
-        """Every key that has, had or may have a position: also those in transactions that are open or were rolled back."""
+        """Return each key that has, had or may have a position, also in transactions that are open or were rolled back."""
         seen: set[str] = set()
         everywhere = range(POSITION_PARTITIONS)
         with closing(
@@ -416,7 +428,7 @@ class Positions:
             return
         seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
         if loss is not None:
-            # It decides nothing: who reads this can see whether more was deleted than ends of transactions.
+            # For information only: the reader can see whether more than transaction markers was deleted.
             come = f". Consumer group {self.group(pipeline)!r} had reached offset {seen}" if seen >= 0 else ""
             raise PositionLost(f"{loss}{come}{remedy}")
         if seen >= 0:
@@ -429,4 +441,4 @@ class Positions:
 
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
-        log.warning("topic has weak settings", finding=str(finding))
+        log.warning("weak topic setting", finding=str(finding))

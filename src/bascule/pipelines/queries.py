@@ -1,4 +1,4 @@
-"""One streaming query, kept running: started at its positions, started again with a pause when it fails, stopped where that cannot help."""
+"""One streaming query, kept running: started at its positions, restarted with a pause after a failure, stopped if a restart cannot help."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = get_log(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-#: A query that ran so long before it failed starts again with the first pause.
+#: A query that ran at least this time, in seconds, before it failed restarts with the first pause.
 STEADY_S = 60.0
 
 
 class PipelineStopped(BasculeError):
-    """A pipeline cannot go on; the text says why and what to do."""
+    """Raised when a pipeline cannot continue. The text says why and what to do."""
 
     retriable = False
     scope = Scope.PROCESS
@@ -36,7 +36,10 @@ class PipelineStopped(BasculeError):
 
 @dataclass(slots=True)
 class Query:
-    """A pipeline as Spark runs it. ``build`` takes its positions over and returns what writes; None: nothing to do until ``restart``."""
+    """A pipeline as Spark runs it.
+
+    ``build`` takes over its positions and returns the writer, or None if there is nothing to do until ``restart``.
+    """
 
     name: str
     build: Callable[[], DataStreamWriter | None]
@@ -51,14 +54,14 @@ class Query:
     _since_s: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
-        """Starts it at its positions; an error counts as a failure of the query."""
+        """Start the query at its positions. An error counts as a failure of the query."""
         try:
             writer = self.build()
             if writer is None:
                 self._due_s = math.inf
                 return
             self._attempts += 1
-            # The position decides, never a checkpoint: each start has a fresh one.
+            # The position decides where to start, never a checkpoint: each start gets a new one.
             self._drop_checkpoint(self._attempts - 1)
             self.running = (
                 writer.queryName(f"{self.name}-{self._attempts}")
@@ -71,7 +74,7 @@ class Query:
             self._failed(error)
 
     def check(self) -> None:
-        """Looks after it; to be called often."""
+        """Restart the query if it has failed and its pause is over. Call this often."""
         if self.stopped is not None:
             return
         if self.running is not None and not self.running.isActive:
@@ -85,30 +88,30 @@ class Query:
 
     @property
     def stopped(self) -> str | None:
-        """Name and text of the error that starting again cannot mend; None while there is none."""
+        """Return the name and text of the error that no restart can mend, or None."""
         return None if self.failure is None else f"{type(self.failure).__name__}: {self.failure}".splitlines()[0]
 
     @property
     def superseded(self) -> bool:
-        """Whether it has stopped for another driver, which does its work now."""
+        """Return True if the query has stopped because another driver has taken its position."""
         return isinstance(self.failure, PositionTaken)
 
     def stop(self) -> None:
-        """Stops it; a transaction under way is aborted by whoever takes the position next."""
+        """Stop the query. The next owner of the position aborts a transaction that is open."""
         if self.running is not None:
             self.running.stop()
             self.running = None
         self._drop_checkpoint(self._attempts)
 
     def restart(self) -> None:
-        """Stops and starts it at once, unless it has come to its end."""
+        """Stop the query and start it at once, unless it has stopped for good."""
         self.stop()
         if self.stopped is None:
             self._due_s = 0.0
             self.start()
 
     def reached(self) -> dict[tuple[str, int], int]:
-        """The end of its last finished batch, by topic and partition."""
+        """Return the end offset of the last finished batch by topic and partition."""
         progress = self.running.lastProgress if self.running is not None else None
         if not progress:
             return {}

@@ -16,11 +16,12 @@ from bascule.writer.position import Position, PositionLost
 
 @dataclass(frozen=True, slots=True)
 class DivertPlan:
-    """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
+    """Plan of the driver for the diverts: the ``common`` position with its members, and the other positions by divert.
 
-    ``separate`` are enabled diverts that still have to reach the common position, and removed ones that answer until then for what they
-    took; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
-    those begin that were not known before; ``removed`` took what the common position may have to answer for, before ``end``.
+    ``separate`` are enabled diverts that have not reached the common position yet, and removed ones that answer until then for the messages
+    that they took. ``parked`` are disabled diverts, which keep their position. ``lost`` says why some enabled diverts cannot continue.
+    ``new`` has the first position of diverts that were not known before. ``removed`` are diverts that took messages, before ``end``, for
+    which the common position may have to answer.
     """
 
     common: Position
@@ -39,11 +40,12 @@ def plan_diverts(
     start_of: Callable[[DivertSpec], Position],
     taken: Mapping[str, Position],
 ) -> DivertPlan | None:
-    """The plan; None when no divert is or was there. ``taken`` is where begins what exclusive diverts took for which nobody stands yet.
+    """Return the plan, or None if there is no divert and never was one.
 
-    A member that is disabled parts with the common position as its own, and later catches up from there; one that is no longer configured
-    is forgotten: from the common position on, that answers for it. A new divert begins where it says, and not behind what it took.
-    Whoever stands at the common offset is a member.
+    ``taken`` has, by divert, the first position of messages that an exclusive divert took and that no position covers yet. A member that is
+    disabled gets the common position as its own, and later catches up from there. A member that is no longer configured is forgotten; the
+    common position answers for its messages. A new divert begins where its configuration says, and not after messages that it took. A
+    divert at the offset of the common position is a member.
     """
     if not diverts and common is None:
         return None
@@ -75,21 +77,21 @@ def plan_diverts(
 
 
 def joined(common: Position, other: Position) -> Position:
-    """The common position with the members of one that stands at the same offset."""
+    """Return the common position with the members of another position at the same offset."""
     if common.offset != other.offset:
         raise PositionLost(f"position at offset {other.offset} cannot join the common position at offset {common.offset}")
     return replace(_best_informed(common, [other]), members=tuple(sorted({*common.members, *other.members})))
 
 
 def _best_informed(base: Position, others: Sequence[Position]) -> Position:
-    # At one offset all fences agree, save that one which has just begun in the middle knows no sequence yet.
+    # At one offset all fences agree, except that a position that began in the middle of the journal does not know the sequence yet.
     known = max([base, *others], key=lambda position: position.sequence)
     leader_epoch = max(each.leader_epoch for each in [base, *others])
     return replace(base, epoch=known.epoch, sequence=known.sequence, exclusive=known.exclusive, leader_epoch=leader_epoch)
 
 
 def offset_of(start: StartPosition, history: TopicHistory) -> int:
-    """The offset at which a new pipeline begins."""
+    """Return the offset at which a new pipeline begins."""
     if start.at == EARLIEST:
         return history.earliest()
     if start.at == LATEST:
@@ -98,9 +100,9 @@ def offset_of(start: StartPosition, history: TopicHistory) -> int:
 
 
 def journal_position(topic: str, topic_id: str, partition: int, offset: int, history: TopicHistory) -> Position:
-    """The position of a reader that begins at ``offset`` in the middle of the journal, its fence set by what stands before it.
+    """Return the position of a reader that begins at ``offset`` in the journal. The records before it determine the fence.
 
-    Raises DamagedRecord when the records before contradict one another.
+    Raises DamagedRecord if the records before contradict one another.
     """
     first = history.earliest()
     if offset <= first == 0:
@@ -109,12 +111,12 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
     exclusive: tuple[str, ...] = ()
     for at, header, value in _headers(history, max(first, offset - STRAY_RECORDS_MAX), offset):
         if header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
-            # Begun among records of a dead broker, perhaps: the newer epoch counts.
+            # The first records may belong to a dead broker: the newer epoch counts.
             fence.epoch, fence.sequence = header.epoch, -1
         if fence.admits(at, header) and header.kind is Kind.EPOCH:
             exclusive = exclusive_of(value)
     if fence.epoch < first:
-        # Its start is trimmed: records of a dead broker may stand before the first one of the epoch in force.
+        # The start record of the epoch was trimmed: records of a dead broker may precede the first record of the current epoch.
         ahead = _headers(history, offset, min(offset + STRAY_RECORDS_MAX, history.latest()))
         newest = max((header.epoch for _, header, _ in ahead if header.kind is not Kind.EPOCH and header.epoch < first), default=-1)
         if newest > fence.epoch:
@@ -129,7 +131,7 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
 
 
 def _headers(history: TopicHistory, start: int, end: int) -> Iterator[tuple[int, Header, bytes]]:
-    """Offset, header and value of the records that are a journal's."""
+    """Yield offset, header and value of the records that are journal records."""
     for record in history.records(start, end):
         at, (key, value) = known_offset(record), content_of(record)
         try:

@@ -1,4 +1,4 @@
-"""A JMS message as a row: what a user's transformation sees, and what ``spark.readStream.format("bascule")`` gives."""
+"""A JMS message as a row: the input of a user's transformation, and the rows of ``spark.readStream.format("bascule")``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROW_SCHEMA = (
     " reply_to string, group_id string, priority int, timestamp timestamp, expiration timestamp, properties map<string,string>,"
     " headers map<string,string>, body_kind string, text string, body binary, key binary, value binary"
 )
-#: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
+#: Maximum rows in one Arrow batch: beyond some hundreds, larger batches are no faster, and a batch is held in memory three times.
 ARROW_ROWS = 2_000
-#: Bytes of bodies and headers after which one ends, too: the bytes of a column of Arrow's end at 2 GiB, and a message may have 64 MiB.
+#: Maximum bytes of bodies and headers in one Arrow batch: a column of Arrow is limited to 2 GiB, and a message may have 64 MiB.
 ARROW_BYTES = 16 << 20
-#: What names a message in a row; a transformation must hand it on.
+#: Columns that identify a message; a transformation must keep them.
 IDENTITY = ("offset", "epoch", "sequence", "index")
-#: Why a message has no more of a row, under the name that it has in a dead letter.
+#: Header with the reason why a row has only some columns. Dead letters use the same name.
 REASON = f"{ERRORS}exception.message"
 _MOMENT = pa.timestamp("us", "UTC")
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -58,7 +58,7 @@ _BODY, _HEADERS = map(ARROW_SCHEMA.get_field_index, ("body", "headers"))
 
 
 def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, key: str = "message-id") -> tuple[Any, ...]:
-    """The row of a message. Raises InvalidInput for one that is no AMQP message or holds what has no form outside AMQP."""
+    """Return the row of a message. Raises InvalidInput if it is no AMQP message or contains a value that has no form outside AMQP."""
     message = decode_message(send.body)
     value = record_value(message)
     return (
@@ -75,9 +75,9 @@ def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, 
 
 
 def malformed_row(send: Send, offset: int, epoch: int, sequence: int, index: int, error: BaseException) -> tuple[Any, ...]:
-    """The row of a message of which ``message_row`` raises ``error``: what the journal knows, and the message as its sender encoded it.
+    """Return the row of a message for which ``message_row`` raises ``error``: the fields of the journal, and the message as it was sent.
 
-    It has no ``body_kind``; why is among the headers (REASON).
+    The row has no ``body_kind``; the header REASON has the text of the error.
     """
     return (
         send.address, offset, epoch, sequence, index, None, None, None, None, None, send.priority,
@@ -86,12 +86,12 @@ def malformed_row(send: Send, offset: int, epoch: int, sequence: int, index: int
 
 
 def arrow_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches of bounded size; none of no rows."""
+    """Yield rows as Arrow batches of bounded size. Without rows, yield no batch."""
     some: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:
         some.append(row)
-        # Headers repeat the properties, and all else of a message that can be large.
+        # Headers include the properties and all other parts of a message that can be large.
         size += len(row[_BODY]) + sum(len(name) + len(text) for name, text in row[_HEADERS].items())
         if len(some) >= ARROW_ROWS or size >= ARROW_BYTES:
             yield arrow_batch(some)
@@ -101,7 +101,7 @@ def arrow_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
 
 
 def arrow_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows as one Arrow batch."""
+    """Return the rows as one Arrow batch."""
     columns = list(zip(*rows, strict=True)) or [()] * len(ARROW_SCHEMA)
     arrays = [pa.array(_pairs(column, field.type), field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
@@ -112,7 +112,7 @@ def _pairs(column: tuple[Any, ...], kind: pa.DataType) -> list[Any]:
 
 
 def _moment(timestamp_ms: int) -> datetime | None:
-    """None where the message has none, or one outside the years 1 to 9999 (an expiry that means never)."""
+    """Return None if the message has no timestamp, or one outside the years 1 to 9999 (an expiry that means never)."""
     with suppress(ValueError, OverflowError):
         return datetime.fromtimestamp(timestamp_ms / 1000, UTC) if timestamp_ms else None
     return None

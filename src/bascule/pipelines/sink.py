@@ -1,9 +1,9 @@
-"""``df.writeStream.format("bascule")``: rows as JMS messages, through ``bascule.ingress``.
+"""``df.writeStream.format("bascule")``: writes rows as JMS messages, through ``bascule.ingress``.
 
-Exactly once, because the batch's messages and the number of the next batch are one Kafka transaction: a batch that Spark repeats after
-a crash finds its number taken and writes nothing. That holds as long as the query keeps its checkpoint, which gives a repeated batch
-the same rows under the same number; the writer knows the query by the id that Spark keeps there and refuses another one, and a batch that
-is not as large as when it was written.
+The sink writes exactly once, because one Kafka transaction contains the batch's messages and the number of the next batch: if Spark repeats
+a batch after a crash, the sink finds its number taken and writes nothing. This requires that the query keeps its checkpoint, which gives a
+repeated batch the same rows under the same number. The writer knows the query by the id in the checkpoint. It refuses another query, and a
+repeated batch with another number of messages.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from bascule.writer.position import Position, PositionLost, position_key
 
 log = get_log(__name__)
 
-#: The property of a task that names its query, the same as long as the checkpoint is.
+#: The property of a task that names its query. It stays the same as long as the checkpoint does.
 _QUERY_ID = "sql.streaming.queryId"
 _ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
-#: What always helps, at the price of rows that are written twice or not at all: the job's start decides.
+#: The remedy that always works. Depending on where the job starts, rows are written twice or not at all.
 _ANEW = "To start over, give the writer another id and the query a new checkpoint"
 _NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded(WriterCommitMessage):
-    """A task's messages, as values for ``bascule.ingress``, and the id of its query."""
+    """The messages of a task, as values for ``bascule.ingress``, and the id of its query."""
 
     values: tuple[bytes, ...]
     query: str
 
 
 class DestinationWriter(DataSourceStreamWriter):
-    """Tasks encode, the driver writes each batch in one transaction; so a batch must fit into the driver's memory."""
+    """Tasks encode the rows; the driver writes each batch in one transaction. A batch must therefore fit into the driver's memory."""
 
     def __init__(self, options: Mapping[str, str], kafka: Mapping[str, Any], schema: StructType) -> None:
-        """Raises InvalidInput for a missing option or a column that has no meaning."""
+        """Raises InvalidInput for a missing option or an unknown column."""
         lowered = {name.lower(): value for name, value in options.items()}
         self._id = lowered.get("id", "")
         if not self._id:
@@ -68,7 +68,10 @@ class DestinationWriter(DataSourceStreamWriter):
         self._kafka = dict(kafka)
 
     def write(self, iterator: Iterator[Row]) -> Encoded:
-        """Encodes a task's rows. Raises InvalidInput for one that is no JMS message, BadRecord for one that the broker could not take."""
+        """Encode a task's rows.
+
+        Raises InvalidInput for a row that is no JMS message, BadRecord for a message that the broker could not take.
+        """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context else None
         if not query:
@@ -76,14 +79,14 @@ class DestinationWriter(DataSourceStreamWriter):
         return Encoded(tuple(self._encoded(row.asDict()) for row in iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Writes the batch, unless it has been written. Raises PositionLost when the checkpoint is not the one of before."""
+        """Write the batch unless it was written before. Raises PositionLost if the checkpoint is not that of the earlier batches."""
         encoded = [message for message in messages if isinstance(message, Encoded)]
         query = encoded[0].query  # an empty batch has a task, too
         if batchId == 0:
-            # A job of its own may run where no pipeline ever has. How many replicas there are to be only the cluster knows here.
+            # A user's job may run where no pipeline ever ran. Only the cluster's default knows the number of replicas.
             wanted = {self._topics.positions: own_topics.POSITIONS, self._topics.ingress: own_topics.INGRESS}
             for finding in own_topics.ensure(self._kafka, wanted):
-                log.warning("topic has weak settings", finding=str(finding))
+                log.warning("weak topic setting", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
         transactional_id = self._topics.transactional_id(self._bridge, key)
         writer = TransactionalWriter(self._kafka, transactional_id, self._topics.positions, key)
@@ -99,7 +102,7 @@ class DestinationWriter(DataSourceStreamWriter):
             try:
                 writer.write(outputs, before, after)
             except (Unavailable, Unwritable):
-                # Nobody may come after this one to do it, and what all others write for the broker waits behind it.
+                # No later writer may come to abort it, and the broker's readers wait until it is aborted.
                 end_open_transactions(self._kafka, [transactional_id])
                 raise
             crash.point("sink.commit.after")
@@ -107,7 +110,7 @@ class DestinationWriter(DataSourceStreamWriter):
             writer.close()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing has been written."""
+        """Do nothing: nothing was written."""
 
     def _encoded(self, row: dict[str, Any]) -> bytes:
         address = row.get("address") or self._address
@@ -130,9 +133,9 @@ class DestinationWriter(DataSourceStreamWriter):
 
 
 def is_written(writer: str, before: Position | None, query: str, batch: int, messages: int) -> bool:
-    """Whether a writer with the position ``before`` has written a batch of so many messages.
+    """Return True if a writer with the position ``before`` has written a batch with this number of messages.
 
-    Raises PositionLost where it is no repeat of the last batch and not the one after it.
+    Raises PositionLost if the batch is neither a repeat of the last batch nor the one after it.
     """
     if before is None:
         if batch == 0:
@@ -151,7 +154,7 @@ def is_written(writer: str, before: Position | None, query: str, batch: int, mes
             f"writer {writer!r} has written batch {before.offset - 1}, and Spark repeats batch {batch}: the checkpoint is too old."
             f" Restore the newest checkpoint. {_ANEW}"
         )
-    # A position of an earlier version does not say how many they were.
+    # The position of an earlier version does not contain the number of messages.
     if batch == before.offset - 1 and before.sequence not in (-1, messages):
         raise PositionLost(
             f"writer {writer!r} has written batch {batch} with {before.sequence} messages, and Spark repeats the batch with {messages}:"

@@ -31,19 +31,19 @@ _KAFKA = "kafka."
 _ANEW = "To read the records that exist, give the query a new checkpoint"
 _ANOTHER = f"the topic was recreated. {_ANEW}"
 
-#: What becomes of a message that is no JMS message, in the words of Spark's own sources.
+#: Modes for a message that is no JMS message, named as in Spark's own sources.
 PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
 _log = get_log(__name__)
 
 
 def register(session: SparkSession) -> None:
-    """Makes ``format("bascule")`` known to a session."""
+    """Make ``format("bascule")`` known to a session."""
     session.dataSource.register(BasculeDataSource)
 
 
 def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that begin with ``kafka.``, as librdkafka settings. Raises InvalidInput without ``kafka.bootstrap.servers``."""
+    """Return the options that begin with ``kafka.`` as librdkafka settings. Raises InvalidInput without ``kafka.bootstrap.servers``."""
     kafka = {name.removeprefix(_KAFKA): value for name, value in options.items() if name.startswith(_KAFKA)}
     if "bootstrap.servers" not in kafka:
         raise InvalidInput("option kafka.bootstrap.servers is missing; set the option to the servers of the journal's Kafka")
@@ -55,26 +55,26 @@ class BasculeDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in ``format("bascule")``."""
+        """Return the name for ``format("bascule")``."""
         return "bascule"
 
     def schema(self) -> str:
-        """The message row."""
+        """Return the schema of a message row."""
         return ROW_SCHEMA
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:  # noqa: N802
-        """Reads the journal."""
+        """Return a reader of the journal."""
         del schema
         return JournalStreamReader(dict(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DestinationWriter:  # noqa: N802
-        """Writes to JMS destinations."""
+        """Return a writer to JMS destinations."""
         del overwrite
         return DestinationWriter(dict(self.options), kafka_settings(self.options), schema)
 
 
-#: In the stream's offsets, beside ``offset``: the id of the journal's topic, and a leader epoch as of which the journal reached the offset.
-#: One of an earlier version has none.
+#: Fields of the stream's offsets beside ``offset``: the id of the journal's topic, and a leader epoch in which the journal reached the
+#: offset. Offsets of an earlier version have neither.
 _JOURNAL_ID = "journal_id"
 _LEADER_EPOCH = "leader_epoch"
 
@@ -86,12 +86,12 @@ class JournalRange(InputPartition):
         self.start, self.end, self.journal_id = start, end, journal_id
 
 
-#: The fence at the end of the last range that this process has read, by topic: the next range begins there.
+#: The fence at the end of the last range that this process has read, by topic. The next range begins there.
 _reached: dict[str, Position] = {}
 
 
 class JournalStreamReader(DataSourceStreamReader):
-    """Journal offsets are the stream's offsets. A range always gives the same rows, so a replay of a batch is a true one."""
+    """Reads the journal; its offsets are the stream's offsets. A range always gives the same rows, so a repeated batch is identical."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._kafka = kafka_settings(options)
@@ -106,16 +106,19 @@ class JournalStreamReader(DataSourceStreamReader):
             raise InvalidInput(f"option mode is {options['mode']!r}; must be one of {', '.join(MODES)}")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
+        """Return the offset that the option ``startingOffsets`` selects. Spark asks once in the life of a checkpoint."""
         offset = offset_of(self._start, self._history())
         return {"offset": offset, _JOURNAL_ID: self._journal_id(), _LEADER_EPOCH: self._leader_epoch(self._lineage(), offset)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The option ``maxOffsetsPerTrigger``."""
+        """Return the option ``maxOffsetsPerTrigger`` as a limit."""
         return ReadMaxRows(self._max_records)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The journal's end, or as far as the limit goes. Raises PositionLost when it has lost its tail before the stream's offset."""
+        """Return the end of the journal, or an offset within the limit.
+
+        Raises PositionLost if the journal has lost records before ``start``.
+        """
         begin, lineage = start["offset"], self._lineage()
         end = run_blocking(lineage.end()).offset
         if end < begin:
@@ -125,27 +128,27 @@ class JournalStreamReader(DataSourceStreamReader):
             raise Unavailable(f"stale end offset {end} of journal {self._topic!r}: the answering Kafka node is cut off from the cluster")
         if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable):
             end = min(end, begin + limit.max_rows)
-        # The id goes along: which journal it is is looked at where it is read, not at every look for its end.
+        # The offset carries the topic id: the reader checks the journal, not each request for the end.
         return {"offset": end, _JOURNAL_ID: start.get(_JOURNAL_ID) or self._journal_id(), _LEADER_EPOCH: leader_epoch}
 
     def _lineage(self) -> PartitionLineage:
         return PartitionLineage(self._kafka, self._topic, self._partition)
 
     def _leader_epoch(self, lineage: PartitionLineage, offset: int, leader_epoch: int = UNKNOWN_EPOCH) -> int:
-        """A leader epoch as of which the journal has all before ``offset``. Raises PositionLost, Unavailable."""
+        """Return a leader epoch in which the journal has all records before ``offset``. Raises PositionLost, Unavailable."""
         try:
             return lineage.check_tail(Position(self._topic, "", self._partition, offset, leader_epoch=leader_epoch))
         except PositionLost as error:
             raise PositionLost(f"{error}. {_ANEW}") from None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
-        """One: the journal is read in order."""
+        """Return one partition, because the journal is read in order."""
         return [JournalRange(start["offset"], end["offset"], end.get(_JOURNAL_ID))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages that count and that the options ask for.
+        """Yield the messages that count and that the options select.
 
-        Raises PositionLost when records of the journal are gone; BadRecord, in mode FAILFAST, for what is no JMS message.
+        Raises PositionLost if records of the journal are gone and, in mode FAILFAST, BadRecord for a message that is no JMS message.
         """
         if not isinstance(partition, JournalRange):
             raise InvalidInput(f"{partition!r} is not a range of the journal: Spark gave the reader a partition of another source")
@@ -162,7 +165,7 @@ class JournalStreamReader(DataSourceStreamReader):
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
 
     def _rows(self, taken: WantedMessage) -> list[tuple[Any, ...]]:
-        """The message's row. Of one that is no JMS message, a row or none, by the option ``mode``; raises BadRecord in mode FAILFAST."""
+        """Return the row of the message. For a message that is no JMS message, the option ``mode`` decides: a row, no row, or BadRecord."""
         place = (taken.send, taken.offset, taken.epoch, taken.sequence, taken.index)
         try:
             return [message_row(*place)]

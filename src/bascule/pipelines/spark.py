@@ -34,15 +34,15 @@ _SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "2",
-    # A failed batch is run again by the driver, from the position: at once by Spark it could only fail again.
+    # The driver repeats a failed batch from the position. A repeat by Spark could only fail again.
     "spark.task.maxFailures": "1",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-#: An idle fetch that a new batch finds under way is waited for; at Kafka's default of 500 ms each batch would take that long.
+#: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
 _FETCH_WAIT_MS = "20"
 
-#: librdkafka's names that Java's client does not know. None: taken into sasl.jaas.config, or without a counterpart.
+#: Names of librdkafka that the Java client does not know. None: part of sasl.jaas.config, or without a counterpart.
 _JAVA_NAMES = {
     "sasl.mechanisms": "sasl.mechanism",
     "sasl.username": None,
@@ -57,7 +57,7 @@ _JAVA_NAMES = {
 
 
 def spark_session(pipelines: PipelinesSpec) -> SparkSession:
-    """The session of one driver. Raises NoJdk."""
+    """Return the session of one driver. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if _local(pipelines):
@@ -67,15 +67,15 @@ def spark_session(pipelines: PipelinesSpec) -> SparkSession:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    # Both say what is raised as well, with a hundred lines of Java around it.
+    # Both log errors that are raised anyway, with a hundred lines of Java.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session
 
 
 def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -> dict[str, str]:
-    """Settings of a session with Kafka's client (``jars``) and options of the driver's JVM (``java``). The user's have precedence.
+    """Return the settings of a session with Kafka's client (``jars``) and options of the driver's JVM (``java``). The user's settings win.
 
-    Options of the JVM that the user gives come behind those of Bascule.
+    JVM options of the user come after those of Bascule.
     """
     where = (
         _LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if _local(pipelines) else {"spark.jars": ",".join(jars)}
@@ -90,7 +90,7 @@ def _local(pipelines: PipelinesSpec) -> bool:
 
 
 def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
-    """librdkafka settings as options of Spark's Kafka source. Raises InvalidInput for what Java's client cannot be told."""
+    """Return librdkafka settings as options of Spark's Kafka source. Raises InvalidInput for settings that the Java client cannot use."""
     options = {"kafka.fetch.max.wait.ms": _FETCH_WAIT_MS}
     for name, value in kafka.items():
         java_name = _JAVA_NAMES.get(name, name)
@@ -127,7 +127,7 @@ def _offsets(at: Mapping[tuple[str, int], int]) -> str:
 
 
 def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping[tuple[str, int], int], *, committed: bool) -> DataFrame:
-    """A streaming frame of Kafka records from the given offsets on, by topic and partition."""
+    """Return a streaming frame of Kafka records that starts at the given offsets, by topic and partition."""
     assigned: dict[str, list[int]] = {}
     for topic, partition in start:
         assigned.setdefault(topic, []).append(partition)
@@ -145,7 +145,7 @@ def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping
 
 
 def kafka_range(session: SparkSession, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> DataFrame:
-    """A frame of the records of one partition from ``start`` up to ``end`` (not included)."""
+    """Return a frame of the records of one partition from ``start`` up to ``end`` (not included)."""
     return (
         session.read.format("kafka")
         .options(**kafka_options(pipelines.kafka))
@@ -158,12 +158,12 @@ def kafka_range(session: SparkSession, pipelines: PipelinesSpec, topic: str, par
 
 
 def journal_rows(frame: DataFrame) -> DataFrame:
-    """Offset, key and value of journal records; of state records only the header, which the fence needs, goes on to Python."""
+    """Select offset, key and value of journal records. Of state records only the header, which the fence needs, is passed to Python."""
     value = sql.when(sql.col("key") == sql.lit(STATE_KEY), sql.substring("value", 1, HEADER_SIZE)).otherwise(sql.col("value"))
     return frame.select("offset", "key", value.alias("value"))
 
 
 def ingress_rows(frame: DataFrame) -> DataFrame:
-    """What the ingress takes of a Kafka record."""
+    """Select the columns of a Kafka record that an ingress uses."""
     timestamp = sql.unix_millis("timestamp").alias("timestamp_ms")
     return frame.select("topic", "partition", "offset", timestamp, "key", "value", "headers")

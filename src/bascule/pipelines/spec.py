@@ -1,4 +1,4 @@
-"""What the pipelines are told, as plain values that travel to Spark's workers."""
+"""The settings of the pipelines, as plain values that Spark ships to its workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a new pipeline begins. ``timestamp_ms`` counts where ``at`` is neither ``earliest`` nor ``latest``."""
+    """Where a new pipeline begins. ``timestamp_ms`` applies if ``at`` is neither ``earliest`` nor ``latest``."""
 
     at: str = LATEST
     timestamp_ms: int = 0
@@ -42,7 +42,7 @@ class StartPosition:
 
 @dataclass(frozen=True, slots=True)
 class DivertSpec:
-    """JMS messages of the addresses that ``source`` names, into the topics that ``target`` names (``${address}``, ``${rest}``)."""
+    """A divert of JMS messages from the addresses of ``source`` to the topics of ``target`` (with ``${address}``, ``${rest}``)."""
 
     name: str
     source: str
@@ -58,15 +58,16 @@ class DivertSpec:
 
     @property
     def transformed(self) -> bool:
-        """Whether a transformation of the user stands between message and record."""
+        """Return True if the user has configured a transformation."""
         return bool(self.select) or self.function is not None
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSpec:
-    """Kafka records of ``topics``, or of those that ``pattern`` matches, into the address that ``target`` names.
+    """An ingress of Kafka records of ``topics``, or of topics that match ``pattern``, to the address of ``target``.
 
-    ``target`` and ``reply_to`` (JMSReplyTo; empty = as the record's headers say) take ``${topic}`` and ``${header:NAME}``.
+    ``target`` and ``reply_to`` may contain ``${topic}`` and ``${header:NAME}``. If ``reply_to`` is empty, JMSReplyTo comes from the headers
+    of the record.
     """
 
     name: str
@@ -82,13 +83,13 @@ class IngressSpec:
     enabled: bool = True
 
     def names(self, topic: str) -> bool:
-        """Whether it reads a topic of this name, if there is one."""
+        """Return True if the ingress reads a topic with this name."""
         return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """Bounds of one Kafka transaction; it ends at the end of a source record or Spark's batch at the latest."""
+    """Limits of one Kafka transaction. It ends at the end of a source record, and at the latest with Spark's batch."""
 
     records: int = TRANSACTION_RECORDS
     size_bytes: int = TRANSACTION_BYTES
@@ -97,7 +98,7 @@ class TransactionLimits:
 
 @dataclass(frozen=True, slots=True)
 class PipelinesSpec:
-    """Everything the driver runs. ``kafka`` are librdkafka settings."""
+    """All settings of a driver. ``kafka`` are librdkafka settings."""
 
     bridge_id: str
     kafka: dict[str, Any]
@@ -118,12 +119,12 @@ class PipelinesSpec:
     session_timeout_s: float = SESSION_TIMEOUT_S
 
     def transactional_id(self, position_key: str) -> str:
-        """The one transactional id that may move a position."""
+        """Return the one transactional id that may move a position."""
         return self.topics.transactional_id(self.bridge_id, position_key)
 
 
 def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
-    """The pipelines that a configuration asks for, on the Kafka at ``bootstrap_servers``."""
+    """Return the pipelines of a configuration, on the Kafka at ``bootstrap_servers``."""
     run = settings.pipelines
     return PipelinesSpec(
         bridge_id=settings.bridge.id,

@@ -1,6 +1,6 @@
 """Several drivers of one bridge: Kafka elects the one that runs the pipelines, and the others stand by.
 
-The election decides only who tries. What keeps two drivers from both moving a position is the owner in it (``bascule.writer.claims``).
+The election decides only which driver tries. The owner in a position keeps two drivers from both moving it (``bascule.writer.claims``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bascule.pipelines.spec import PipelinesSpec
 
 log = get_log(__name__)
 
-#: Without an election for so long a driver says that it stands by: one that is alone is elected sooner.
+#: A driver that is not elected for this time reports that it stands by. A single driver is elected sooner.
 STANDBY_AFTER_S: Final = 4.0
 _LOOK_S: Final = 0.05
 
 
 class DriverTurn:
-    """Whether it is this driver's turn. For one thread; a context, at whose end the turn is handed over."""
+    """The turn of this driver to run the pipelines. Use it from one thread, as a context manager: at its end the turn is handed over."""
 
     def __init__(self, pipelines: PipelinesSpec, stop: StopSignals, on_standby: Callable[[], None]) -> None:
         self._pipelines = pipelines
@@ -40,7 +40,7 @@ class DriverTurn:
         self._election: Election | None = None
 
     def __enter__(self) -> DriverTurn:
-        """Nothing happens until ``wait``."""
+        """Do nothing: ``wait`` stands for election."""
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -49,9 +49,9 @@ class DriverTurn:
             self._election.close(resign=True)
 
     def wait(self) -> bool:
-        """Stand for election; return True when elected, False when told to stop. The topic of the ingresses must exist.
+        """Stand for election. Return True when elected, False when told to stop. The topic of the ingresses must exist.
 
-        Raises BasculeError when Kafka does not let this driver stand.
+        Raises BasculeError if Kafka does not let this driver stand.
         """
         self._election = self._stand()
         standby_s = time.monotonic() + STANDBY_AFTER_S
@@ -62,13 +62,13 @@ class DriverTurn:
                 return False
             if not told and time.monotonic() > standby_s:
                 told = True
-                self._stop.listen()  # the gateway to Spark may have set handlers of its own
+                self._stop.listen()  # Spark's gateway may have installed its own handlers
                 log.info("standing by, another driver is running", bridge=self._pipelines.bridge_id)
                 self._on_standby()
         return True
 
     def check(self) -> None:
-        """Raises BasculeError when the turn is over."""
+        """Raise BasculeError if the turn is over."""
         if self._error is not None:
             raise self._error
         if self._lost.is_set():
@@ -76,7 +76,7 @@ class DriverTurn:
 
     def _stand(self) -> Election:
         pipelines = self._pipelines
-        # A driver that is killed is replaced when its session ends, by whichever comes first: its successor here, or one that stands by.
+        # When the session of a killed driver ends, Kafka elects its restarted successor or a standby, whichever comes first.
         instance = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         topics = pipelines.topics
         return Election(

@@ -1,4 +1,4 @@
-"""The functions that Spark calls on batches: one object per query, picklable, called once per task."""
+"""The functions that Spark calls on batches: one picklable object per query, called once per task."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON
 
-#: A message's place in the journal: the offset of its record, and its index there.
+#: The place of a message in the journal: the offset of its record, and its index there.
 Message = tuple[int, int]
 OFFSET_MAX = 2**63 - 1
-#: What transformations make of a batch is held until the journal's own rows come; beyond this the batch is carried in parts. A batch of
-#: journal records that each hold many messages, a broker's under load, would not fit into any memory.
+#: Transformed records stay in memory until the journal's own rows come. Beyond this size, the batch is written in parts: the records of a
+#: loaded broker contain many messages each, and a batch of them would not fit into memory.
 MADE_BYTES_MAX = 256 << 20
-#: What holding a record takes beside its octets.
+#: Memory, in bytes, of a record in addition to its content.
 _HELD_BYTES = 1_000
-#: What a task reports; Spark needs some row, nobody reads it but the driver's progress.
+#: The report of a task: Spark requires a row, and only the driver's progress shows it.
 REPORT_SCHEMA = "records long, written long"
 
 
@@ -63,14 +63,14 @@ def _dead_letter_topic(pipelines: PipelinesSpec) -> str | None:
 
 
 class UnknownDivert(BasculeError):
-    """The broker applies an exclusive divert that these pipelines have not been told of. It passes when they are started anew."""
+    """The broker applies an exclusive divert that these pipelines do not know. A restart of the pipelines helps."""
 
     retriable = True
     scope = Scope.OPERATION
 
 
 class BatchTooLarge(BasculeError):
-    """Transformations make more of a batch than is held at once: it must be carried in parts."""
+    """Transformations make more records of a batch than fit into memory: the batch must be written in parts."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -78,9 +78,9 @@ class BatchTooLarge(BasculeError):
 
 @dataclass(frozen=True, slots=True)
 class KnownDiverts:
-    """What a driver has found of exclusive diverts when it started: those that stand ``elsewhere``, those that are ``removed``.
+    """The exclusive diverts that a driver found at its start: those with a position ``elsewhere``, and those that are ``removed``.
 
-    What began in the journal at ``end`` or later it has not seen.
+    The driver has not seen epochs that began in the journal at ``end`` or later.
     """
 
     elsewhere: frozenset[str] = frozenset()
@@ -88,7 +88,10 @@ class KnownDiverts:
     end: int = 0
 
     def answers(self, name: str, epoch: int) -> bool:
-        """Whether the common position answers for what one took in an epoch, of which no member is. Raises UnknownDivert."""
+        """Return whether the common position answers for messages that a divert took in an epoch and is not a member.
+
+        Raises UnknownDivert.
+        """
         if name in self.elsewhere:
             return False
         if epoch >= self.end and name not in self.removed:
@@ -103,12 +106,12 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class DivertTask:
-    """Journal rows to target topics, for all diverts that share a position.
+    """Writes journal rows to target topics, for all diverts that share a position.
 
-    Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
-    ``failed`` says by divert and message on what a transformation failed, and why. What exclusive diverts took that are not configured
-    is dead-lettered by who answers for it: one that stands elsewhere for itself, as the common position knows (``known``).
-    ``made_bytes_max`` is what transformed rows may take; None for a single journal record, which is never parted.
+    Rows with a ``divert`` are results of users' transformations (transformation.RECORD_SCHEMA); they come before the journal's own rows.
+    ``failed`` has the messages on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured
+    are dead-lettered by the position that answers for them: the divert's own position if it has one, otherwise the common position
+    (``known``). ``made_bytes_max`` limits the size of transformed rows; it is None for a single journal record, which is never split.
     """
 
     pipelines: PipelinesSpec
@@ -119,7 +122,7 @@ class DivertTask:
     made_bytes_max: int | None = MADE_BYTES_MAX
 
     def __call__(self, batches: Batches) -> Batches:
-        """Takes the rows of one journal partition in order. Raises TooMuchAtOnce before anything is written."""
+        """Carry the rows of one journal partition in order. Raises BatchTooLarge before anything is written."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
         made: dict[tuple[str, int, int], list[TransformedRecord]] = {}
@@ -139,7 +142,7 @@ class DivertTask:
         yield _report(records, [carrier])
 
     def failed_of(self, divert: DivertSpec) -> frozenset[Message]:
-        """The messages on which a divert's transformation failed."""
+        """Return the messages on which a divert's transformation failed."""
         return frozenset((offset, index) for name, offset, index in self.failed if name == divert.name)
 
     def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
@@ -164,13 +167,13 @@ class DivertTask:
             raise BadRecord(f"the transformation failed: {self.failed[key]}")
         records = made.get(key)
         if records is None:
-            # Left out by the transformation, or without a row for it: then this says why.
+            # The transformation left the message out, or it has no row: then this raises the reason.
             message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
         return records or []
 
 
 def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[TransformedRecord]]) -> tuple[pa.RecordBatch, int]:
-    """Keeps the transformed rows of a batch; returns its journal rows, and how many bytes are kept."""
+    """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept."""
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
@@ -181,10 +184,10 @@ def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Transfor
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """Journal rows to message rows for one divert's transformation: at least those of the messages that it takes.
+    """Converts journal rows to message rows for one divert's transformation: at least those of the messages that the divert takes.
 
-    Of these the ``first`` to the ``last`` (by offset and index) that are not in ``without``. The fence is not asked here; the writer asks
-    it, and lets go what does not count.
+    Of these, it yields the messages from ``first`` to ``last`` (by offset and index) that are not in ``without``. It does not check the
+    fence; the writer does, and drops messages that do not count.
     """
 
     divert: DivertSpec
@@ -193,7 +196,7 @@ class RowsTask:
     last: Message = (OFFSET_MAX, 0)
 
     def __call__(self, batches: Batches) -> Batches:
-        """Batches of message rows: a journal record may hold hundreds of messages, each a dozen times as large in memory."""
+        """Yield batches of message rows: a journal record may contain hundreds of messages, each a dozen times as large in memory."""
         choice = DivertFilter(self.divert)
         for batch in batches:
             yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
@@ -211,20 +214,20 @@ class RowsTask:
             if message in self.without or not self.first <= message <= self.last:
                 continue
             if choice.wants(send, frozenset(), {}):
-                with suppress(BasculeError, ValueError):  # the writer decodes it as well, and dead-letters it
+                with suppress(BasculeError, ValueError):  # the writer decodes the message as well, and dead-letters it
                     yield message_row(send, offset, header.epoch, header.sequence, index, self.divert.key)
 
 
 @dataclass(frozen=True, slots=True)
 class IngressTask:
-    """Kafka rows to ``bascule.ingress``. A task may hold several source partitions; each has its own position and transactions."""
+    """Writes Kafka rows to ``bascule.ingress``. A task may have several source partitions, each with its own position and transactions."""
 
     pipelines: PipelinesSpec
     claims: tuple[Claim, ...]
     ingress: IngressSpec
 
     def __call__(self, batches: Batches) -> Batches:
-        """Takes the rows of each source partition in order."""
+        """Carry the rows of each source partition in order."""
         pipelines = self.pipelines
         claims = {(claim.topic, claim.partition): claim for claim in self.claims}
         engine = IngressEngine(

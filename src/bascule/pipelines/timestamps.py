@@ -1,7 +1,7 @@
-"""Timestamps that Kafka takes: a record whose own timestamp its topic refuses is written with the time of its arrival.
+"""Timestamps that Kafka accepts: a record whose timestamp its topic refuses is written with the time of its arrival.
 
-A topic refuses what lies further from its broker's clock than ``message.timestamp.before.max.ms`` and ``message.timestamp.after.max.ms``
-allow, by default what is more than an hour ahead. The sender's clock, not the message, is at fault.
+A topic refuses a timestamp that differs from its broker's clock by more than ``message.timestamp.before.max.ms`` or
+``message.timestamp.after.max.ms``; by default, more than an hour ahead. The sender's clock is at fault, not the message.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from bascule.kafka.admin import Topics
 
 _BEFORE: Final = "message.timestamp.before.max.ms"
 _AFTER: Final = "message.timestamp.after.max.ms"
-#: A message's JMSTimestamp, which diverted records have as a header in any case.
+#: The JMSTimestamp of a message, which diverted records always have as a header.
 _JMS_TIMESTAMP: Final = "jms.JMSTimestamp"
-#: A worker's clock may differ from that of the node that refuses.
+#: Allowed difference, in milliseconds, between the clock of a worker and the clock of the node that refuses.
 _CLOCKS_DIFFER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """How far before and after now a timestamp may lie."""
+    """How far, in milliseconds, a timestamp may lie before and after the current time."""
 
     before_ms: float
     after_ms: float
 
 
 class Timestamps:
-    """What is known of the timestamps that topics refuse: nothing, until one has refused a record."""
+    """The known limits on timestamps of topics. A topic has none until it has refused a record."""
 
     def __init__(self, topics: Topics, now_s: Callable[[], float] = time.time) -> None:
         self._topics = topics
@@ -42,7 +42,7 @@ class Timestamps:
         self._known: dict[str, _Limits] = {}
 
     def fitting(self, output: Output) -> Output:
-        """Return the record as its topic takes it, as far as is known. Kafka has no time before 1970."""
+        """Return the record in a form that its topic accepts, as far as is known. Kafka has no time before 1970."""
         limits = self._known.get(output.topic)
         ahead_ms = output.timestamp_ms - self._now_s() * 1000
         if output.timestamp_ms < 0 or (limits is not None and output.timestamp_ms and not -limits.before_ms < ahead_ms < limits.after_ms):
@@ -50,7 +50,10 @@ class Timestamps:
         return output
 
     def refused(self, output: Output) -> Output:
-        """Learn from a topic's settings what it refuses, or from the record if they cannot be seen. Return the record as it is taken."""
+        """Learn from a topic's settings what it refuses, or from the record if the settings are not visible.
+
+        Return an acceptable record.
+        """
         ahead_ms = output.timestamp_ms - self._now_s() * 1000
         limits = self._known.get(output.topic) or self._configured(output.topic)
         if -limits.before_ms < ahead_ms < limits.after_ms:
@@ -68,7 +71,7 @@ class Timestamps:
 
 
 def on_arrival(output: Output) -> Output:
-    """Return a record that gets the time of its arrival; a header keeps its own."""
+    """Return the record without its timestamp, so that it gets the time of its arrival. A header keeps the original timestamp."""
     if any(name == _JMS_TIMESTAMP for name, _ in output.headers):
         return output._replace(timestamp_ms=0)
     kept = (TIMESTAMP_HEADER, str(output.timestamp_ms).encode())

@@ -16,7 +16,7 @@ from bascule.core.errors import InvalidInput, Scope
 from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
 from bascule.pipelines.spec import DivertSpec
 
-#: What a transformed row is to the writer.
+#: The schema of a transformed row for the writer.
 RECORD_SCHEMA = "divert string, offset long, index int, topic string, has_key boolean, key binary, value binary, headers map<string,string>"
 #: Operators that need more than one message at a time, by a part of their name.
 _NOT_ROW_LOCAL = (
@@ -24,18 +24,18 @@ _NOT_ROW_LOCAL = (
     "Deduplicate", "StateStore", "FlatMapGroups", "CoGroup", "MapGroups", "Sample", "Collect",
 )  # fmt: skip
 _BROADCAST = "BroadcastExchange"
-#: Rows of the made-up frame that a transformation is planned on; a number that hardly stands in a user's own range.
+#: Rows of the sample frame on which a transformation is planned. A user's own range is unlikely to have this number.
 _SAMPLE_ROWS = 7_919
 
 
 class NotRowLocal(InvalidInput):
-    """A transformation that needs several messages at once; a divert's must take each by itself."""
+    """Raised for a transformation that needs several messages at once. The transformation of a divert must take each message by itself."""
 
     scope = Scope.PIPELINE
 
 
 def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
-    """The records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput."""
+    """Return the records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput."""
     try:
         result = messages.selectExpr(*IDENTITY, *_without_identity(divert.select)) if divert.select else _function(divert)(messages)
         return _as_records(divert, result)
@@ -44,7 +44,7 @@ def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
 
 
 def check(divert: DivertSpec, session: SparkSession) -> None:
-    """Refuses, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal."""
+    """Refuse, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal."""
     source = F.col("id").cast("string")
     columns = [
         (F.create_map(F.lit("a"), source) if isinstance(kind, MapType) else source.cast(kind)).alias(name) for name, kind in _row_fields()
@@ -57,7 +57,7 @@ def check(divert: DivertSpec, session: SparkSession) -> None:
 
 
 def check_plan(divert: DivertSpec, plan: Any) -> None:
-    """Refuses Spark's plan of a transformation that has an operator for several messages at once. Raises NotRowLocal."""
+    """Refuse Spark's plan of a transformation if it has an operator for several messages at once. Raises NotRowLocal."""
     for name in _operators(plan):
         if any(part in name for part in _NOT_ROW_LOCAL):
             raise NotRowLocal(
@@ -74,7 +74,7 @@ def _row_fields() -> list[tuple[str, DataType]]:
 def _operators(plan: Any) -> Iterator[str]:
     name = str(plan.nodeName())
     if name == _BROADCAST:
-        # The static side of a join may do what it likes, unless it is made of the messages themselves.
+        # The static side of a join may have any operators, unless it is made of the messages themselves.
         if f"(0, {_SAMPLE_ROWS}, step=1, splits=4)" in plan.toString():
             yield "Exchange of the messages with themselves"
         return
@@ -96,7 +96,7 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
             result = function(messages)
         except PySparkException:
             raise
-        except Exception as error:  # and so may the function
+        except Exception as error:  # the function may raise anything, too
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
@@ -110,7 +110,10 @@ def _without_identity(expressions: tuple[str, ...]) -> list[str]:
 
 
 def given_columns(divert: DivertSpec, result: StructType) -> frozenset[str]:
-    """Which of the columns key, topic and headers a transformation gives. Raises InvalidInput for what no record can be made of."""
+    """Return which of the columns key, topic and headers a transformation gives.
+
+    Raises InvalidInput if no record can be made of the result.
+    """
     kinds = {field.name: field.dataType for field in result.fields}
     if not {"offset", "index"} <= kinds.keys():
         raise InvalidInput(f"divert {divert.name!r}: the function must keep the columns offset and index, which identify the message")

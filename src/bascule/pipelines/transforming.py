@@ -19,20 +19,20 @@ from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask
 from bascule.pipelines.transformation import transformed
 
-#: Sets the pool of worker processes that Python functions made from now on run in.
+#: Sets the pool of worker processes for Python functions that are made from now on.
 SetPool = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TransformingBatch:
-    """Carries journal rows for diverts of which some have transformations. A message on which one fails is found and dead-lettered."""
+    """Carries journal rows for diverts, some of which have transformations. It finds and dead-letters messages on which one fails."""
 
     task: DivertTask
     pool: str
     set_pool: SetPool
 
     def __call__(self, journal: DataFrame, _batch_id: int = 0) -> None:
-        """Raises what a task raises, and BatchFailed when a transformation fails for another reason than a message."""
+        """Carry a batch. Raises the errors of a task, and BatchFailed if a transformation fails for another reason than a message."""
         try:
             carry_all(SparkBatch(journal, self), self.task)
         except FAILURES as error:
@@ -41,32 +41,32 @@ class TransformingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SparkBatch:
-    """Journal rows as a frame of Spark (``batches.JournalBatch``)."""
+    """Journal rows as a Spark frame (``batches.JournalBatch``)."""
 
     journal: DataFrame
     of: TransformingBatch
 
     def bounds(self) -> tuple[int, int] | None:
-        """Return the first and the last journal offset; None where there is no row."""
+        """Return the first and the last journal offset, or None if there are no rows."""
         bounds = self.journal.agg(F.min("offset"), F.max("offset")).first()
         return None if bounds is None or None in bounds else (bounds[0], bounds[1])
 
     def up_to(self, end: int) -> SparkBatch:
-        """Return the rows up to this offset, which is included."""
+        """Return the rows up to and including this offset."""
         return replace(self, journal=self.journal.filter(F.col("offset") <= end))
 
     def after(self, end: int) -> SparkBatch:
-        """Return the rows behind this offset."""
+        """Return the rows after this offset."""
         return replace(self, journal=self.journal.filter(F.col("offset") > end))
 
     def part(self, start: int, end: int) -> SparkBatch:
-        """Return the journal's records from ``start`` up to ``end`` (not included), read anew from Kafka."""
+        """Return the journal's records from ``start`` up to ``end`` (not included), read again from Kafka."""
         pipelines, claim = self.of.task.pipelines, self.of.task.claim
         read = kafka_range(self.journal.sparkSession, pipelines, claim.topic, claim.partition, start, end)
         return replace(self, journal=journal_rows(read))
 
     def carry(self, task: DivertTask) -> None:
-        """Write what the diverts of a task make of the rows."""
+        """Write the records of the task's diverts for these rows."""
         frames = [self._records(divert, task) for divert in task.diverts if divert.transformed]
         # The journal's rows come last: all branches run in one task, one after the other.
         merged = _as_records(self.journal)
@@ -76,12 +76,12 @@ class SparkBatch:
         _run(merged.coalesce(1).mapInArrow(crossing(task), REPORT_SCHEMA))
 
     def messages(self, divert: DivertSpec, most: int | None) -> list[Message]:
-        """Return those, or the first ``most`` found of those, that a divert's transformation is given."""
+        """Return the messages that the divert's transformation gets, or the first ``most`` of them that are found."""
         places = self._rows(RowsTask(divert)).select("offset", "index")
         return [(row[0], row[1]) for row in (places.collect() if most is None else places.take(most))]
 
     def fault(self, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
-        """Return what a divert's transformation fails with on these; None when it does not."""
+        """Return the error of the divert's transformation on these messages, or None if it succeeds."""
         try:
             _run(transformed(divert, self._rows_of(divert, messages[0], messages[-1])))
         except FAILURES as error:
@@ -89,7 +89,7 @@ class SparkBatch:
         return None
 
     def control(self, divert: DivertSpec, message: Message) -> None:
-        """Read a message, and run the transformation without any. What fails with that is not the message's fault, and is raised."""
+        """Read a message, and run the transformation on no message. An error here is not the message's fault and is raised."""
         without = transformed(divert, self._rows_of(divert, (OFFSET_MAX, 0), (OFFSET_MAX, 0)))
         read = self._rows_of(divert, message, message).select("offset", "index")
         _run(without.unionByName(read, allowMissingColumns=True).coalesce(1))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from bascule.server.node import Node
 
 Answer = dict[str, Any]
-#: The user name of whoever may use the admin server.
+#: The user name of everybody who may use the admin server.
 ADMINISTRATOR = "administrator"
-#: Between two looks at whether the journal has room for more of a long action.
+#: Pause between two checks whether the journal has room for more of a long action.
 PAUSE_S = 0.01
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 
@@ -37,9 +37,9 @@ Needs = list[tuple[Permission, str]]
 
 
 class AdminAction(NamedTuple):
-    """``run(node, **arguments)``; ``needs(node, **arguments)`` are the permissions for it.
+    """An action: ``run(node, **arguments)`` carries it out, ``needs(node, **arguments)`` returns the permissions for it.
 
-    ``optional`` gives the types and the values of arguments that may be left out.
+    ``optional`` gives the types and the default values of optional arguments.
     """
 
     run: Callable[..., Awaitable[Answer]]
@@ -63,7 +63,7 @@ class AdminAction(NamedTuple):
 
 
 def is_unicode(text: str) -> bool:
-    r"""Whether a text can be encoded: JSON may have halves of surrogate pairs, such as ``\ud800``."""
+    r"""Return True if a text can be encoded: JSON may contain halves of surrogate pairs, such as ``\ud800``."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -91,7 +91,7 @@ def queue_named(engine: Engine, name: str) -> BrokerQueue:
 
 
 def _check_new(argument: str, name: str) -> None:
-    """Raise InvalidInput for a name that no queue can have."""
+    """Check that a queue can have a name. Raises InvalidInput."""
     try:
         check_address(name)
     except ValueError as error:
@@ -152,7 +152,7 @@ async def _return(node: Node, queue: str, selector: str) -> Answer:
     return {"returned": progress.done, "left": progress.left}
 
 
-async def _close(node: Node, id: str) -> Answer:  # its name in the request
+async def _close(node: Node, id: str) -> Answer:  # the name of the argument in the request
     found = [connection for connection in node.connections if id in (connection.peer, connection.client.container)]
     if not found:
         raise UnknownAddress(f"there is no connection with the address or client id {id!r}")
@@ -208,7 +208,7 @@ async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]])
     """Run step by step, so that clients are served in between. Raises Unavailable if the epoch ends before the last step."""
     engine = node.engine
     progress = Progress()
-    for progress in begin(engine):  # the last one counts
+    for progress in begin(engine):  # the last progress counts
         node.dispatch()
         await asyncio.sleep(0)
         while node.loaded_engine is engine and node.serving and node.congested:
@@ -245,7 +245,7 @@ def _to_delete(node: Node, name: str, **_: Any) -> Needs:
     addresses = node.engine.addresses
     queue = addresses.anycast.get(name) or addresses.subscriptions.get(name)
     if queue is None:
-        return []  # the action says so
+        return []  # the action reports this
     deletes = (Permission.to_delete(durable=queue.durable), queue.address)
     return [deletes] if queue.subscription else [deletes, (Permission.DELETE_ADDRESS, queue.address)]
 
@@ -267,7 +267,7 @@ def _to_manage(_node: Node, **_: Any) -> Needs:
     return [(Permission.MANAGE, MANAGEMENT_ADDRESS)]
 
 
-#: By path of the request.
+#: Actions by path of the request.
 ACTIONS: dict[str, AdminAction] = {
     "queues/create": AdminAction(_create, _to_create, ("name",)),
     "queues/delete": AdminAction(_delete, _to_delete, ("name",), {"force": False}),

@@ -1,16 +1,16 @@
-"""The admin server: health, status, metrics and actions of a broker by HTTP, on loopback unless told otherwise.
+"""The admin server: health, status, metrics and actions of a broker over HTTP, by default on loopback only.
 
 GET /livez                 200 while the process answers
 GET /readyz                200 while the broker serves clients, else 503 with the reason
-GET /status                everything in figures, JSON
-GET /queues                the queues, JSON; /queues?name=NAME one of them in detail
+GET /status                all figures, JSON
+GET /queues                the queues, JSON; /queues?name=NAME one queue in detail
 GET /subscriptions         the subscriptions of topics, JSON
 GET /connections           the client connections, JSON
 GET /metrics               Prometheus text
-GET /dead-letters          what waits there, JSON; ?queue=NAME&count=N              \\ for administrators
+GET /dead-letters          dead letters, JSON; ?queue=NAME&count=N                   \\ for administrators
 POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions) /
 
-An administrator gives the token; where none is set, it is whoever connects from this machine and is no web page.
+An administrator sends the token. If no token is set, every client on this machine is an administrator, except web pages.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from bascule.threads.background import in_background
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: An HTTP client that keeps its connection open must not hold the broker's end up.
+#: Longest wait for HTTP connections when the broker stops.
 STOP_TIMEOUT_S = 1
-#: Arguments of an action are a few names.
+#: Most bytes of the arguments of an action, which are a few names.
 BODY_BYTES_MAX = 64 << 10
-#: Dead letters in one answer: each is read and decoded on the broker's own thread.
+#: Most dead letters in one answer, since each is read and decoded on the thread of the event loop.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
-#: Python refuses to read a number of thousands of digits.
+#: Most digits of a count: Python refuses to read numbers of thousands of digits.
 COUNT_DIGITS_MAX = 9
 
 #: As starlette's JSONResponse.
@@ -111,12 +111,12 @@ QUEUE_METRICS = (
     ("bascule_queue_delayed", "Messages whose delivery time has not come", "delayed"),
     ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
 )
-#: The same of RetentionHoldStatus.
+#: Metric, its help, and the field of RetentionHoldStatus.
 PIN_METRICS = (
     ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
     ("bascule_journal_pinned_bytes", "Size of the records of the journal that are kept for a pipeline or another keeper", "bytes"),
 )
-#: The same of UserStatus.
+#: Metric, its help, and the field of UserStatus.
 USER_METRICS = (
     ("bascule_user_connections", "Connections of a user", "connections"),
     ("bascule_user_sessions", "Sessions of a user", "sessions"),
@@ -137,7 +137,7 @@ MEMORY_METRICS = (
 
 
 class _StatusCollector(Collector):
-    """Turns a status into metrics."""
+    """A collector that turns a status into metrics."""
 
     def __init__(self, status: BrokerStatus) -> None:
         self._status = status
@@ -224,7 +224,7 @@ async def _arguments(request: Request) -> dict[str, Any]:
         arguments = json.loads(body or b"{}", parse_constant=_no_number, object_pairs_hook=_once_each)
     except RecursionError:
         raise InvalidInput("the arguments are not valid JSON: nested too deeply") from None
-    except ValueError as error:  # also a number of more digits than Python reads
+    except ValueError as error:  # also for a number with more digits than Python reads
         raise InvalidInput(f"the arguments are not valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
@@ -359,7 +359,7 @@ def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: 
             *(Route(f"/{action}", _contained(broker, pages.act), methods=["POST"]) for action in ACTIONS),
         ]
     )
-    app.router.redirect_slashes = False  # the target would have the host that the request names
+    app.router.redirect_slashes = False  # the target of a redirect would have the host that the request names
     return app
 
 
@@ -372,7 +372,7 @@ def _contained(broker: AdministeredBroker, page: Page) -> Page:
         except BasculeError as error:
             return _answer(error)
         except ClientDisconnect:
-            return Response()  # nobody hears it
+            return Response()  # the peer is gone
         except Exception as error:
             broker.contain(error, request.scope["path"])
             return _answer(RequestFailed("the broker failed to answer; see the broker's log"))
@@ -381,7 +381,7 @@ def _contained(broker: AdministeredBroker, page: Page) -> Page:
 
 
 class _Server(uvicorn.Server):
-    """Serves the connections that a listener of the broker accepts; the process handles its signals itself."""
+    """An uvicorn server for the connections that a listener of the broker accepts. The process handles its own signals."""
 
     def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -405,7 +405,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 

@@ -16,28 +16,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bascule.server.handshakes import Handshake, HandshakeLimits
 
-#: A request is a line, a few headers and small arguments. It arrives in this time, and its answer is read in it.
+#: Longest time for a request to arrive, and for its answer to be read. A request is a line, a few headers and small arguments.
 REQUEST_TIMEOUT_S: Final = 10.0
 #: A connection without a further request is closed after this time.
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
-#: Maximum number of connections that have not sent a whole request, in total and from one address: monitors and consoles have a few.
+#: Most connections that have not sent a complete request, in total and from one address: monitors and consoles have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
-#: Maximum number of open connections. Each may hold an answer of some megabytes.
+#: Most connections, including those that are being answered; each may hold an answer of some megabytes.
 CONNECTIONS_MAX: Final = 128
-#: Bytes of a request parsed in one turn of the event loop. In the worst case, chunks of one byte, 6 bytes take some 20 µs. Most requests
-#: are smaller.
+#: Bytes that one turn of the event loop parses. A chunk of one byte takes six bytes and about 20 µs. Most requests are smaller.
 PIECE_BYTES: Final = 4 << 10
 
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)
 
 
 class AdminConnection(H11Protocol):
-    """A connection that has a place among those that wait for a request, until the request is whole.
+    """An HTTP connection. It has a place among those that wait for a request, until the request is complete.
 
-    Once a request is answered before it is whole, its rest and all that follows is read and not parsed, until the peer ends the connection.
+    Once a request is answered before it is complete, the rest of the input is read and not parsed, until the peer ends the connection.
     """
 
     def __init__(self, config: uvicorn.Config, server: uvicorn.Server, handshake: Handshake) -> None:
@@ -163,10 +162,10 @@ def config(app: Any, stop_timeout_s: int) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         log_config=None,
-        log_level="error",  # below, each request of a peer that speaks no HTTP would be a line
+        log_level="error",  # below this level, each request of a peer that does not speak HTTP would be a line
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # who asks decides what they may do: only the socket is believed
+        proxy_headers=False,  # permissions depend on the peer, so only the socket's address is trusted
         limit_concurrency=CONNECTIONS_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,

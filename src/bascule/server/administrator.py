@@ -37,9 +37,9 @@ S = TypeVar("S")
 
 #: Queues, consumers or branches that one turn of the event loop describes. That takes about 2 ms.
 ENTRIES_PER_TURN: Final = 500
-#: The same of connections, each of which may have thousands of links.
+#: Connections that one turn of the event loop describes; each may have thousands of links.
 CONNECTIONS_PER_TURN: Final = 5
-#: The same of dead letters, whose bodies are read.
+#: Dead letters that one turn of the event loop describes; their bodies are read.
 MESSAGES_PER_TURN: Final = 50
 
 
@@ -54,7 +54,7 @@ async def in_turns(describe: Callable[[T], S], entries: Iterable[T], per_turn: i
 
 
 class Administrator:
-    """The administrator of one broker process; see bascule.server.admin.Broker."""
+    """The administrator's view of one broker process; see bascule.server.admin.AdministeredBroker."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -69,7 +69,7 @@ class Administrator:
         return "" if node.serving else node.trouble or "waiting"
 
     async def status(self) -> BrokerStatus:
-        """How the broker stands now."""
+        """Return the current status of the broker."""
         engine = self._node.loaded_engine
         if engine is None:
             return status_of(self._node, [], [])
@@ -78,25 +78,25 @@ class Administrator:
         return status_of(self._node, queues, branches)
 
     async def queue(self, name: str) -> QueueDetail:
-        """One queue. Raises UnknownAddress, Unavailable."""
+        """Return one queue. Raises UnknownAddress, Unavailable."""
         queue = queue_named(self._engine(), name)
         return queue_detail(queue, await in_turns(consumer_status, queue.consumers))
 
     async def subscriptions(self) -> list[SubscriptionStatus]:
-        """The subscriptions of topics."""
+        """Return the subscriptions of topics."""
         engine = self._node.loaded_engine
         return [] if engine is None else await in_turns(subscription_status, engine.addresses.subscriptions.values())
 
     async def clients(self) -> list[ConnectionStatus]:
-        """The client connections."""
+        """Return the client connections."""
         return await in_turns(connection_status, self._node.connections, CONNECTIONS_PER_TURN)
 
     def dead_letter_address(self, queue: str) -> str:
-        """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
+        """Return the address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
         return queue_named(self._engine(), self._dead_letters(queue)).address
 
     async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
-        """The first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable."""
+        """Return the first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable."""
         engine = self._engine()
         found, place = queue_named(engine, self._dead_letters(queue)), FRONT
         described: list[dict[str, Any]] = []

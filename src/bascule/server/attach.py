@@ -1,6 +1,6 @@
-"""What an attach asks for, in JMS terms: producers, consumers, subscriptions, browsers, temporary destinations, coordinators.
+"""The meaning of an attach in JMS terms: producers, consumers, subscriptions, browsers, temporary destinations, coordinators.
 
-Link names, capabilities and filters are those of Qpid JMS (docs/reference/amqp.md has them in one table).
+Link names, capabilities and filters are those of Qpid JMS (docs/reference/amqp.md has a table of them).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAME_DELIMITER = "|"
 
 
 class RoutedAddress(NamedTuple):
-    """An address, and the routing that a peer asked for (None: it did not say)."""
+    """An address, and the routing that a peer asked for; None if the peer asked for none."""
 
     address: str
     routing: Routing | None
@@ -49,7 +49,7 @@ def _routing_asked_for(capabilities: tuple[str, ...]) -> Routing | None:
 
 
 def place_of(address: object, capabilities: tuple[str, ...]) -> RoutedAddress:
-    """The destination that a terminus names. Raises AmqpError for an address that is no string, empty or too long."""
+    """Return the destination that a terminus names. Raises AmqpError for an address that is not a string, is empty or is too long."""
     if not isinstance(address, str):
         raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string")
     routing = _routing_asked_for(capabilities)
@@ -66,14 +66,14 @@ def place_of(address: object, capabilities: tuple[str, ...]) -> RoutedAddress:
 
 
 def place_of_message(to: object, body: bytes) -> RoutedAddress:
-    """The destination that a message names itself, on a link that names none. Raises AmqpError, MalformedMessage."""
+    """Return the destination that a message names, on a link without an address. Raises AmqpError, MalformedMessage."""
     kind = message_annotation(body, "x-opt-jms-dest")
     known = isinstance(kind, int) and 0 <= kind < len(DESTINATION_KINDS)
     return place_of(to, (DESTINATION_KINDS[kind],) if known else ())
 
 
 def routing_at(client: Client, place: RoutedAddress) -> Routing:
-    """The routing of a place where the peer did not say: what is there, or a queue."""
+    """Return the routing of a place. If the peer asked for none, the existing destination decides; the default is a queue."""
     if place.routing is not None:
         return place.routing
     addresses = client.engine.addresses
@@ -83,7 +83,7 @@ def routing_at(client: Client, place: RoutedAddress) -> Routing:
 
 
 def attach(client: Client, link: Link) -> None:
-    """Answer a peer's attach. Raises BasculeError, for which the link is refused; Unauthorized among them."""
+    """Answer a peer's attach. Raises BasculeError, Unauthorized included, if the link is to be refused."""
     if isinstance(link, ReceiverLink):
         _attach_producer(client, link)
     elif isinstance(link, SenderLink):
@@ -91,7 +91,7 @@ def attach(client: Client, link: Link) -> None:
 
 
 def _answer(link: Link, **options: Any) -> None:
-    """Accept a link. What the attach said has been used by now, and is not kept."""
+    """Accept a link, and drop the fields of its attach, which are no longer needed."""
     link.accept(**options)
     link.forget_attach()
 
@@ -129,7 +129,7 @@ def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing
     engine = client.engine
     if address == MANAGEMENT_ADDRESS:
         client.authorize(Permission.MANAGE, address)
-        engine.addresses.producers[address, routing] += 1  # no queue is behind it
+        engine.addresses.producers[address, routing] += 1  # the management node has no queue
     else:
         client.authorize_sending(address, routing)
         engine.attach_producer(address, routing, client.user)
@@ -137,7 +137,7 @@ def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing
 
 
 def _temporary(client: Client, link: Link, capabilities: tuple[str, ...]) -> tuple[str, Routing]:
-    """A temporary destination: it goes when its link goes, and with it what it holds."""
+    """Create a temporary destination, which is deleted with its messages when its link ends."""
     routing = _routing_asked_for(capabilities) or Routing.ANYCAST
     name = f"{TEMPORARY_PREFIX}{uuid.uuid4()}"
     client.authorize(Permission.CREATE_ADDRESS, name)
@@ -204,7 +204,7 @@ def _selector(link: Link) -> Selector | None:
 def _consume(
     client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None, *, source: Source | None = None, made_for: bool = False
 ) -> None:
-    """Attach a consumer. A queue that is made for its consumers is deleted with the last of them, and if this one is refused."""
+    """Attach a consumer. A queue that is made for its consumers is deleted with the last of them, or if this consumer is refused."""
     engine = client.engine
     consumer = ConsumerLink(
         client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
@@ -213,7 +213,7 @@ def _consume(
     link.context = consumer
     consumer.on_close = queue if made_for else None
     consumer.consumer = engine.attach(queue, consumer, selector)
-    # The queue, or a subscription, is there for good before the client is told so.
+    # Tell the client only after the queue, or the subscription, is stored.
     engine.journaling.tell(_accept, client, link, source)
 
 
@@ -231,7 +231,7 @@ def _browse(client: Client, link: SenderLink, queue: BrokerQueue, selector: Sele
 
 
 def _subscribe(client: Client, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
-    """A consumer of a topic: the subscription is a queue of its own, which takes what its selector wants."""
+    """Attach a consumer of a topic. Its subscription is a queue that takes the messages that its selector matches."""
     engine = client.engine
     engine.check_topic(address)
     shared = "shared" in source.capabilities
@@ -256,7 +256,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
             raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use with another topic or selector")
         client.authorize(Permission.to_delete(durable=durable), existing.address)
         client.authorize(Permission.to_create(durable=durable), address)
-        existing, replaced = None, existing  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
+        existing, replaced = None, existing  # as unsubscribe and subscribe again (Jakarta Messaging 3.1, section 8.3.3)
     if existing is not None and existing.consumers and not shared:
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} already has a consumer")
     if existing is None:
@@ -269,7 +269,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
 
 
 def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
-    """(client id, or None where it is everybody's; name) of a durable or shared subscription. Raises AmqpError."""
+    """Return the client id and the name of a durable or shared subscription. The client id is None for a global one. Raises AmqpError."""
     name, _, suffix = link.name.partition(NAME_DELIMITER)
     if not name:
         raise AmqpError(
@@ -279,9 +279,9 @@ def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
 
 
 def subscription_queue(owner: str | None, name: str, *, durable: bool) -> str:
-    """The queue behind a subscription: ``CLIENT.NAME``, or ``NAME`` of one that is everybody's.
+    """Return the name of the queue of a subscription: ``CLIENT.NAME``, or ``NAME`` for a global subscription.
 
-    No two have the same: the first dot that is not escaped ends the client id, and a delimiter behind it the name, which has none.
+    The names are unique: the first unescaped dot ends the client id, and the delimiter behind it ends the name, which contains none.
     """
     queue = _escaped(name) if owner is None else f"{_escaped(owner)}.{name}"
     return queue if durable else f"{queue}{NAME_DELIMITER}volatile"
@@ -292,7 +292,7 @@ def _escaped(text: str) -> str:
 
 
 def _existing(client: Client, owner: str | None, name: str, *, durable: bool) -> BrokerQueue | None:
-    """The subscription, if it is there. An earlier version escaped no dots, and kept the queue's name as the subscription's."""
+    """Return the subscription, or None. An earlier version escaped no dots, and stored the name of the queue as the subscription's name."""
     former = name if owner is None else f"{owner}.{name}"
     subscriptions = client.engine.addresses.subscriptions
     for queue_name, kept in ((subscription_queue(owner, name, durable=durable), name), (former, former)):
@@ -303,7 +303,7 @@ def _existing(client: Client, owner: str | None, name: str, *, durable: bool) ->
 
 
 def _find_subscription(client: Client, link: SenderLink) -> None:
-    """A null source asks for a subscription by its link's name; closing that link deletes it (unsubscribe)."""
+    """Attach a link with a null source to the subscription that its name says; closing the link deletes the subscription (unsubscribe)."""
     owner, name = _subscription(client, link)
     queue = _existing(client, owner, name, durable=True)
     if queue is None:
@@ -319,10 +319,10 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
 
 
 def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False) -> None:
-    """A link is gone: closed by its client, or with its session or connection.
+    """Release a link that its client has closed, or that ended with its session or connection.
 
-    ``orderly``: the client has settled all that its application has seen, and the rest was never seen. So it is where it closes a link
-    alone, and with some clients where it ends a session or a connection (Client._tells).
+    If ``orderly`` is true, the client has settled all messages that its application has seen. This holds if a client closes a single link,
+    and with some clients if it ends a session or a connection (Client._tells).
     """
     engine = client.engine
     context, link.context = link.context, None
@@ -334,7 +334,7 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
             engine.detach_producer(context.address, context.routing)
     elif isinstance(context, ConsumerLink):
         if context.consumer is not None:
-            # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
+            # Most of the messages were prefetched and never seen, so this must not bring them nearer to the dead-letter address.
             engine.detach(context.consumer, failed=False, seen=not orderly)
         if context.on_close is not None and not context.on_close.consumers:
             engine.delete_queue(context.on_close)

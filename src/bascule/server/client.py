@@ -1,6 +1,6 @@
-"""The server side of one client: its engine, its identity, its permissions, and the links and transactions that it holds.
+"""The server side of one client: its engine, identity and permissions, and the links and transactions that it holds.
 
-Links, attach, coordinator and management know a client by this class only. The connection behind it moves bytes.
+Links, attach, coordinator and management use only this class of a client. The connection behind it transports bytes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 _log = get_log(__name__)
 
-#: Bytes that consumers of a client may be given before they are written. Consumers get no more until the socket has taken them.
+#: Bytes that the consumers of a client may get before they are written. After that, they get no more until the socket has taken them.
 WRITE_BUFFER_BYTES = 1 << 20
-#: A session beyond its user's limit lives so long where it asks for no link.
+#: Lifetime of a session beyond its user's limit, if it attaches no link.
 REFUSED_SESSION_S = 1.0
 #: The client receives this error when the broker resets its connection because of an interrupted transaction.
 CONNECTION_RESET = AmqpError(
     CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
 )
-#: Why a message was not taken that came on a link which had ended.
+#: Why a message was refused that arrived on an ended link.
 LINK_ENDED = AmqpError(DETACH_FORCED, "the link has ended")
 
 _transaction_ids = itertools.count(1)
@@ -59,10 +59,10 @@ class ClientTransport(Protocol):
     peer: str
 
     def touch(self) -> None:
-        """There may be output."""
+        """Note that there may be output."""
 
     def send_output(self) -> None:
-        """Write what there is."""
+        """Write the output."""
 
     def close(self, error: AmqpError | None) -> None:
         """End the connection with an error for the client."""
@@ -72,13 +72,13 @@ class ClientTransport(Protocol):
 
 
 class ClientLinks(Holdings[Link, None]):
-    """The links of one client, which are also found by their sessions: a client may have thousands of both."""
+    """The links of one client, indexed by session: a client may have thousands of links and sessions."""
 
     __slots__ = ("_by_session", "names_bytes")
 
     def __init__(self) -> None:
         super().__init__()
-        self.names_bytes = 0  # what the names of the links take
+        self.names_bytes = 0  # bytes of the names of the links
         self._by_session: dict[Session, dict[Link, None]] = {}
 
     def __setitem__(self, link: Link, value: None) -> None:
@@ -113,16 +113,17 @@ class Client:
         self.engine: Engine = server.engine
         self.touch = wire.touch
         self.user = ""
-        self.mechanism = ""  # of SASL, by which it has logged in
+        self.mechanism = ""  # SASL mechanism of the login
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
-        self.history: ConnectionHistory | None = None  # of a client that may have come back
+        self.history: ConnectionHistory | None = None  # of a client that may have reconnected
         self.reset: ConnectionReset | None = None
-        self.first_transactions = 0  # of sessions that may have been interrupted
-        self.lost = False  # its socket is gone
-        self.ended = False  # by the broker
-        self.full = False  # consumers wait until the socket has taken what they were given
-        self.given_bytes = 0  # to consumers, since the last write
+        self.first_transactions = 0  # number of transactions that may have been interrupted
+        self.lost = False  # the socket is closed
+        self.ended = False  # the broker has ended the connection
+        self.leaving = False  # the client has left, and its links are being released in slices
+        self.full = False  # consumers wait until the socket has taken their messages
+        self.given_bytes = 0  # bytes for consumers since the last write
         self.sessions: Holdings[Session, None] = Holdings()
         self._refused_sessions: dict[Session, AmqpError] = {}
         self.links = ClientLinks()
@@ -130,12 +131,14 @@ class Client:
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
         self.dispositions = Dispositions(self)
-        self.management_request: Request | None = None  # that is being planned
+        self.management_request: Request | None = None  # the request that is being planned
+        self._gone = False  # the client gets no more messages
+        self._waking = self._wake_again = False  # all links, in slices
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
-        """The client has opened its connection, as ``user`` and ``container`` say, with these properties.
+        """Note that the client has opened its connection, with the properties of its open frame.
 
-        What it holds counts towards ``usage``.
+        Sessions, links and transactions of the client count towards ``usage``.
         """
         self.sessions.tally, self.links.tally, self.transactions.tally = usage.sessions, usage.links, usage.transactions
         self.engine = self._server.engine
@@ -146,35 +149,35 @@ class Client:
 
     @property
     def policy(self) -> Policy:
-        """The owner's settings."""
+        """Return the owner's settings."""
         return self.engine.policy
 
     @property
     def peer(self) -> str:
-        """HOST:PORT of the client."""
+        """Return HOST:PORT of the client."""
         return self._wire.peer
 
     @property
     def broker_id(self) -> str:
-        """The container id of the broker."""
+        """Return the container id of the broker."""
         return self._server.container_id
 
     @property
     def max_message_bytes(self) -> int:
-        """The size of the largest message that the client may send."""
+        """Return the size in bytes of the largest message that the client may send."""
         return self._server.max_message_bytes
 
     def authorize(self, permission: Permission, address: str) -> None:
-        """Raise Unauthorized where the user of this client lacks a permission on an address."""
+        """Check a permission of the client's user on an address. Raises Unauthorized."""
         self._permissions.authorize(self.user, permission, address)
 
     def authorize_sending(self, address: str, routing: Routing) -> None:
-        """Check the permissions to send to an address, and to create it where it does not exist. Raises Unauthorized."""
+        """Check the permissions to send to an address, and to create it if it does not exist. Raises Unauthorized."""
         self.authorize(Permission.SEND, address)
         self.authorize_creation(address, routing)
 
     def authorize_creation(self, address: str, routing: Routing) -> None:
-        """Check the permissions to create an address, and its queue, where it does not exist. Raises Unauthorized."""
+        """Check the permissions to create an address and its queue, if they do not exist. Raises Unauthorized."""
         if self.engine.addresses.knows(address, routing):
             return
         self.authorize(Permission.CREATE_ADDRESS, address)
@@ -182,7 +185,7 @@ class Client:
             self.authorize(Permission.CREATE_DURABLE_QUEUE, address)
 
     def check_relay(self, address: str, routing: Routing) -> None:
-        """Check a message of a producer that names each message's address, which cannot be held up by credit.
+        """Check a message of an anonymous producer, which credit cannot stop because each message names its own address.
 
         Raises Unauthorized, UnknownAddress, QueueFull, ResourceLimit.
         """
@@ -199,7 +202,7 @@ class Client:
             raise QueueFull(f"{address!r} is full")
 
     def check_creation(self, address: str) -> None:
-        """The queue of a producer was deleted after the producer attached: the message creates it again.
+        """Create the queue of a producer again, if it was deleted after the producer attached.
 
         Raises Unauthorized, ResourceLimit.
         """
@@ -210,17 +213,17 @@ class Client:
     # -- output ------------------------------------------------------------------------------------------------------
 
     def send_output(self) -> None:
-        """Write what there is for the client."""
+        """Write the output for the client."""
         self._wire.send_output()
 
     def given(self, size_bytes: int) -> None:
-        """A consumer of the client has been given a message."""
+        """Count the bytes of a message that a consumer of the client got."""
         self.given_bytes += size_bytes
         if self.given_bytes > WRITE_BUFFER_BYTES:
             self.full = True
 
     def wake(self, link: Link) -> None:
-        """The credit of a link has changed, or the client reads again: send what waits for the link, or grant it credit."""
+        """Send waiting messages to a link, or grant it credit, because its credit has changed or the client reads again."""
         context = link.context
         if isinstance(context, ConsumerLink) and context.consumer is not None:
             self.engine.wake(context.consumer.queue, context.consumer)
@@ -230,14 +233,25 @@ class Client:
             context.top_up()
 
     def wake_all(self) -> None:
-        """All that the client was given is written."""
-        self.full = False
-        for link in list(self.links):
-            self._server.errors.run(ErrorKind.LINK, self.wake, link)
+        """Resume all links after the output for the client was written, in slices, because there may be thousands."""
+        if self._gone:
+            return
+        self.full, self._wake_again = False, True
+        if not self._waking:
+            self._waking = True
+            self._server.client_turns.in_slices(self._wake_links(), self._server.dispatch)
         self._server.dispatch()
 
+    def _wake_links(self) -> Iterator[None]:
+        while self._wake_again and not self._gone:
+            self._wake_again = False
+            for link in list(self.links):
+                self._server.errors.run(ErrorKind.LINK, self.wake, link)
+                yield
+        self._waking = False
+
     def end_link(self, link: Link, error: AmqpError) -> None:
-        """End one link from the broker's side."""
+        """End one link from the broker's side, with an error."""
         self.links.pop(link, None)
         detached(self, link, closed=True)
         link.detach(error)
@@ -246,15 +260,15 @@ class Client:
     # -- sessions and transactions -----------------------------------------------------------------------------------
 
     def drop_request(self) -> None:
-        """The request that is being planned, if there is one, is not carried out."""
+        """Drop the management request that is being planned, if any."""
         request, self.management_request = self.management_request, None
         if request is not None:
             request.drop()
 
     def begin_session(self, session: Session) -> None:
-        """A session begins; where the user may have no more, it ends with the first link that it asks for, or soon.
+        """Note that a session begins. A session beyond the user's limit ends with its first attach, or soon.
 
-        Not at once: Qpid JMS waits for ever for a link of a session whose end comes right behind its begin.
+        It does not end at once: Qpid JMS waits for ever for a link of a session whose end directly follows its begin.
         """
         try:
             self.sessions.tally.check()
@@ -265,7 +279,7 @@ class Client:
             self.sessions[session] = None
 
     def refuse_link(self, link: Link) -> None:
-        """A session that is refused, or has ended, asks for a link."""
+        """Refuse an attach on a session that was refused, or that has ended."""
         refusal = self._refused_sessions.get(link.session)
         if refusal is not None:
             link.refuse(refusal)
@@ -280,7 +294,7 @@ class Client:
     def begin(self) -> LocalTransaction:
         """Begin a transaction of this connection. Raises ResourceLimit.
 
-        No later broker gives its name again: a client with ``failover:`` may repeat a request about it to the next one.
+        No later broker uses the same transaction id: a client with ``failover:`` may repeat a request about it to the next broker.
         """
         self.transactions.tally.check()
         transaction = self.engine.begin(b"%x.%x" % (self.engine.journaling.epoch, next(_transaction_ids)))
@@ -295,9 +309,9 @@ class Client:
         return transaction
 
     def lose_message(self, txn_id: bytes | None, error: AmqpError | None = None) -> None:
-        """A message came on a link that had ended, or has ended because of the message: nobody takes it, and no outcome says so.
+        """Note that a message arrived on an ended link, or ended its link. The message gets no outcome.
 
-        Its transaction, if it has one, can only be rolled back.
+        Its transaction, if any, can only be rolled back.
         """
         transaction = None if txn_id is None else self.transactions.get(txn_id)
         if transaction is not None:
@@ -306,36 +320,66 @@ class Client:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end_session(self, session: Session, *, orderly: bool = False) -> None:
-        """A session has ended, and its links with it; ``orderly``: the client has ended it, without an error."""
+        """Release a session that has ended, with its links. ``orderly``: the client has ended it without an error."""
         tells = orderly and self._tells(session)
         self.sessions.pop(session, None)
         self._refused_sessions.pop(session, None)
         for link in self.links.of(session):
             del self.links[link]
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, tells)
-        self.dispositions.end_range()  # behind the rest of it, which has come back with its link
+        self.dispositions.end_range()  # after the messages of the range have returned with their link
 
     def release(self, *, failed: bool = False, orderly: bool = False) -> None:
-        """Take back everything that the client holds.
+        """Take back everything that the client holds: in slices, because it may have thousands of links. ``leaving`` is set until then.
 
-        ``failed``: its connection broke, perhaps because of a message it was given. ``orderly``: the client closed it, without an error.
+        ``failed``: the connection broke, perhaps because of a delivered message. ``orderly``: the client closed it without an error.
         """
         if failed:
             self.interrupted()
         if self.reset is not None:
             self.reset.drop()
             self.reset = None
-        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
-        for link in list(self.links):
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
-        self.dispositions.end_range()
+        if self._gone:
+            return
+        self._gone = self.full = self.leaving = True
+        self._server.container_ids.leaves(self.container)
         self.drop_request()
-        self.links.clear()
-        self.sessions.clear()
         self._refused_sessions.clear()
+        telling = {session for session in self.sessions if self._tells(session)} if orderly else set()
+        self._server.client_turns.in_slices(self._release_all(failed, telling), self._server.dispatch)
+
+    def _release_all(self, failed: bool, telling: set[Session]) -> Iterator[None]:
+        """Release links and transactions one by one. Until all messages are back, their queues deliver none: one would overtake others.
+
+        ``telling``: sessions that have ended in order.
+        """
+        returned = self.engine.return_range()
+        try:
+            for queue in self._queues():
+                returned.hold(queue)
+            yield
+            for link in list(self.links):
+                del self.links[link]
+                self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
+                yield
+            self.dispositions.end_range()
+            self.sessions.clear()
+            for name in list(self.transactions):
+                self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, self.transactions.pop(name))
+                yield
+        finally:
+            returned.end()
+            self.leaving = False
+            self._server.container_ids.left(self.container)
+            self.touch()
+
+    def _queues(self) -> Iterator[BrokerQueue]:
+        """The queues of the messages that the client holds."""
+        for link in self.links:
+            if isinstance(link.context, ConsumerLink) and link.context.consumer is not None:
+                yield link.context.consumer.queue
         for transaction in self.transactions.values():
-            self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
-        self.transactions.clear()
+            yield from transaction.queues
 
     def _release_link(self, link: Link, failed: bool, told: bool) -> None:
         context = link.context
@@ -344,11 +388,11 @@ class Client:
         detached(self, link, closed=False, orderly=told and not (isinstance(context, ConsumerLink) and context.selective))
 
     def _tells(self, session: Session) -> bool:
-        """Return whether the client settles all that its application has seen before it ends a session.
+        """Return True if the client settles all messages that its application has seen before it ends a session.
 
-        Qpid JMS does, in every mode of JMS: what the application has not acknowledged is modified with a failed delivery, or part of a
-        transaction that is rolled back. It does not in a session whose transaction was interrupted and not ended, nor in its own mode of
-        individual acknowledgement (see ConsumerLink.selective). Nothing is known of other clients.
+        Qpid JMS does so in every mode of JMS: an unacknowledged message is modified with a failed delivery, or is part of a transaction
+        that is rolled back. There are two exceptions: a session whose transaction was interrupted and not ended, and Qpid's own mode of
+        individual acknowledgement (see ConsumerLink.selective). For other clients the result is False.
         """
         if self.history is None or session not in self.sessions:
             return False
@@ -356,20 +400,20 @@ class Client:
         return not any(isinstance(each, CoordinatorLink) and each.in_first_transaction for each in contexts)
 
     def close_coordinators(self, error: AmqpError) -> None:
-        """The connection ends with this error: see CoordinatorLink.close."""
+        """Close the coordinator links before the connection ends with an error: see CoordinatorLink.close."""
         for link in self.links:
             if isinstance(link.context, CoordinatorLink):
                 link.context.close(error)
 
     def interrupted(self) -> None:
-        """The connection ends without a request of the client."""
+        """Note that the connection ends without a request of the client."""
         if self.history is not None and not self.ended:
             self._server.interruptions.lost(self.container, self.history)
 
     def close_for_reset(self, waiting: frozenset[str]) -> None:
-        """Close the connection of a client that has lost track of its messages (bascule.server.connection_reset), so that it reconnects.
+        """Close the connection of a client that no longer tracks its messages (bascule.server.connection_reset), so that it reconnects.
 
-        ``waiting`` are coordinator links whose sessions expect an answer.
+        ``waiting`` are coordinator links whose sessions wait for an answer.
         """
         history = self.history
         if history is None or self.lost or self.ended:
@@ -378,4 +422,4 @@ class Client:
         unheard = history.waited - {link.name for link in self.links}
         self._wire.close(CONNECTION_RESET)
         self._server.interruptions.lost(self.container, history, waiting | unheard)
-        self._wire.later(self._server.dispatch)  # other clients may have what this one held
+        self._wire.later(self._server.dispatch)  # other clients may get the messages that this client held

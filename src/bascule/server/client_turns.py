@@ -1,41 +1,69 @@
-"""Clients take turns: all of them together have a bounded time in one turn of the event loop, however many have something to be done."""
+"""Turns of clients: all clients together have a limited time in one turn of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
-#: Processor time for the input of all clients, and the next pieces of what they are sent, in one turn of the event loop, beside the last
-#: piece. With what the engine may do in one turn, it is below 50 ms.
+#: Processor time for the input of all clients, and for the next pieces of their output, in one turn of the event loop, besides the last
+#: piece. Together with the engine's share of the turn it stays below 50 ms.
 CLIENTS_TURN_S: Final = 0.02
+#: Processor time of work on all links of one client in one turn, beside the last link: a connection may have thousands of links.
+SLICE_S: Final = 0.005
 
 
 class ClientTurns:
-    """What clients have to do in later turns, in order. Each action is short, and comes back for what is left of it."""
+    """The actions of clients in later turns, in order. Each action is short, and queues its rest again."""
 
-    def __init__(self, turn_s: float = CLIENTS_TURN_S) -> None:
+    def __init__(self, turn_s: float = CLIENTS_TURN_S, slice_s: float = SLICE_S) -> None:
         self._turn_s = turn_s
+        self._slice_s = slice_s
         self._spent_s = 0.0
         self._waiting: deque[Callable[[], None]] = deque()
         self._planned = False
 
     @property
     def over(self) -> bool:
-        """Whether clients have had their time in this turn of the event loop."""
+        """Return True if clients have used their time in this turn of the event loop."""
         return self._spent_s >= self._turn_s
 
     def later(self, action: Callable[[], None]) -> None:
-        """Call ``action`` in another turn of the event loop, behind what waits already."""
+        """Call ``action`` in another turn of the event loop, behind the actions that wait already."""
         self._waiting.append(action)
         self._plan()
 
     def run(self, action: Callable[[], None]) -> None:
-        """Call ``action`` at once, in the time of this turn."""
+        """Call ``action`` at once, within the time of this turn."""
         self._do(action)
         self._plan()
+
+    def in_slices(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+        """Do work piece by piece: a first slice at once, if this turn has time left, and the rest in later turns.
+
+        ``behind`` is called after each slice in a later turn. Neither ``work`` nor ``behind`` may raise.
+        """
+        going_on = True
+        if not self.over:
+            began_s = time.thread_time()
+            going_on = not self._slice(work)
+            self._spent_s += time.thread_time() - began_s
+            self._plan()
+        if going_on:
+            self.later(partial(self._next_slice, work, behind))
+
+    def _next_slice(self, work: Iterator[None], behind: Callable[[], None]) -> None:
+        if not self._slice(work):
+            self.later(partial(self._next_slice, work, behind))
+        behind()
+
+    def _slice(self, work: Iterator[None]) -> bool:
+        """Return whether the work is over."""
+        end_s = time.thread_time() + self._slice_s
+        return all(time.thread_time() < end_s for _ in work)
 
     def _do(self, action: Callable[[], None]) -> None:
         began_s = time.thread_time()
@@ -48,7 +76,7 @@ class ClientTurns:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Another turn of the event loop: those that wait come first."""
+        """Begin another turn of the event loop with the actions that wait."""
         self._planned = False
         self._spent_s = 0.0
         try:

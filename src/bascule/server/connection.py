@@ -37,50 +37,51 @@ log = get_log(__name__)
 #: Bytes of unread answers to a client after which the broker reads no more from it.
 UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
-#: Handled of what a client has sent before a look at the clock: 4 KiB of attaches or declares take some 15 ms.
+#: Bytes of input between two checks of the clock: 4 KiB of attaches or declares take about 15 ms.
 PIECE_BYTES = 4 << 10
-#: The same of one disposition: a message that is rejected takes up to 0.1 ms, and with 4,096 values in its annotations a millisecond.
+#: Deliveries of one disposition between two checks of the clock: rejecting a message takes up to 0.1 ms, and with 4,096 values in its
+#: annotations one millisecond.
 DELIVERIES_PER_PIECE = 20
-#: Of messages in many frames that a client is sent, before others have their turns: in frames of 512 bytes this takes some 2 ms.
+#: Bytes of multi-frame messages sent to a client before other clients have their turns: in frames of 512 bytes this takes about 2 ms.
 FRAMES_PER_PIECE_BYTES = 256 << 10
-#: Time for the frames of one client in one turn of the event loop, in addition to the last piece: other clients wait no longer, even if a
-#: client sends 256 KiB of attaches.
+#: Time for one client in one turn of the event loop, besides the last piece, so that a client that sends 256 KiB of attaches does not delay
+#: others for longer.
 TURN_S = 0.01
-#: How often heartbeats and idle time are looked at, at least.
+#: Longest interval between checks of heartbeats and idle time.
 TICK_S = 10.0
 
 
 class ClientConnection(asyncio.Protocol):
-    """Turns AMQP events into broker commands; what the broker answers goes out once per turn of the loop."""
+    """A connection that turns AMQP events into broker commands. Output is written once per turn of the loop."""
 
     def __init__(self, server: Node, handshake: Handshake) -> None:
         self.server = server
         self._handshake = handshake
         self._sasl: SaslServer
-        self.amqp: Connection  # once there is a transport: it may say who the client is
+        self.amqp: Connection  # set once there is a transport, which may authenticate the client
         self.peer = handshake.peer
         self.client = Client(server, self)
         self._transfers = Transfers(self.client, server.errors)
-        self._unread_answers_bytes = 0  # written while the client does not read
-        self._unhandled = b""  # what has arrived and waits for another turn, or for the outcome of the login
-        #: Takes a message for which a queue makes room, or a commit that is planned, or nothing if the turn has no time left.
+        self._unread_answers_bytes = 0  # bytes written while the client does not read
+        self._unhandled = b""  # input that waits for another turn, or for the outcome of the login
+        #: Retries a message for which a queue makes room, or a planned commit; does nothing if only the turn's time was used up.
         self._waiting: Retry | None = None
-        self._behind_waiting: Iterator[events.Event] = iter(())  # what came behind that
+        self._behind_waiting: Iterator[events.Event] = iter(())  # events behind the waiting one
         self._turn_end_s = 0.0
         self._handling = False
-        self.behind = False  # goes on in the next turn
+        self.behind = False  # continues in the next turn
         self._stuck = False  # the client does not read
-        self._sending = False  # more of what it is sent goes in another turn
+        self._sending = False  # more output follows in another turn
         self._transport: asyncio.Transport | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._usage: UserUsage | None = None  # of its user, once the connection counts
-        self._login: asyncio.Task[None] | None = None  # whose outcome the client waits for
+        self._usage: UserUsage | None = None  # the usage of its user, once the connection is counted
+        self._login: asyncio.Task[None] | None = None  # the check that the client waits for
 
     # -- the socket --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there."""
-        self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # of a stream, as asyncio says for Protocol
+        """Handle a new connection."""
+        self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # asyncio declares a BaseTransport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         server = self.server
         self._sasl = server.sasl(certified_name(transport))
@@ -94,7 +95,7 @@ class ClientConnection(asyncio.Protocol):
         self._ticking()
 
     def data_received(self, data: bytes) -> None:
-        """Take frames in: at once, or in the next turn if clients have had their time in this one."""
+        """Handle received frames: at once, or in the next turn if clients have used their time in this one."""
         self._unhandled = self._unhandled + data if self._unhandled else data
         if self.behind:
             return
@@ -105,7 +106,7 @@ class ClientConnection(asyncio.Protocol):
         turns.run(self.handle_some)
 
     def handle_some(self) -> None:
-        """Handle what has arrived, as far as the time of one turn goes; the rest in the next turns. Nothing is read meanwhile."""
+        """Handle received data as far as the time of one turn allows, and the rest in the next turns. Nothing is read meanwhile."""
         transport, amqp, data, position = self._transport, self.amqp, self._unhandled, 0
         if transport is None or self.client.lost or not self.server.awake():
             return
@@ -146,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
         self.later(self.handle_some)
 
     def _handle(self, take: Callable[..., Iterable[events.Event]], *arguments: Any) -> None:
-        """Give something to the AMQP engine, and carry out what it makes of that."""
+        """Pass something to the AMQP engine, and handle the events that it returns."""
         self._handling = True
         try:
             remaining = iter(take(*arguments))
@@ -162,7 +163,7 @@ class ClientConnection(asyncio.Protocol):
         self._handling = False
 
     def _retry(self) -> Iterator[events.Event]:
-        """Try once more to take the message or the commit that waits. Return what came behind it, if it waits no longer."""
+        """Try the waiting message or commit again. Return the events behind it if it no longer waits."""
         if self._waiting is not None and not self.client.ended:
             self._waiting = self._waiting()
             if self._waiting is not None:
@@ -171,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         return self._behind_waiting
 
     def _check_login(self, check: Callable[[], bool]) -> None:
-        """Check a password beside the event loop; the client is not read from meanwhile."""
+        """Check a password off the event loop; nothing is read from the client meanwhile."""
         if self._login is None and self._transport is not None:
             self._transport.pause_reading()
             self._login = asyncio.get_running_loop().create_task(self._checked(check), name="login")
@@ -185,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
             self.read_on()
 
     def _failed(self, error: Exception) -> None:
-        """End what the scope of the error names. A fault of ours in one connection must not reach the others."""
+        """End what the scope of the error says. A fault of the broker in one connection must not affect the others."""
         if not isinstance(error, BasculeError):
             self._contain(error)
             self.end(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; see the broker's log"))
@@ -200,35 +201,37 @@ class ClientConnection(asyncio.Protocol):
         self.server.errors.contain(ErrorKind.CONNECTION, error, peer=self.peer, container=self.client.container)
 
     def _broken(self, error: Exception) -> None:
-        """End the connection without a word: what there is to say cannot be said."""
+        """Abort the connection without an answer, because no answer can be made."""
         self._contain(error)
         if self._transport is not None:
             self.client.lost = True
             self._transport.abort()
 
     def read_on(self) -> None:
-        """The broker has room again, or the client reads again: more is read where both are so."""
+        """Resume reading, if the broker has room and the client reads its answers."""
         unread = self._unread_answers_bytes > UNREAD_ANSWERS_BYTES or self._login is not None or self._has_more
         if self._transport is not None and not self.client.lost and not unread and self not in self.server.held_back:
             self._transport.resume_reading()
 
     @property
     def _has_more(self) -> bool:
-        """Whether something that has arrived is not handled yet."""
+        """Return True if received data is not handled yet."""
         return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None
 
     def touch(self) -> None:
-        """There may be output."""
+        """Note that there may be output."""
         self.server.touched[self] = None
 
     def send_output(self) -> None:
-        """Write what the engine has to say. An error concerns this connection alone."""
+        """Write the output of the AMQP engine. An error concerns only this connection."""
         try:
             self._send_output()
         except Exception as error:
             self._broken(error)
 
     def _send_output(self) -> None:
+        if self.client.leaving:
+            return  # who is told that its connection has ended finds nothing of it any more: its subscriptions are free
         data = self.amqp.data_to_send(take_more=not self._stuck)
         given_bytes, self.client.given_bytes = self.client.given_bytes, 0
         if self._transport is not None and not self.client.lost:
@@ -242,11 +245,11 @@ class ClientConnection(asyncio.Protocol):
                 self.client.full = True  # not all frames of large messages are written
             self._send_more_later()
             if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
-                asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
+                asyncio.get_running_loop().call_soon(self._give_more)  # after the transport has tried to write
             unheard = self._handling or (self._waiting is not None and not self.client.ended)
             if self.amqp.closed and not unheard and not self._transport.is_closing():
                 self._transport.close()
-                # One that does not read would keep the socket, and with it what is yet to be written, for ever.
+                # A client that does not read would keep the socket and the unwritten output for ever.
                 self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
 
     def _send_more_later(self) -> None:
@@ -255,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
             self.later(self._send_more)
 
     def _send_more(self) -> None:
-        """Write the next piece of messages in many frames."""
+        """Write the next piece of messages that take many frames."""
         self._sending = False
         if self.client.lost or self._stuck or not self.server.awake():
             return
@@ -269,11 +272,11 @@ class ClientConnection(asyncio.Protocol):
         self.server.dispatch()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Stop writing, because the client does not read."""
         self._stuck = self.client.full = True
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Resume writing, because the client reads again."""
         self._stuck = False
         self._unread_answers_bytes = 0
         self.read_on()
@@ -281,12 +284,12 @@ class ClientConnection(asyncio.Protocol):
         self._give_more()
 
     def _give_more(self) -> None:
-        """What had been given is written, or too much of it waits for the client's window."""
+        """Resume consumers once their messages are written, unless too much output waits for the client's window."""
         if not self._stuck and not self.client.lost and self.amqp.outgoing.kept_bytes <= WRITE_BUFFER_BYTES:
             self.client.wake_all()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The client is gone, with or without a word."""
+        """Release everything after the connection has ended."""
         self.client.lost = True
         self._handshake.end()
         if self._usage is not None:
@@ -300,19 +303,24 @@ class ClientConnection(asyncio.Protocol):
         self.server.container_ids.lost(self, self.client.container)
         self.server.touched.pop(self, None)
         self.client.release(failed=not self.amqp.closed)
-        for session in self.amqp.sessions.values():
-            session.on_connection_end()  # nothing is kept for it
+        self.server.client_turns.in_slices(self._end_sessions(), self.server.dispatch)
         self.server.peer_caches.client_gone()
         self.server.dispatch()
 
+    def _end_sessions(self) -> Iterator[None]:
+        """Release what the sessions of a lost client keep."""
+        for session in list(self.amqp.sessions.values()):
+            session.on_connection_end()
+            yield
+
     @property
     def unread_bytes(self) -> int:
-        """What is kept for the client until it reads: its socket takes no more, or its window is closed."""
+        """Return the bytes that are kept until the client reads, because its socket is full or its window is closed."""
         return self.amqp.outgoing.kept_bytes + self._buffered_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """How much of that has not left; it shrinks while the client reads."""
+        """Return the bytes of these that have not left; the number shrinks while the client reads."""
         return self.amqp.outgoing.unwritten_bytes + self._buffered_bytes
 
     @property
@@ -320,13 +328,13 @@ class ClientConnection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def drop(self, error: AmqpError) -> None:
-        """End the connection of a client that does not read: nothing is kept for it."""
+        """Abort the connection of a client that does not read, and keep nothing for it."""
         self.close(error)
         if self._transport is not None:
             self._transport.abort()
 
     def end(self, error: AmqpError | None) -> None:
-        """End the connection, by ``close`` where that is possible."""
+        """End the connection, with ``close`` if possible."""
         try:
             if error is not None:
                 self.client.close_coordinators(error)
@@ -335,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
             self._broken(failure)
 
     def close(self, error: AmqpError | None) -> None:
-        """End the connection from our side."""
+        """Close the connection from the broker's side."""
         if error is not None:
             self.client.interrupted()
         self.client.ended = True
@@ -359,28 +367,30 @@ class ClientConnection(asyncio.Protocol):
         deadline_s = self.amqp.tick(now_s, unread=unread)
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
         if self.amqp.closed:
-            # Its socket may take long to end, where it ends at all: others get at once what this client held.
+            # The socket may take long to end: other clients get the messages of this client at once.
             log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)
             self.client.release(failed=True)
             self.server.dispatch()
         self.send_output()
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """In place of what was to happen next by time."""
+        """Schedule an action, in place of the previous scheduled one."""
         if self._tick is not None:
             self._tick.cancel()
         self._tick = asyncio.get_running_loop().call_later(delay_s, do)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def _opened(self, event: events.Opened) -> None:
+    def _opened(self, event: events.Opened) -> Retry | None:
         client = self.client
+        if self.server.container_ids.is_leaving(event.open.container_id):  # this client comes back: it finds its subscriptions free
+            return partial(self._opened, event)
         client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self._sasl.mechanism
         properties: dict[Any, Any] = {
             Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
         }  # fmt: skip
         if self.server.failover:
-            # By symbols: under a string the Java client finds nothing.
+            # The keys must be symbols: the Java client does not find string keys.
             offered = [{Symbol(field): value for field, value in other.items()} for other in self.server.failover]
             properties[Symbol("failover-server-list")] = offered
         taken = self.server.container_ids.opened(self, client.container)
@@ -399,11 +409,12 @@ class ClientConnection(asyncio.Protocol):
                 self._handshake.end()
                 self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
                 client.opened(event.open.properties, usage)
-        self._ticking()  # the client has said how often it wants to hear of us
+        self._ticking()  # the open frame says how often the client wants to hear from the broker
+        return None
 
     def _refuse(self, properties: dict[Any, Any], error: AmqpError) -> None:
-        """Open and close. A client that knows the property reports no connection in between (Qpid JMS)."""
-        self.client.ended = True  # what it has sent behind its open counts for nothing
+        """Open and close the connection. A client that knows the property reports no connection in between (Qpid JMS)."""
+        self.client.ended = True  # everything that the client has sent behind its open is ignored
         properties[Symbol("amqp:connection-establishment-failed")] = True
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
         self.amqp.close(error)
@@ -423,7 +434,7 @@ class ClientConnection(asyncio.Protocol):
         except BasculeError as error:
             check_answerable(error)
             self.client.links.pop(link, None)
-            detached(self.client, link, closed=False)  # what was created for it goes, a temporary queue for example
+            detached(self.client, link, closed=False)  # deletes what was created for it, for example a temporary queue
             link.refuse(error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error)))
 
     def _detached(self, event: events.Detached) -> None:
@@ -469,10 +480,10 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _next_turn() -> None:
-    """Nothing is left to be done of the event: what came behind it waits for the next turn."""
+    """Do nothing: the event is handled, and the events behind it wait for the next turn."""
 
 
-#: Each returns None, or what to call in the next turn if its event, and what came behind it, has to wait.
+#: Each handler returns None, or what to call in the next turn if its event, and those behind it, must wait.
 HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Opened: ClientConnection._opened,
     events.SessionBegun: ClientConnection._begun,
@@ -487,5 +498,5 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.DeclareReceived: ClientConnection._declared,
     events.Discharged: ClientConnection._discharged,
 }
-#: What clients are told when the broker goes: a failover client turns to another one.
+#: What clients are told when the broker stops; a failover client connects to another broker.
 GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is shutting down")

@@ -1,24 +1,24 @@
-"""Reset the connection of a client that has lost track of its prefetched messages.
+"""Reset of the connection of a client that no longer tracks its prefetched messages.
 
-A transacted session of Qpid JMS (2.10 and 1.16) keeps its transaction over a failover, and can only roll it back. Its
-prefetched messages on the new connection are then handled wrongly, with any broker:
+A transacted session of Qpid JMS (2.10 and 1.16) keeps its transaction over a failover, and can only roll it back. Its prefetched messages
+on the new connection are then handled wrongly, with any broker:
 
-* ``commit``, when the application has received something on the new connection: what waits in the client's buffer is released and
-  stays in the buffer. It comes to the application twice, and the first time no acknowledgement is sent: that commit counts for nothing.
-* ``rollback``, when it has received nothing there: the buffer is emptied and nothing released. Those messages come to nobody.
-* An operation of the session was under way when the connection came back: the session has no transaction until that has ended, and what
-  the application receives meanwhile is never settled.
+* ``commit``, if the application has received a message on the new connection: the messages in the client's buffer are released and
+  stay in the buffer. The application receives them twice, and the first time no acknowledgement is sent, so that commit has no effect.
+* ``rollback``, if it has received none there: the buffer is emptied and nothing is released. Nobody receives those messages.
+* An operation of the session was running when the connection came back: the session has no transaction until the operation has ended, and
+  messages that the application receives meanwhile are never settled.
 
-A client whose connection ends forgets its buffer. So this broker ends the connection at the moment when the client goes wrong, while its
-application still waits for the answer of ``commit`` or ``rollback``; ``failover:`` reconnects at once, and the messages are redelivered.
-The broker recognises the moment:
+A client whose connection ends forgets its buffer. Therefore the broker ends the connection at the moment when the client goes wrong, while
+its application still waits for the answer of ``commit`` or ``rollback``; ``failover:`` reconnects at once, and the messages are
+redelivered. The broker recognises the moment by these signs:
 
-* ``rollback`` uses up or gives back the credit of all consumers of its session first; ``commit`` does not. For credit that is left to say
-  so for certain, a consumer keeps one of its credits unused while its session is in its first transaction. No credit left says nothing.
-* A session that goes on declares its next transaction with the discharge; one that is closed does not.
+* ``rollback`` first uses up or returns the credit of all consumers of its session; ``commit`` does not. To make remaining credit a certain
+  sign, a consumer keeps one of its credits unused while its session is in its first transaction. No remaining credit proves nothing.
+* A session that continues declares its next transaction with the discharge; one that is closed does not.
 * A session that was not interrupted attaches its coordinator before any consumer.
 
-The other sessions of the connection are interrupted with it, and must not go wrong in their turn: see :class:`ConnectionReset`.
+The other sessions of the connection are interrupted with it, and must not go wrong in turn: see :class:`ConnectionReset`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 _log = get_log(__name__)
 
-#: How long the other sessions of a connection may take to come to the end of their transactions; twice as long each time that the
-#: connection is reset, so that it is long enough at last.
+#: How long the other sessions of a connection may take to end their transactions. The time doubles with each reset of the connection, so
+#: that it becomes long enough.
 FINISH_S: Final = 5.0
-#: Between two looks whether they have: what they hold may also be rolled back by time.
+#: Interval of the check whether they have ended: a timeout may also roll back what they hold.
 LOOK_S: Final = 1.0
-#: A client whose connection was reset so often after one interruption is in doubt each time: its application begins its transactions
-#: with a send, at once, which the client takes while it is not connected. The consumers of such a session are ended, as an application
-#: notices.
+#: After this many resets since one interruption, the broker ends the consumers of the session instead, which the application notices.
+#: Resets do not help an application that begins each transaction at once with a send: the client accepts the send while it is not
+#: connected, so each connection begins in doubt again.
 RESETS_MAX: Final = 5
 LOST = AmqpError(
     ILLEGAL_STATE, "the client has lost track of the messages that it received before a rollback; close and recreate the consumer"
@@ -53,14 +53,15 @@ LOST = AmqpError(
 
 
 class ConnectionReset:
-    """The reset of a connection for a session that has lost track; it waits until no other session is in the middle of a transaction.
+    """The pending reset of a connection. It waits until no other session is in the middle of a transaction.
 
-    A session that is cut off in its transaction would lose track itself. One that waits for the answer of its commit does not: the client
-    tells it truthfully that it is rolled back, and begins with nothing. So who commits now is kept waiting, until all do that have begun.
+    A session that is cut off in its transaction would go wrong itself. A session that waits for the answer of its commit does not: the
+    client reports correctly that the transaction is rolled back, and begins with an empty buffer. Therefore commits are held until all
+    transactions that have begun wait for their commit.
     """
 
     def __init__(self, client: Client, resets: int) -> None:
-        """``resets`` counts how often the broker has reset this client's connection since one interruption."""
+        """Begin a reset. ``resets`` is the number of resets of this client's connection since one interruption."""
         self._client = client
         self._waiting: set[str] = set()
         self._held: set[bytes] = set()
@@ -69,13 +70,13 @@ class ConnectionReset:
         self._next = self._loop.call_later(LOOK_S, self._look)
 
     def hold(self, coordinator: Link, txn_id: bytes = b"") -> None:
-        """A session waits: for the end of this transaction, or with none."""
+        """Hold the answer of a session that ends this transaction, or that has none."""
         self._waiting.add(coordinator.name)
         self._held.add(txn_id)
         self._check()
 
     def drop(self) -> None:
-        """The connection has ended."""
+        """Cancel the reset, because the connection has ended."""
         self._next.cancel()
 
     def _look(self) -> None:
@@ -83,7 +84,7 @@ class ConnectionReset:
         self._check()
 
     def _check(self) -> None:
-        """End the connection if nobody is in the middle of anything. What was asked for before is stored and answered first."""
+        """End the connection if no other session is in a transaction. Earlier requests are stored and answered first."""
         open_ = self._client.transactions.values()
         idle = all(each.id in self._held or not (each.acks or each.drafts) for each in open_)
         if idle or self._loop.time() >= self._until_s:
@@ -91,7 +92,7 @@ class ConnectionReset:
 
 
 def reset_connection(client: Client, coordinator: Link) -> bool:
-    """Reset the connection of a session that has lost track. Return False after RESETS_MAX: its consumers are ended then."""
+    """Reset the connection of a session that went wrong. Return False after RESETS_MAX resets: its consumers are then ended."""
     resets = client.history.resets if client.history is not None else 0
     if resets < RESETS_MAX:
         if client.reset is None:
@@ -105,9 +106,9 @@ def reset_connection(client: Client, coordinator: Link) -> bool:
 
 
 def attached_late(client: Client, link: Link) -> bool:
-    """Whether a session that attaches its coordinator now was interrupted, and has lost track of messages it was given without one.
+    """Return True if a session that attaches its coordinator now was interrupted, and no longer tracks messages that it got without one.
 
-    One that waited for an answer when its connection was ended has not: its client repeats the attach by itself.
+    A session that waited for an answer when its connection was ended is no such case: its client repeats the attach by itself.
     """
     if client.history is None or link.name in client.history.waited:
         return False
@@ -115,9 +116,10 @@ def attached_late(client: Client, link: Link) -> bool:
 
 
 def rollback_loses_messages(client: Client, session: Session, transaction: LocalTransaction, *, interrupted: bool) -> bool:
-    """Whether a client that rolls a session's first transaction back has messages which it then releases and keeps, or keeps and forgets.
+    """Return True if the client would lose messages by rolling back a session's first transaction.
 
-    ``interrupted``: its session may have been. Without it, only what is certain counts.
+    It loses messages that it releases and keeps in its buffer, or that it keeps and forgets. ``interrupted``: the session may have been
+    interrupted. If it is false, only certain signs count.
     """
     worked = {consumer for consumer, _ in transaction.acks}
     for each in consumers_of(client, session):
@@ -132,5 +134,5 @@ def rollback_loses_messages(client: Client, session: Session, transaction: Local
 
 
 def consumers_of(client: Client, session: Session) -> list[ConsumerLink]:
-    """The consumers of a session."""
+    """Return the consumers of a session."""
     return [link.context for link in client.links.of(session) if isinstance(link.context, ConsumerLink)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ class ContainerIds:
 
     def __init__(self) -> None:
         self._connections: dict[str, dict[ClientConnection, None]] = {}
+        self._leaving: Counter[str] = Counter()  # clients that have gone, of which not all links are released yet
 
     def opened(self, connection: ClientConnection, container: str) -> bool:
         """Record a connection that opens under an id. Return whether another open connection has the id."""
@@ -29,3 +31,17 @@ class ContainerIds:
         connections.pop(connection, None)
         if not connections:
             self._connections.pop(container, None)
+
+    def leaves(self, container: str) -> None:
+        """A client has gone. The broker releases what the client holds, until ``left``."""
+        self._leaving[container] += 1
+
+    def left(self, container: str) -> None:
+        """Nothing is held for a client that has gone."""
+        self._leaving[container] -= 1
+        if not self._leaving[container]:
+            del self._leaving[container]
+
+    def is_leaving(self, container: str) -> bool:
+        """Return whether a client with this id has gone and something is still held for it, for example a subscription."""
+        return container in self._leaving

@@ -18,7 +18,7 @@ from bascule.server.links import PRODUCER_CREDIT
 if TYPE_CHECKING:
     from bascule.server.client import Client
 
-#: A session of a client that has come back is there again by then; one that is begun later is new.
+#: A session of a reconnected client exists again after this time; a session that begins later is new.
 RECOVERED_S: Final = 5.0
 
 
@@ -30,16 +30,16 @@ class CoordinatorLink:
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
-        self._declared: dict[bytes, LocalTransaction] = {}  # a connection may have a coordinator link for each of its sessions
-        # An interruption may have fallen into the first transaction: b"" before it, None behind it.
+        self._declared: dict[bytes, LocalTransaction] = {}  # transactions by id; a connection may have a coordinator link for each session
+        # The id of the transaction that an interruption may have affected: b"" before it, None after it.
         self._first: bytes | None = None
         if client.history is not None:
             self._first = b""
             client.first_transactions += 1
         soon = time.monotonic() - client.opened_s < RECOVERED_S
         self._interrupted = soon and client.history is not None and client.history.interrupted_s is not None
-        self._reset_due = False  # the client, of messages that it has
-        self._waits = False  # for the end of its connection
+        self._reset_due = False  # the client is about to be reset
+        self._waits = False  # waits for the end of its connection
 
     @property
     def in_first_transaction(self) -> bool:
@@ -47,10 +47,10 @@ class CoordinatorLink:
         return self._first is not None
 
     def close(self, error: AmqpError) -> None:
-        """Detach the link with this error, before the broker closes the connection, if its first declare may be on its way.
+        """Detach the link with this error before the broker closes the connection, if the first declare may be in flight.
 
-        Qpid JMS (2.10, 1.16) that recovers from a break waits for the answer to that declare also after the connection has ended, until
-        ``jms.requestTimeout``, and does not connect again before. A detach ends the wait.
+        Qpid JMS (2.10, 1.16) that recovers from a break waits for the answer to that declare until ``jms.requestTimeout``, even if the
+        connection has ended, and does not reconnect before. A detach ends the wait.
         """
         if self._first == b"":
             self.link.detach(error)
@@ -76,16 +76,16 @@ class CoordinatorLink:
         self.link.flow(PRODUCER_CREDIT)
 
     def plan_commit(self, txn_id: bytes) -> bool:
-        """Plan the commit of a large transaction of this link. Return whether ``discharge`` can follow in this turn."""
+        """Plan the commit of a large transaction of this link. Return True once ``discharge`` may be called in this turn."""
         transaction = self.client.transactions.get(txn_id) if txn_id in self._declared and self.client.reset is None else None
         return transaction is None or self.client.engine.plan_commit(transaction)
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
-        """Commit, or roll back. The answer to a commit comes when it is stored.
+        """Commit or roll back a transaction. A commit is answered when it is stored.
 
-        A transaction belongs to the link that has declared it, whose end rolls it back (AMQP 1.0 part 4, section 4.1). To another link,
-        also of the same session, its id is unknown. A transaction that a request has made a branch, or has rolled back, may be discharged
-        in accordance with that: Qpid JMS discharges every transaction.
+        A transaction belongs to the link that has declared it, and the end of the link rolls it back (AMQP 1.0 part 4, section 4.1).
+        Another link, even of the same session, does not know its id. A transaction that a request has turned into a branch, or has rolled
+        back, may be discharged with the matching outcome: Qpid JMS discharges every transaction.
         """
         if txn_id not in self._declared:
             self._answer(delivery_id, UnknownTransaction(f"there is no transaction {txn_id.hex()} on this link"))
@@ -108,7 +108,7 @@ class CoordinatorLink:
             for consumer in consumers_of(self.client, session):
                 consumer.spend_all()
         if transaction is None and declared.handed_over is not fail:
-            engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it that way
+            engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it with the same outcome
         elif transaction is None:
             self._answer(delivery_id, UnknownTransaction(f"transaction {txn_id.hex()} has already ended with the opposite outcome"))
         elif fail:
@@ -119,11 +119,9 @@ class CoordinatorLink:
 
     def abandon(self) -> None:
         """Roll back the transactions of a detached link (AMQP 1.0 part 4, section 4.1)."""
-        for txn_id in self._declared:
-            transaction = self.client.transactions.pop(txn_id, None)
-            if transaction is not None:
-                self.client.engine.rollback(transaction)
+        popped = [self.client.transactions.pop(txn_id, None) for txn_id in self._declared]
         self._declared.clear()
+        self.client.engine.rollback_all([transaction for transaction in popped if transaction is not None])
         self._first_is_over()
 
     def _first_is_over(self) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-#: Kept for Kafka's clients (a socket for each Kafka broker and client), spill files, the log and lookups of names.
+#: Descriptors kept for Kafka's clients (a socket for each Kafka broker and client), spill files, the log and name lookups.
 RESERVED: Final = 128
-#: Kept for the admin server, beside those: an administrator must get in when clients have taken their whole share.
+#: Descriptors kept for the admin server, besides those: administrators must get in even if clients have taken their whole share.
 RESERVED_FOR_ADMIN: Final = 32
-#: Of a small limit the broker keeps at most this part, so that clients get something.
+#: If the limit is small, the broker keeps at most this part, so that clients get some descriptors.
 _RESERVED_PART_MAX: Final = 2
-#: What the broker itself has open when it serves an embedded or a small Kafka; measured: 25 to 60.
+#: Descriptors of the broker itself when it serves an embedded or a small Kafka; measured: 25 to 60.
 _OWN: Final = 64
-#: At most this part of the clients' share is for those that have not logged in.
+#: Part of the clients' share that connections before their login may use.
 _HANDSHAKES_PART: Final = 4
-#: More than any broker can serve; where the hard limit is higher, the kernel would only make its table larger.
+#: More than any broker can serve. With a higher limit the kernel would only make its table larger.
 _LIMIT_MAX: Final = 1 << 20
 
 

@@ -24,7 +24,7 @@ class Dispositions:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._range: RangeReturn | None = None  # the range of which more pieces come
+        self._range: RangeReturn | None = None  # a range with more pieces to follow
 
     def take(self, event: Dispositioned) -> None:
         """Apply the client's outcome to a range of deliveries, or to a piece of it."""

@@ -47,7 +47,7 @@ class FutureWaiter(Generic[T]):
 
     async def wait(self, timeout_s: float) -> T:
         """Return the value. Raises the error, or TimeoutError."""
-        if self._future.done():  # wait_for would wait for a turn of the loop, and pass over a cancellation in it
+        if self._future.done():  # wait_for would wait for a turn of the loop, and miss a cancellation in it
             return self._future.result()
         return await asyncio.wait_for(self._future, timeout_s)
 
@@ -62,13 +62,13 @@ class LoopEffects:
     """Time, timers, concurrent protocols, and blocking calls off the loop."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is the name of the threads for blocking calls."""
+        """Bind the effects to the running loop. ``name`` is the name of the threads for blocking calls."""
         self._loop = asyncio.get_running_loop()
         self._name = name
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold of them
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no references to them
 
     def now_s(self) -> float:
-        """Return the time of a clock that goes on while the machine is suspended."""
+        """Return the time of a clock that continues while the machine is suspended."""
         return elapsed_s()
 
     def soon(self, action: Callable[[], None]) -> object:

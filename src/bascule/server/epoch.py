@@ -1,6 +1,6 @@
-"""One epoch of the journal in a broker process: it performs the effects of :mod:`bascule.broker.epoch` with asyncio and Kafka's client.
+"""One epoch of the journal in a broker process. It performs the effects of :mod:`bascule.broker.epoch` with asyncio and Kafka's client.
 
-Everything here runs on the event loop but what its name says: the delivery thread of the log posts outcomes, blocking calls run in threads.
+All code here runs on the event loop, except that the delivery thread of the log posts outcomes and that blocking calls run in threads.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from bascule.server.housekeeping import Housekeeping
 
 log = get_log(__name__)
 
-#: Bytes of records that Kafka has not stored yet, at which the broker reads no more from clients: Kafka's client holds them in memory.
+#: Bytes in flight at which the broker reads no more from clients: Kafka's client holds the bytes until they are stored.
 IN_FLIGHT_BYTES_MAX = 32 << 20
-#: Of the session time, after which Kafka replaces a broker. It counts from the last heartbeat, which was up to a twelfth of it before this
-#: process stood still, and another one may have been lost.
+#: Part of the session timeout, after which Kafka replaces a broker. The timeout counts from the last heartbeat, which was sent up to a
+#: twelfth of it before a suspension, and another heartbeat may have been lost.
 STILL_MAX = 10 / 12
 
 
@@ -56,7 +56,7 @@ class JournalPlace:
     session_timeout_s: float
     retention: OwnersRetention
     pinned_bytes_max: int  # 0 for no quota
-    scratch_directory: Path | None = None  # for what a load does not keep in memory; None for the system's own
+    scratch_directory: Path | None = None  # for data that a load does not keep in memory; None for the system's own
 
     @property
     def limits(self) -> EpochLimits:
@@ -100,7 +100,7 @@ class Epoch:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which is empty until the epoch is loaded."""
+        """Return the engine, which is empty until the epoch is loaded."""
         return self.protocol.engine
 
     @property
@@ -115,7 +115,7 @@ class Epoch:
 
     @property
     def ended(self) -> bool:
-        """Return whether the epoch has ended; it answers nothing any more."""
+        """Return True if the epoch has ended and answers nothing."""
         return self.protocol.ended
 
     @property
@@ -145,7 +145,7 @@ class Epoch:
         self.protocol.lose_election()
 
     def end(self, error: BasculeError) -> None:
-        """End the epoch, which cannot continue and answers nothing any more."""
+        """End the epoch because of an error. Nothing is answered after that."""
         self.protocol.end(error)
 
     def _post(self, outcomes: list[Outcome]) -> None:
@@ -184,11 +184,11 @@ class _Effects(LoopEffects):
         self._loop.call_soon_threadsafe(action, outcomes)
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Raises Unavailable."""
+        """Append a record. Raises Unavailable."""
         self._epoch.writer.append(key, value)
 
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
-        """Raises Unavailable."""
+        """Return the journal's records between two offsets. Raises Unavailable."""
         return await self.off_loop(self._read, start, end)
 
     def _read(self, start: int, end: int) -> list[tuple[int, bytes | None]]:
@@ -201,7 +201,7 @@ class _Effects(LoopEffects):
             reader.close()
 
     async def recreated(self) -> bool:
-        """Raises Unavailable."""
+        """Return True if the topic of the journal was recreated. Raises Unavailable."""
         return await self.off_loop(self._epoch.following.recreated)
 
     async def takes_appends(self) -> bool:
@@ -210,7 +210,7 @@ class _Effects(LoopEffects):
         return await self.off_loop(takes_appends, place.kafka, place.topics.journal, place.topics.partition, place.append_timeout_s)
 
     async def state_before(self, end: int) -> Loader:
-        """Raises Unavailable, RecordError."""
+        """Return the state of all records before an offset. Raises Unavailable, RecordError."""
         self._started_s = time.monotonic()
         return await self._epoch.following.up_to(end)
 

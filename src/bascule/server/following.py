@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: How long a read at the journal's end waits for more before it is looked whether the end is known.
+#: How long a read at the end of the journal waits for records before it checks whether the end is known.
 READ_S = 0.05
 
 
@@ -86,7 +86,7 @@ class Following:
         self._effects.over.set()
         await asyncio.wait([self.loader])
         if not self.loader.cancelled():
-            self.loader.exception()  # seen
+            self.loader.exception()  # otherwise asyncio reports an error that nobody retrieved
         self._executor.shutdown(wait=False)
 
 
@@ -99,11 +99,11 @@ class _Effects:
         self.end: int | None = None
         self.over = threading.Event()
         self.store = StoredMessages(place.kafka, place.topics.store, place.scratch_directory)
-        self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)  # as it was read last
+        self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)  # as of the last read
         self.journal_id = ""  # of the topic
         self._reader: PartitionReader | None = None
         self._position = -1
-        self._heard_s = time.monotonic()  # when a record came, or a client was made, or nothing was to come
+        self._heard_s = time.monotonic()  # when the last record arrived, a client was made, or no record was expected
 
     def now_s(self) -> float:
         """Return the time of a monotonic clock."""
@@ -114,7 +114,7 @@ class _Effects:
         return self.end
 
     def closing(self) -> bool:
-        """Return whether nobody wants the state any more."""
+        """Return True if the state is no longer needed."""
         return self.over.is_set()
 
     async def recreated(self) -> bool:
@@ -127,28 +127,28 @@ class _Effects:
         return Topics(self._place.kafka).id(self._place.topics.journal)
 
     async def sleep(self, delay_s: float) -> None:
-        """Sleep; return early if nobody wants the state any more."""
+        """Sleep; return early if the state is no longer needed."""
         self.over.wait(delay_s)
 
     async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
-        """Raises Unavailable."""
+        """Return every complete snapshot by its id. Raises Unavailable."""
         self._snapshots = SnapshotStore(self._place.kafka, self._place.topics.snapshots)
         return self._snapshots.read(behind_barrier=behind_barrier)
 
     async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
-        """Raises Unavailable."""
+        """Return every record of the store by its mid. Raises Unavailable."""
         self.store.release()
         self.store = StoredMessages(self._place.kafka, self._place.topics.store, self._place.scratch_directory)
         return self.store.read(behind_barrier=behind_barrier)
 
     async def range(self) -> tuple[int, int]:
-        """Raises Unavailable."""
+        """Return the first offset of the journal and its high watermark, from a new client. Raises Unavailable."""
         self.close()
         self._reader = PartitionReader(self._place.kafka, self._place.topics.journal, self._place.topics.partition)
         return self._reader.range()
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
-        """Raises Unavailable, Trimmed."""
+        """Return some of the journal's records from an offset on. Raises Unavailable, Trimmed."""
         if self._reader is None:
             self._reader = PartitionReader(self._place.kafka, self._place.topics.journal, self._place.topics.partition)
         if offset != self._position:

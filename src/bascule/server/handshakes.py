@@ -21,9 +21,9 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: A login takes some milliseconds, over a slow network or a busy machine some hundred.
+#: A login takes a few milliseconds; over a slow network, or on a busy machine, a few hundred.
 GRACE_S: Final = 1.0
-#: A TLS client that does not answer the end of its connection keeps its socket for so long.
+#: How long a TLS client that does not answer the end of its connection keeps its socket.
 TLS_SHUTDOWN_S: Final = 1.0
 
 
@@ -45,7 +45,7 @@ class Handshake:
         self.address = str(peer[0])
         self.peer = ":".join(map(str, peer[:2]))
         self.begun_s = time.monotonic()
-        self.transport: asyncio.WriteTransport | None = None  # once there is one: after the TLS handshake
+        self.transport: asyncio.WriteTransport | None = None  # set after the TLS handshake
         self._handshakes = handshakes
         self._socket = sock
 
@@ -72,13 +72,13 @@ class Handshakes:
     """All connections of one listener before their login."""
 
     def __init__(self, limits: HandshakeLimits, tls: ssl.SSLContext | None, serve: Callable[[Handshake], asyncio.Protocol]) -> None:
-        """``serve`` makes the protocol of a connection; the protocol ends the handshake."""
-        self.aborted = 0  # for want of places
+        """Begin without connections. ``serve`` makes the protocol of a connection; the protocol ends the handshake."""
+        self.aborted = 0  # because no place was free
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free again
         self._limits = limits
         self._tls = tls
         self._serve = serve
-        self._all: dict[Handshake, None] = {}  # the oldest first
+        self._all: dict[Handshake, None] = {}  # oldest first
         self._by_address: dict[str, dict[Handshake, None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -131,10 +131,10 @@ class Handshakes:
         try:
             sock.setblocking(False)
             await loop.connect_accepted_socket(lambda: self._serve(handshake), sock, **tls)
-        except OSError as error:  # of TLS, too
+        except OSError as error:  # also TLS errors
             log.debug("connection lost during handshake", peer=handshake.peer, reason=error)
         finally:
-            if handshake.transport is None:  # nobody serves it
+            if handshake.transport is None:  # no protocol serves it
                 handshake.end()
                 sock.close()
 

@@ -31,7 +31,8 @@ log = get_log(__name__)
 
 T = TypeVar("T")
 
-#: Of barrier records in the store: readers, also those of earlier releases, find the deletion of a message that never was.
+#: Key of barrier records in the store. Readers, also those of earlier releases, take such a record for the deletion of a message that never
+#: existed.
 BARRIER_KEY = b"0"
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
@@ -41,7 +42,7 @@ class StoredMessages:
     """The compacted topic of old messages, by message id. Blocking: use it off the event loop."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, directory: Path | None = None) -> None:
-        """``directory`` is for the messages that ``read`` finds; None is the system's directory for temporary files."""
+        """Begin before the first record. ``directory`` is for messages that ``read`` finds; None is the system's temporary directory."""
         self._kafka = kafka
         self._topic = topic
         self._next_offset = 0
@@ -141,27 +142,27 @@ class _Effects(LoopEffects):
         return await self.off_loop(calculation)
 
     async def stored(self) -> Collection[int]:
-        """Raises Unavailable."""
+        """Return the mids of all records in the store. Raises Unavailable."""
         return await self.off_loop(self._store.mids_now)
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """Raises Unavailable."""
+        """Write records to the store. Raises Unavailable."""
         await self.off_loop(self._store.write, records)
 
     async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
-        """Raises Unavailable."""
+        """Store a snapshot. Raises Unavailable."""
         await self.off_loop(self._snapshots.write, snapshot_id, encoded)
 
     async def delete_older(self, snapshot_id: str) -> None:
-        """Raises Unavailable."""
+        """Delete the snapshots that this one replaces. Raises Unavailable."""
         await self.off_loop(self._snapshots.delete_older, snapshot_id)
 
     async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
-        """Raises Unavailable."""
+        """Return the pins of pipelines. Raises Unavailable."""
         return await self.off_loop(self._pipelines.found, taken)
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
-        """Raises Unavailable."""
+        """Return the offset at which the retention time begins. Raises Unavailable."""
         return await self.off_loop(self._retained_from, log, partition)
 
     def _retained_from(self, log: TrimmedLog, partition: int) -> int:
@@ -169,15 +170,15 @@ class _Effects(LoopEffects):
         return TopicHistory(self._place.kafka, self._topic(log), partition).at_time(begins_ms)
 
     async def first_offset(self, log: TrimmedLog, partition: int) -> int:
-        """Raises Unavailable."""
+        """Return the first offset that still exists. Raises Unavailable."""
         return await self.off_loop(lambda: TopicHistory(self._place.kafka, self._topic(log), partition).earliest())
 
     async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
-        """Raises Unavailable."""
+        """Delete the records before an offset. Raises Unavailable."""
         await self.off_loop(trim, self._place.kafka, self._topic(log), {partition: end})
 
     async def ingress_topic_id(self) -> str | None:
-        """Raises Unavailable."""
+        """Return the id of the ingress topic, or None. Raises Unavailable."""
         topic = self._place.topics.ingress
         return (await self.off_loop(lambda: Topics(self._place.kafka).ids([topic]))).get(topic)
 

@@ -22,10 +22,11 @@ from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
 
-#: How long the reader waits for records before it looks whether it should end.
+#: How long the reader waits for records before it checks whether it should end.
 READ_S = 0.1
 READ_RECORDS = 1000
-#: Kafka answers in milliseconds what the topic is, or it is asked again; whoever ends the epoch waits for it.
+#: How long a request about the topic may take before it is repeated. Kafka answers in milliseconds, and the end of the epoch waits for the
+#: request.
 ANSWER_S = 2.0
 
 
@@ -98,7 +99,7 @@ class _Effects:
         return time.monotonic()
 
     def ending(self) -> bool:
-        """Return whether nobody wants records any more."""
+        """Return True if no more records are wanted."""
         return self.over.is_set()
 
     def found(self) -> tuple[str, int]:
@@ -106,19 +107,19 @@ class _Effects:
         return Topics(self._kafka).id(self._topic), TopicHistory(self._kafka, self._topic, self._partition).earliest()
 
     async def topic_id(self) -> str:
-        """Raises Unavailable."""
+        """Return the current id of the topic. Raises Unavailable."""
         if self._topics is None:
             self._topics = Topics(self._kafka)
         return self._topics.id(self._topic, ANSWER_S)
 
     async def open(self, offset: int, committed: bool) -> None:
-        """Raises Unavailable."""
+        """Begin to read at an offset. Raises Unavailable."""
         self.close()
         self._reader = PartitionReader(self._kafka, self._topic, self._partition, committed_only=committed, following=True)
         self._reader.seek(offset)
 
     async def read(self) -> Sequence[IngressRecord]:
-        """Raises Unavailable, CutOff, Trimmed."""
+        """Return the next records. Raises Unavailable, CutOff, Trimmed."""
         if self._reader is None:
             raise Unavailable(f"no Kafka client is open to read {self._topic}")
         messages = self._reader.read(READ_RECORDS, READ_S)
@@ -134,18 +135,18 @@ class _Effects:
         return -1
 
     async def pause(self, delay_s: float) -> None:
-        """Wait."""
+        """Wait; return early if no more records are wanted."""
         self.over.wait(delay_s)
 
     async def hand_over(self, chunk: Chunk) -> None:
-        """Wait for room."""
+        """Wait for room, and pass a chunk to the loop."""
         while not self.room.acquire(timeout=READ_S):
             if self.over.is_set():
                 return
         self._loop.call_soon_threadsafe(self._tail.taking.gather, chunk)
 
     def first_seen(self, topic_id: str) -> None:
-        """Tell the engine, on the loop."""
+        """Tell the engine, on the loop, that its positions belong to this topic."""
         engine = self._engine
         self._loop.call_soon_threadsafe(lambda: engine.ingress_is(topic_id, dict(engine.ingress_positions)))
 

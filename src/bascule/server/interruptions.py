@@ -1,7 +1,7 @@
-"""Clients that come back after their connection broke, as far as a broker can know it.
+"""Clients that reconnect after their connection broke, as far as a broker can know.
 
-Qpid JMS says nothing of it: its ``failover:`` opens a connection like any other. What it does then with the transaction that the
-interruption fell into is in :mod:`bascule.server.connection_reset`.
+Qpid JMS does not report a reconnect: its ``failover:`` opens a connection like any other. What the client then does with the interrupted
+transaction is described in :mod:`bascule.server.connection_reset`.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: What Qpid JMS calls itself in its open frame.
+#: The product name in the open frame of Qpid JMS.
 PRODUCT: Final = "QpidJMS"
-#: After a broker has begun to serve: whoever connects may have been a client of the one before. Longer than a client of Qpid JMS
-#: waits between two tries (``failover.maxReconnectDelay``, 30 s).
+#: After a broker has begun to serve, every new client may have been a client of the previous broker for this time. It is longer than a
+#: client of Qpid JMS waits between two tries (``failover.maxReconnectDelay``, 30 s).
 RETURN_S: Final = 60.0
-#: So long a client may stay away: networks that are mended by hand.
+#: How long an interrupted client is remembered: a network may have to be repaired by hand.
 REMEMBERED_S: Final = 3600.0
-#: Maximum number of clients that are remembered: more than reconnect after one interruption.
+#: Most clients that are remembered, which is more than reconnect after one interruption.
 REMEMBERED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionHistory:
-    """What lies behind a connection of Qpid JMS."""
+    """The history of a connection of Qpid JMS."""
 
-    #: When it was interrupted, by the clock of the broker; None: most likely never.
+    #: When it was interrupted, by the clock of the broker; None if it most likely never was.
     interrupted_s: float | None = None
-    #: Coordinator links of sessions that were waiting for an answer then.
+    #: Coordinator links of the sessions that waited for an answer at that time.
     waited: frozenset[str] = frozenset()
-    #: How often the broker has reset it since.
+    #: How often the broker has reset the connection since.
     resets: int = 0
 
 
 class Interruptions:
-    """Who lost its connection to this broker, and who may have lost one to another."""
+    """The clients that lost a connection to this broker, or may have lost one to another broker."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """``clock_s`` counts seconds."""
+        """Begin without lost clients. ``clock_s`` returns seconds."""
         self._clock_s = clock_s
         self._serves_since_s = clock_s()
         self._lost: dict[str, ConnectionHistory] = {}
 
     def serving(self) -> None:
-        """The broker begins to serve."""
+        """Note that the broker begins to serve."""
         self._serves_since_s = self._clock_s()
 
     def lost(self, container: str, history: ConnectionHistory, waited: frozenset[str] | None = None) -> None:
-        """The connection of a client, with this history, has ended without its asking for it. ``waited``: it was reset."""
+        """Note that a connection with this history has ended without a request of its client. ``waited`` is not None if it was reset."""
         told = ConnectionHistory(self._clock_s())
         if waited is not None:
             since_s = told.interrupted_s if history.interrupted_s is None else history.interrupted_s
@@ -59,7 +59,7 @@ class Interruptions:
             del self._lost[next(iter(self._lost))]
 
     def opened(self, container: str, properties: Mapping[Any, Any] | None) -> ConnectionHistory | None:
-        """A client opens a connection. None: it is not Qpid JMS."""
+        """Return the history of a client that opens a connection; None if the client is not Qpid JMS."""
         if (properties or {}).get("product") != PRODUCT:
             return None
         now_s = self._clock_s()

@@ -49,7 +49,7 @@ class BrokerLife(LoopEffects):
         self._admin_port = 0
         self._port = self._settings.broker.port
         self._election: Election | None = None
-        # Of the present epoch:
+        # of the current epoch:
         self._listener: Listener | None = None
         self._epoch: Epoch | None = None
         self._ended: asyncio.Future[BasculeError] = self._loop.create_future()
@@ -115,8 +115,8 @@ class BrokerLife(LoopEffects):
         )  # fmt: skip
 
     def _on_loop(self, action: Callable[[Any], None], argument: Any) -> None:
-        """Called by the election's thread."""
-        with suppress(RuntimeError):  # the loop is closed: an election that Kafka does not end in time outlives it
+        """Call an action on the loop. Called by the thread of the election."""
+        with suppress(RuntimeError):  # the loop may be closed: an election that Kafka does not end in time outlives it
             self._loop.call_soon_threadsafe(action, argument)
 
     def _election_changed(self, elected: bool) -> None:
@@ -143,7 +143,7 @@ class BrokerLife(LoopEffects):
         return True
 
     async def listen(self) -> None:
-        """Raises PortInUse."""
+        """Listen on the AMQP port. Raises PortInUse."""
         host = self._settings.broker.host
         try:
             sockets = await self._loop.run_in_executor(None, bind, host, self._port)
@@ -211,7 +211,7 @@ class BrokerLife(LoopEffects):
         return self._election is not None and await self._loop.run_in_executor(None, self._election.confirm)
 
     async def load_ended(self) -> None:
-        """Raises the error that ended the load."""
+        """Raise the error that ended the load, if any."""
         await self._present.following.loader
 
     async def start_epoch(self) -> None:
@@ -253,13 +253,13 @@ class BrokerLife(LoopEffects):
         self._node.close_clients(error)
 
     async def hand_over(self, timeout_s: float) -> None:
-        """Raises TimeoutError."""
+        """Make a snapshot for the next broker. Raises TimeoutError."""
         housekeeping = self._present.housekeeping
         if housekeeping is not None:
             await asyncio.wait_for(housekeeping.hand_over(), timeout_s)
 
     def check_room(self) -> None:
-        """Raises UnsafeTopic."""
+        """Check that the records in flight fit into the journal. Raises UnsafeTopic."""
         if self._room is not None:
             self._room.check(batch.size_bytes for batch in self._present.engine.journaling.in_flight)
 

@@ -1,6 +1,6 @@
-"""AMQP links bound to the broker engine: where AMQP nouns become JMS ones.
+"""AMQP links bound to the broker engine, where AMQP terms become JMS terms.
 
-How Qpid JMS asks for things (terminus capabilities, link names, filters) is in docs/reference/amqp.md.
+docs/reference/amqp.md describes how Qpid JMS uses terminus capabilities, link names and filters.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 
 #: Messages that a producer may have in flight: enough to hide a round trip at full speed.
 PRODUCER_CREDIT = 1000
-#: Messages that wait in a queue with consumers before its producers get their credit late: else they take the processor from them.
+#: Waiting messages of a queue with consumers above which its producers get credit late, since they would otherwise leave the consumers no
+#: processor time.
 OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
-#: How late. A producer still sends half its credit in that time: nobody is stopped by a consumer that sleeps.
+#: Delay of such credit. A producer still sends half its credit in that time, so consumers that sleep do not stop it.
 YIELD_S = 0.1
-#: A producer's credit is topped up when half is used at the latest: one flow frame for so many messages.
+#: A producer's credit is topped up at the latest when half is used: one flow frame for this many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 #: Steps of a browser in one turn: they take half a millisecond.
 BROWSED_STEPS = 500
 
 
 class ProducerLink:
-    """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
+    """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`.
+
+    If ``address`` is None, each message names its own in ``to``.
+    """
 
     __slots__ = ("_accepted_in", "_counted", "_granted", "_waiting", "_yielding", "address", "client", "link", "routing")
 
@@ -52,8 +56,8 @@ class ProducerLink:
         self.link = link
         self.address = address
         self.routing = routing
-        self._counted = False  # among the producers that share credit
-        self._granted = 0  # the last credit
+        self._counted = False  # it is counted among the producers that share credit
+        self._granted = 0  # the last credit granted
         self._waiting = False  # for room in a full queue, or in memory
         self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
@@ -67,7 +71,7 @@ class ProducerLink:
             self.link.settle(delivery_id, ACCEPTED)
         else:
             if self._accepted_in.txn_id != txn_id:
-                self._accepted_in = TransactionalState(txn_id, ACCEPTED)  # one for all of a transaction: the engine gathers equal answers
+                self._accepted_in = TransactionalState(txn_id, ACCEPTED)  # shared: the engine gathers equal answers
             self.link.settle(delivery_id, self._accepted_in)
         self.client.touch()
 
@@ -102,7 +106,7 @@ class ProducerLink:
         self._yielding = False
         engine = self.client.engine
         memory = engine.memory
-        if memory.blocked and self.address != MANAGEMENT_ADDRESS:  # whose requests end transactions, which makes room
+        if memory.blocked and self.address != MANAGEMENT_ADDRESS:  # requests to the management node end transactions, which makes room
             self._waiting = True
             memory.when_free(self, self._room)
             return
@@ -151,12 +155,13 @@ class ConsumerLink:
         self.link = link
         self.settled = settled
         self._keeps_credit = keeps_credit
-        self._kept = 0  # of the credit, see bascule.server.connection_reset
-        #: Whether, where no credit is left, the client has given it back: messages did not use it up, and it has taken nothing since.
+        self._kept = 0  # credit that is kept back, see bascule.server.connection_reset
+        #: If no credit is left: whether the client has returned it. Messages did not use it up, and the client has received none since.
         self.gave_back = False
         self.consumer: QueueConsumer | None = None
-        self.on_close: BrokerQueue | None = None  # a queue that goes with its last consumer
-        #: The client has settled a message before an older one: it acknowledges one by one, and its application may hold some in its hands.
+        self.on_close: BrokerQueue | None = None  # a queue that is deleted with its last consumer
+        #: The client has settled a message before an older one: it acknowledges messages individually, and its application may be working
+        #: on older ones.
         self.selective = False
 
     @property
@@ -198,7 +203,7 @@ class ConsumerLink:
         body = engine.bodies.read(message)
         parts: bytes | tuple[bytes, ...] = body
         if delivery_count:
-            with suppress(MalformedMessage):  # stored by an earlier version: it is sent as it is
+            with suppress(MalformedMessage):  # a message of an earlier version is sent unchanged
                 (durable, _, ttl_ms, *_), body_start = head_of(body)
                 header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
                 parts = (header, body[body_start:])
@@ -257,7 +262,7 @@ class BrowserLink:
             self.client.engine.turns.begin(self._pumped_or_ended())
 
     def _pumped_or_ended(self) -> Work:
-        """Pump. An error ends this link; in another turn it would end the epoch."""
+        """Send messages in turns. An error ends this link; uncaught it would end the epoch."""
         try:
             yield from self._pumped()
         except Exception as error:

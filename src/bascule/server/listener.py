@@ -19,16 +19,16 @@ log = get_log(__name__)
 
 #: Connections that the kernel keeps ready; more have to try again.
 BACKLOG: Final = 1024
-#: Connections accepted in one turn of the event loop: those that are there go on in between.
+#: Connections accepted in one turn of the event loop, so that existing connections continue in between.
 ACCEPTS_PER_TURN: Final = 16
-#: Before the next try where the kernel, or whoever takes connections, had no room.
+#: Pause before the next try if the kernel, or the receiver of connections, had no room.
 PAUSE_S: Final = 0.05
-#: A shortage is logged when it begins; it is over when nobody was refused for so long.
+#: A shortage is logged when it begins; it has ended when no connection was refused for this time.
 SHORTAGE_OVER_S: Final = 60.0
-#: The process, the system, or the kernel's memory has no room for one more socket.
+#: The process, the system, or the kernel's memory has no room for another socket.
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Takes an accepted connection from an address; False: there is no room for it yet, and the listener keeps it.
+#: Takes an accepted connection from an address. Returns False if there is no room for it yet; the listener then keeps it.
 Take = Callable[[socket.socket, tuple[Any, ...]], bool]
 
 
@@ -72,14 +72,14 @@ class Listener:
 
     def __init__(self, sockets: Sequence[socket.socket], take: Take, *, name: str, reserved: int) -> None:
         self.sockets = sockets
-        self.refused = 0  # for want of descriptors
+        self.refused = 0  # because descriptors were short
         self._take = take
         self._name = name
         self._reserved = reserved
         self._loop = asyncio.get_running_loop()
         self._spare: int | None = None
         self._refused_s = float("-inf")
-        self._kept: tuple[socket.socket, tuple[Any, ...]] | None = None  # accepted, and there is no room for it yet
+        self._kept: tuple[socket.socket, tuple[Any, ...]] | None = None  # accepted, but there is no room for it yet
         self._retry: asyncio.TimerHandle | None = None
         self._serving = False
 
@@ -155,7 +155,7 @@ class Listener:
                 if error.errno in _NO_ROOM and not self._refuse_by_spare(listening, error):
                     self._pause()
                     return
-                continue  # or the peer went away while it waited
+                continue  # or the peer left while it waited
             if not self._offer(sock, address):
                 return
 

@@ -14,11 +14,12 @@ from bascule.config.settings import Broker, is_hash
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
 
-#: For a password that stands in the settings: whoever could guess it from its hash has to be in this process, and can read it there.
+#: Iterations for a password in clear in the settings: an attacker who could guess it from its hash must already be in this process, and can
+#: read it there.
 ITERATIONS = 4096
 NONCE_BYTES = 18
-#: Passwords checked at once. A check takes milliseconds of a processor, or more where hashes have many iterations, and anybody can ask for
-#: one: those who are logged in keep the other processors.
+#: Passwords checked at once. A check takes milliseconds of processor time, or more if hashes have many iterations, and any peer can cause
+#: one. The other processors stay free for clients that are logged in.
 CHECKS_AT_ONCE: Final = 1
 
 log = get_log(__name__)

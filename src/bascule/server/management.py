@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 TYPE: Final = "bascule.xa"
-#: A request has some properties of up to 128 hexadecimal digits; the broker decodes it on its own thread.
+#: Most bytes of a request. It has a few properties of up to 128 hexadecimal digits, and the broker decodes it on its own thread.
 REQUEST_SIZE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -72,7 +72,7 @@ class Request:
         if properties.get("type") != TYPE or not isinstance(operation, str) or operation not in OPERATIONS:
             raise InvalidInput(f"unknown type or operation; type {TYPE!r} has the operations {', '.join(OPERATIONS)}")
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
-        # A prepare without a transaction may be the repeat of one whose answer was lost.
+        # A prepare without a transaction may repeat one whose answer was lost.
         name = self._bytes("txnId") if operation == "prepare" or "txnId" in properties else None
         since = self.message.properties.get("since")
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
@@ -112,7 +112,7 @@ class Request:
         body = encode_message(message)
         try:
             if self._reply_routing is Routing.ANYCAST:
-                self.engine.queue(reply_to, self.client.user)  # where there is none it counts as one of this user
+                self.engine.queue(reply_to, self.client.user)  # a queue that must be created counts as one of this user
         except BasculeError as error:
             log.debug("response dropped", peer=self.client.peer, reply_to=reply_to, reason=error)
             return

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.partials import PartialBudget
-from bascule.broker.memory import MemoryPart, measure
+from bascule.broker.containment import ErrorKind
+from bascule.broker.memory import MemoryPart, measuring
 from bascule.broker.turns import Work
 from bascule.core import caches
 from bascule.core.log import get_log
@@ -21,21 +22,27 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-#: Between two measurements, at least. They may take a hundredth of the time: with many queues or connections the pause is longer.
+#: Shortest time between two measurements. Measurements may take a hundredth of the time: with many queues or connections the pause is
+#: longer.
 MEASURE_S: Final = 0.25
 MEASURE_SHARE: Final = 0.01
-#: A connection with its transport and protocol state, a session, a link: estimates, with room for TLS and what is not decoded yet.
-#: An idle connection with a session adds 9 KiB to the resident memory of a broker (tests/scenarios/test_crowds.py).
+#: Estimated time of one step of work in turns.
+STEP_S: Final = 1e-6
+#: Steps to measure a connection, and to drop one.
+CONNECTION_STEPS: Final = 3
+DROP_STEPS: Final = 1_000
+#: Estimated bytes of a connection with its transport and protocol state, a session and a link, with room for TLS and undecoded input. An
+#: idle connection with a session adds 9 KiB to the resident memory of a broker (tests/scenarios/test_crowds.py).
 CONNECTION_BYTES: Final = 24 << 10
 SESSION_BYTES: Final = 4 << 10
 LINK_BYTES: Final = 4 << 10
 #: Share of the limit for incomplete messages, and share for output that clients do not read.
 PARTIAL_SHARE: Final = 0.125
 BUFFERS_SHARE: Final = 0.125
-#: Beyond that share, clients that have read nothing for so long are disconnected; beyond twice the share, those of the second time.
+#: Above that share, clients that have read nothing for the first time are disconnected; above twice the share, after the second time.
 UNREAD_S: Final = 10.0
 UNREAD_PRESSING_S: Final = 1.0
-#: Caches are emptied so long after a connection has ended, and no more often: what they keep serves clients that stay.
+#: Caches are emptied this long after a connection has ended, and at most this often: their content serves clients that stay.
 FORGET_S: Final = 1.0
 
 
@@ -48,7 +55,7 @@ class PeerCaches:
     """Empties the caches of client data soon after a client has gone, once for many clients."""
 
     def __init__(self, engine: Callable[[], Engine | None]) -> None:
-        """``engine`` returns the current engine, whose cached routes are also forgotten."""
+        """Begin without a client gone. ``engine`` returns the current engine, whose cached routes are also forgotten."""
         self._engine = engine
         self._timer: asyncio.TimerHandle | None = None
 
@@ -76,37 +83,57 @@ class MemoryWatch:
         connections: Iterable[ClientConnection],
         dispatch: Callable[[], None],
     ) -> None:
-        """``dispatch`` ends a turn of the loop: see Node."""
+        """Watch an engine and its connections. ``dispatch`` ends a turn of the loop: see Node."""
         self._engine = engine
         self._account = engine.memory
         self._spill = spill
         self._partials = partials
         self._connections = connections
         self._dispatch = dispatch
-        self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when not fewer
+        self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when the number has not decreased
         self._timer: asyncio.TimerHandle | None = None
         self._account.on_change = self._changed
         self._compacting = False
+        self._stopped = False
 
     def start(self) -> None:
         """Measure now and periodically."""
-        started_s = time.monotonic()
-        self.measure(started_s)
-        pause_s = max(MEASURE_S, (time.monotonic() - started_s) / MEASURE_SHARE)
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self.start)
+        self._engine.turns.begin(self._measuring(time.monotonic(), again=True))
+        self._dispatch()
 
     def stop(self) -> None:
         """Stop measuring."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._unread.clear()
 
     def measure(self, now_s: float) -> None:
-        """Tell the account how much memory is used."""
+        """Tell the account how much memory is used: at once, or after some turns if there are many connections or queues."""
+        self._engine.turns.begin(self._measuring(now_s))
+        self._dispatch()
+
+    def _measuring(self, now_s: float, *, again: bool = False) -> Work:
+        """Measure once, and plan the next time if ``again``. An error must not end the epoch, as it would in another turn."""
+        steps = 0
+        try:
+            for cost in self._measured(now_s):
+                steps += cost
+                yield cost
+        except Exception as error:
+            self._engine.journaling.errors.contain(ErrorKind.TIMER, error)
+        if again and not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(max(MEASURE_S, steps * STEP_S / MEASURE_SHARE), self.start)
+
+    def _measured(self, now_s: float) -> Work:
         buffers_bytes = held_bytes = 0
         stuck: list[tuple[float, int, ClientConnection]] = []
-        before, self._unread = self._unread, {}
-        for connection in self._connections:
+        before = self._unread
+        unread: dict[ClientConnection, tuple[int, float]] = {}
+        for connection in list(self._connections):
+            yield CONNECTION_STEPS
+            if connection.client.lost:
+                continue  # since the work began
             held_bytes += _held_bytes(connection)
             if unread_bytes := connection.unread_bytes:
                 buffers_bytes += unread_bytes
@@ -114,33 +141,37 @@ class MemoryWatch:
                 last_bytes, since_s = before.get(connection, (0, now_s))
                 if unsent_bytes < last_bytes:
                     since_s = now_s
-                self._unread[connection] = unsent_bytes, since_s
+                unread[connection] = unsent_bytes, since_s
                 stuck.append((since_s, unread_bytes, connection))
+        parts: dict[MemoryPart, int] = {}
+        yield from measuring(self._engine, parts)
+        if self._stopped:
+            return
+        self._unread = unread
         account = self._account
         account.shortage = self._spill.look()
         account.measured(
             {
-                **measure(self._engine),
+                **parts,
                 MemoryPart.PARTIAL: self._partials.used_bytes,
                 MemoryPart.BUFFERS: buffers_bytes,
                 MemoryPart.CONNECTIONS: held_bytes,
             }
         )
-        self._drop_stuck(stuck, buffers_bytes, now_s)
         if not self._compacting and self._spill.wasteful:
             self._engine.turns.begin(self._compaction())
-        self._dispatch()
+        yield from self._drop_stuck(stuck, buffers_bytes, now_s)
 
     def _compaction(self) -> Work:
         self._compacting = True
         try:
             yield from self._spill.compaction()
         except OSError as error:
-            log.debug("compaction of spill files failed", error=error)  # each time that memory is measured
+            log.debug("compaction of spill files failed", error=error)  # logged at each measurement
         finally:
             self._compacting = False
 
-    def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> None:
+    def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> Work:
         """Disconnect the clients that have not read for longest, while such clients hold too much."""
         share = int(BUFFERS_SHARE * self._account.limit_bytes)
         for since_s, unread_bytes, connection in sorted(stuck, key=lambda each: each[0]):
@@ -150,6 +181,7 @@ class MemoryWatch:
             text = f"{unread_bytes} bytes wait for this client, and the client has read nothing for {now_s - since_s:.0f} s"
             log.warning("client does not read", peer=connection.peer, container=connection.client.container, unread_bytes=unread_bytes)
             connection.drop(AmqpError(RESOURCE_LIMIT_EXCEEDED, text))
+            yield DROP_STEPS
 
     def _changed(self) -> None:
         account = self._account

@@ -51,10 +51,10 @@ from bascule.server.usage import CONNECTIONS, Usage, UsageLimits
 
 log = get_log(__name__)
 
-#: The loop and the Kafka client's thread hand the interpreter to each other for every record: the default of 5 ms would be felt.
+#: The loop and the thread of Kafka's client pass the interpreter to each other for every record; the default of 5 ms would be too slow.
 SWITCH_INTERVAL_S = 0.0002
-#: Messages that wait are many objects without cycles: looking through them every 700 allocations would cost a tenth of the time. A
-#: collection of what is young looks at 250,000 of them at most, one of all objects comes after 50 million.
+#: Waiting messages are many objects without cycles: collecting every 700 allocations would cost a tenth of the time. A collection of young
+#: objects examines at most 250,000 of them, and a full collection follows after 50 million.
 GC_THRESHOLDS = (50_000, 3, 250)
 
 
@@ -69,14 +69,14 @@ class Node:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.container_id = f"bascule-{settings.bridge.id}-{uuid.uuid4().hex[:8]}"
-        self.max_message_bytes = int(settings.broker.max_message_bytes)  # and no more than the journal has room for, in each epoch
+        self.max_message_bytes = int(settings.broker.max_message_bytes)  # limited in each epoch by the size that the journal accepts
         self.idle_timeout_s = settings.broker.idle_timeout_s
         self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.touched: dict[ClientConnection, None] = {}
         self.client_turns = ClientTurns()
-        self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
+        self.held_back: dict[ClientConnection, None] = {}  # connections that are not read while the broker is congested
         self.interruptions = Interruptions()
         self.uncaught = UncaughtErrorHandler()
         self.errors = ErrorContainment(ErrorLog().write)
@@ -100,10 +100,10 @@ class Node:
         self.partials = partial_budget(int(settings.broker.memory_bytes))
         self._memory_watch: MemoryWatch | None = None
         self.peer_caches = PeerCaches(lambda: self.loaded_engine)
-        self._earlier = Counters()  # of epochs that have ended
+        self._earlier = Counters()  # of ended epochs
         self.tail: IngressTail | None = None
 
-    # -- what connections need ---------------------------------------------------------------------------------------
+    # -- for connections ---------------------------------------------------------------------------------------------
 
     @property
     def engine(self) -> Engine:
@@ -188,7 +188,7 @@ class Node:
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
-        # What a load leaves behind lives long: the collector need not look at it again and again.
+        # Loaded objects live long: the collector need not examine them repeatedly.
         gc.freeze()
         _return_memory()
         if self.spill is not None:
@@ -280,7 +280,7 @@ def free_what_ended() -> None:
 
 
 def _return_memory() -> None:
-    """Give the system back what a load used in passing: a quarter of a broker with 100,000 messages. Only glibc can."""
+    """Return memory of a load to the system: a quarter of a broker with 100,000 messages. Only glibc can do this."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

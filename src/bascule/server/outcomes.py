@@ -1,4 +1,4 @@
-"""What the engine does with a message, by the outcome that its consumer gives it (AMQP 1.0 part 3, section 3.4)."""
+"""The effect of each AMQP outcome on a message (AMQP 1.0 part 3, section 3.4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
 
-#: Does with a message what an outcome, or a delivery state without one, says.
+#: Applies an outcome, or a delivery state without outcome, to a message.
 Settle = Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]
 
 
@@ -20,7 +20,7 @@ def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, sta
 
 
 def accept_in(transaction: LocalTransaction, engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    """Accepted in a transaction: the acknowledgement counts with the commit."""
+    """Keep an acknowledgement until the commit of its transaction."""
     engine.acknowledge_in(transaction, consumer, message)
 
 
@@ -40,16 +40,19 @@ def _modify(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, sta
 
 
 def return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
+    """Return a message that was settled without an outcome.
+
+    The source's default outcome for JMS clients is modified with a failed delivery.
+    """
     engine.give_back(consumer, message, failed=True)
 
 
 def returns_messages(settle: Settle, state: Any) -> bool:
-    """Return whether messages wait in their queue again after this outcome."""
+    """Return True if messages go back to their queue with this outcome."""
     return settle in (_release, return_failed) or (settle is _modify and not state.undeliverable_here)
 
 
-#: By the type of the delivery state.
+#: By type of the delivery state.
 OUTCOMES: dict[type, Settle] = {
     Accepted: _accept,
     Rejected: _reject,

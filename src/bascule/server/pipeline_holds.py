@@ -1,4 +1,4 @@
-"""Finds what pipelines need of the journal: performs the effects of :mod:`bascule.writer.pipeline_holds`, blocking."""
+"""The pins of pipelines: performs the effects of :mod:`bascule.writer.pipeline_holds`, blocking."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ log = get_log(__name__)
 
 
 class PipelineHolds:
-    """The looks of one epoch at its pipelines, off the event loop."""
+    """The search for the pins of pipelines in one epoch, off the event loop."""
 
     def __init__(self, place: JournalPlace) -> None:
         self._place = place
         self._protocol = PipelineHoldsProtocol(self, place.topics.journal, place.topics.partition, place.pinned_bytes_max)
 
     def found(self, taken: Snapshot) -> list[RetentionHold]:
-        """Return what pipelines need of the journal before a snapshot. Raises Unavailable."""
+        """Return the pins of pipelines before a snapshot. Raises Unavailable."""
         return run_blocking(self._protocol.found(taken))
 
     # -- effects: see bascule.writer.pipeline_holds.PipelineHoldsEffects ---------------------------------------------------
@@ -42,14 +42,14 @@ class PipelineHolds:
         return time.time()
 
     def note_released(self, hold: RetentionHold) -> None:
-        """In the log."""
+        """Log that a pin was released."""
         log.error(
             "pipeline lags more than journal.pinned_bytes, unread records are deleted",
             pipeline=hold.name, records=hold.records, bytes=hold.bytes,
         )  # fmt: skip
 
     async def stored(self) -> Mapping[str, Position]:
-        """Behind barrier records: a former leader may not know a divert that has just been registered. Raises Unavailable."""
+        """Return the stored positions, read behind barrier records: a former leader may not know a new divert. Raises Unavailable."""
         place = self._place
         if place.topics.positions not in Topics(place.kafka).partitions():
             return {}
@@ -60,17 +60,17 @@ class PipelineHolds:
             reader.close()
 
     async def journal_id(self) -> str | None:
-        """Raises Unavailable."""
+        """Return the id of the journal's topic. Raises Unavailable."""
         journal = self._place.topics.journal
         return Topics(self._place.kafka).ids([journal]).get(journal)
 
     async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
-        """Raises Unavailable."""
+        """Return the offsets from which exclusive diverts may have taken messages, by divert. Raises Unavailable."""
         place = self._place
         return taken_since(common, TopicHistory(place.kafka, place.topics.journal, place.topics.partition), end)
 
     async def said(self, name: str) -> tuple[int, str]:
-        """Nothing where Kafka does not answer."""
+        """Return the offset and the reason that a pipeline has published; (-1, "") if Kafka does not answer."""
         place = self._place
         group = lag_group(place.topics.prefix, place.bridge, name)
         try:

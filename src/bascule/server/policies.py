@@ -1,4 +1,4 @@
-"""Settings of addresses and diverts as the broker engine takes them: other names where the file says it for people, times in ms."""
+"""The settings of addresses and diverts in the form that the broker engine uses: its own names, and times in ms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
 from bascule.jms.selector import compile_selector
 
-#: More failed deliveries than any message lives to see.
+#: More failed deliveries than any message can have.
 _NEVER = 1 << 62
 
 
@@ -24,7 +24,7 @@ def _attempts(count: int) -> int:
     return count or _NEVER
 
 
-#: Key of the file -> field of the engine, and how its value is turned.
+#: Key of the file -> field of the engine, and the conversion of its value.
 FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "max_messages": ("max_messages", int),
     "max_bytes": ("max_bytes", int),
@@ -53,7 +53,7 @@ def _turned(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """What the owner has decided."""
+    """Return the policy that the settings describe."""
     broker = settings.broker
     return Policy(
         AddressPolicy(**_turned({key: getattr(broker, key) for key in FIELDS})),
@@ -68,7 +68,7 @@ def policy_of(settings: Settings) -> Policy:
 
 
 def diverts_of(settings: Settings) -> Diverts:
-    """What the broker must know of the configured diverts."""
+    """Return the settings of the configured diverts that the broker needs."""
     enabled = [divert for divert in settings.divert if divert.enabled]
     exclusive = tuple(
         ExclusiveDivert(divert.name, divert.from_address, partial(wants, compile_selector(divert.selector)), divert.from_kafka)

@@ -1,4 +1,4 @@
-"""Message bodies that memory has no room for: files of one run of the broker, a cache of what the journal has."""
+"""Spill files: message bodies that do not fit into memory. The files belong to one run of the broker; the journal has the same bodies."""
 
 from __future__ import annotations
 
@@ -16,53 +16,54 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: A file is deleted when nobody needs any of it: small enough to come free, large enough not to be many.
+#: Size of a file, which is deleted when none of its bodies is needed: small enough to become free, large enough to keep the number low.
 SEGMENT_BYTES: Final = 64 << 20
-#: Files at least, however small the limit is: those that are full come free one by one.
+#: Least number of files, however small the limit is, since full files become free one by one.
 SEGMENTS_MIN: Final = 16
-#: Short of disk space from this part of the limit on, until no more than the second part is used, or so much more than asked for is free:
-#: a gap, so that producers do not stop and go on all the time.
+#: Disk space counts as short from the first share of the limit on, until at most the second share is used, or until the third factor of the
+#: required free space is free. The gap avoids quick alternation of producers.
 SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
-#: Written at once: a call of the system for each body would be most of the cost.
+#: Bytes that are written at once: a system call for each body would be most of the cost.
 WRITE_BYTES: Final = 256 << 10
-#: Files may be so many times as large as what is needed of them (less, where space is short), and larger by some segments: where
-#: messages go in the order in which they came, files come free by themselves. Beyond that, segments with little in them are compacted.
+#: Files may be this many times as large as the needed bodies (less if space is short), plus a few segments. If messages leave in the order
+#: in which they came, files become free by themselves. Otherwise segments with few needed bodies are compacted.
 WASTE_MAX: Final = 2.0
 WASTE_SHORT_MAX: Final = 1.25
 SLACK_SEGMENTS: Final = 2
-#: What a body counts as beside its bytes: its place is 16 bytes of memory until its file is gone. So small bodies do not make long indexes.
+#: Bytes that a body counts in addition: its place takes 16 bytes of memory until its file is deleted, so small bodies must not make long
+#: indexes.
 ENTRY_BYTES: Final = 64
-#: Steps to copy one body, and bytes of it for one more: it is read, and written again.
+#: Steps to copy one body, and bytes of it for one more step: the body is read and written again.
 COPY_STEPS: Final = 10
 BYTES_PER_STEP: Final = 500
-#: Places without a body that are passed over in one piece.
+#: Places without a body that are skipped in one piece.
 PLACES_PER_PIECE: Final = 1000
 _NUMBER_BITS: Final = 32
 _NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
 
 
 class SpillSegment:
-    """One file, and the bodies in it by their numbers, as they were put."""
+    """One file, and its bodies by number, in the order of their arrival."""
 
     __slots__ = ("end", "file", "live", "live_bytes", "owners", "path", "starts")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self.end = 0  # its size, with what is about to be written
-        self.live = 0  # bodies that are needed
+        self.end = 0  # size, including unwritten bytes
+        self.live = 0  # number of needed bodies
         self.live_bytes = 0
         self.starts = array("Q")
-        self.owners: list[BodyOwner | None] = []  # None for a body that is not needed any more
+        self.owners: list[BodyOwner | None] = []  # None for a body that is no longer needed
 
     @property
     def weight(self) -> int:
-        """What it costs: the file, and the places of its bodies."""
+        """Return the cost of the segment: the size of the file, and the places of its bodies."""
         return self.end + ENTRY_BYTES * len(self.owners)
 
     @property
     def live_weight(self) -> int:
-        """The same of what is needed of it."""
+        """Return the part of the cost that the needed bodies cause."""
         return self.live_bytes + ENTRY_BYTES * self.live
 
     def drop(self) -> None:
@@ -72,13 +73,13 @@ class SpillSegment:
 
 
 class SpillFiles:
-    """A body store on local files of ``limit_bytes`` in all, which leave ``free_min_bytes`` of their file system free.
+    """A body store in local files of ``limit_bytes`` in total, which leave ``free_min_bytes`` of their file system free.
 
-    A handle is ``segment << 32 | number``. ``shortage`` says why it has, or will soon have, no room; "" while it has.
+    A handle is ``segment << 32 | number``. ``shortage`` says why there is, or will soon be, no room; "" if there is.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = SPILL_BYTES, free_min_bytes: int = SPILL_FREE_BYTES) -> None:
-        shutil.rmtree(directory, ignore_errors=True)  # of an earlier run: worthless
+        shutil.rmtree(directory, ignore_errors=True)  # files of an earlier run are worthless
         directory.parent.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self.limit_bytes = limit_bytes
@@ -86,14 +87,14 @@ class SpillFiles:
         self.shortage = ""
         self._segment_bytes = min(SEGMENT_BYTES, max(1, limit_bytes // SEGMENTS_MIN))
         self._segments: dict[int, SpillSegment] = {}
-        self._last: SpillSegment | None = None  # the one that is being written
+        self._last: SpillSegment | None = None  # the segment that is being written
         self._last_number = -1
-        self._unwritten = bytearray()  # its last bytes
-        self.used_bytes = 0  # size of all files, with what is about to be written
-        self._full = False  # the last body found no room
+        self._unwritten = bytearray()  # the last bytes of that segment
+        self.used_bytes = 0  # size of all files, including unwritten bytes
+        self._full = False  # there was no room for the last body
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
-        """Keep ``body``; returns its handle. Raises OSError when there is no room: nothing is kept then."""
+        """Store ``body`` and return its handle. Raises OSError, and stores nothing, if there is no room."""
         try:
             segment = self._room_for(len(body))
         except OSError as error:
@@ -113,7 +114,7 @@ class SpillFiles:
         return handle
 
     def _room_for(self, size_bytes: int) -> SpillSegment:
-        """Return the segment that takes so many bytes more. Raises OSError."""
+        """Return the segment for ``size_bytes`` more. Raises OSError."""
         self._check_room(size_bytes)
         segment = self._last
         if segment is None or segment.weight >= self._segment_bytes:
@@ -123,7 +124,7 @@ class SpillFiles:
         return segment
 
     def free_bytes(self) -> int:
-        """What is free on the file system. Raises OSError."""
+        """Return the free bytes of the file system. Raises OSError."""
         found = os.statvfs(self._directory.parent)
         return found.f_bavail * found.f_frsize
 
@@ -137,7 +138,7 @@ class SpillFiles:
             )
 
     def look(self) -> str:
-        """Whether there is room, as ``shortage`` says it from now on. Raises nothing: a disk that cannot be asked has no room."""
+        """Update and return ``shortage``. Raises nothing: a disk that reports an error counts as full."""
         try:
             self.shortage = self._judge(self.free_bytes())
         except OSError as error:
@@ -153,7 +154,7 @@ class SpillFiles:
         return ""
 
     def _write(self) -> None:
-        """Write what is unwritten. Raises OSError."""
+        """Write the unwritten bytes. Raises OSError."""
         segment = self._last
         if segment is None or not self._unwritten:
             return
@@ -163,7 +164,7 @@ class SpillFiles:
         self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
-        """The body behind a handle. Raises OSError."""
+        """Return the body with a handle. Raises OSError."""
         segment = self._segments[handle >> _NUMBER_BITS]
         start = segment.starts[handle & _NUMBER_MASK]
         if segment is self._last:
@@ -176,7 +177,7 @@ class SpillFiles:
         return body
 
     def free(self, handle: int, size_bytes: int) -> None:
-        """The body will not be asked for again."""
+        """Free the body with a handle, which nobody will ask for again."""
         number = handle >> _NUMBER_BITS
         segment = self._segments[number]
         segment.owners[handle & _NUMBER_MASK] = None
@@ -206,7 +207,7 @@ class SpillFiles:
 
     @property
     def wasteful(self) -> bool:
-        """Whether the files are much larger than the bodies that are needed."""
+        """Return True if the files are much larger than the needed bodies."""
         weight = live_weight = 0
         for segment in self._segments.values():
             weight += segment.weight
@@ -215,7 +216,7 @@ class SpillFiles:
         return weight > waste_max * live_weight + SLACK_SEGMENTS * self._segment_bytes
 
     def compaction(self) -> Work:
-        """Copy what is needed of the segments with the least, until the files are not wasteful any more. Raises OSError."""
+        """Copy the needed bodies of the emptiest segments, until the files are no longer wasteful. Raises OSError."""
         while self.wasteful:
             full = [number for number, segment in self._segments.items() if segment is not self._last]
             if not full:
@@ -224,7 +225,7 @@ class SpillFiles:
             yield from self._copy(self._segments[emptiest])
 
     def _copy(self, segment: SpillSegment) -> Work:
-        """Copy the bodies of a segment that are needed. The file goes with the last of them."""
+        """Copy the needed bodies of a segment. Its file is deleted with the last of them."""
         for place in range(len(segment.owners)):
             owner = segment.owners[place]
             if owner is not None:
@@ -242,7 +243,7 @@ class SpillFiles:
         return (starts[place + 1] if place + 1 < len(starts) else segment.end) - starts[place]
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all files."""
         for number in list(self._segments):
             self._drop(number)
         self._last = None

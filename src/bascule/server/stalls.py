@@ -1,4 +1,4 @@
-"""How long the event loop keeps others waiting: a timer that is due is late by the turns before it."""
+"""Measurement of event loop stalls: a due timer is late by the turns that run before it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-#: Between two looks: 50 looks a second cost a ten-thousandth of a processor.
+#: Interval of the checks: 50 checks a second cost a ten-thousandth of a processor.
 PERIOD_S: Final = 0.02
-#: Upper bounds of the histogram. No turn is meant to take longer than 50 ms.
+#: Upper bounds of the histogram. No turn should take longer than 50 ms.
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 class StallWatch(Collector):
-    """Looks how late its own timer is, as far as the loop's thread had the processor in that time.
+    """Measures how late its own timer is, as far as the loop's thread had the processor in that time.
 
-    While a state is ``loading`` there is nobody to keep waiting: a look counts nothing of the time in which it was.
+    While a state is ``loading`` no client waits, so a check counts no time in which a state was loading.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StallWatch(Collector):
         self._sum_s = 0.0
 
     def start(self) -> None:
-        """Look from now on; call it on the event loop."""
+        """Begin to measure. Call this on the event loop."""
         self._used_s, self._was_loading = self._thread_time_s(), self._loading()
         self._next()
 
@@ -51,7 +51,7 @@ class StallWatch(Collector):
         self._next()
 
     def look(self) -> None:
-        """Count how late this look is, or what the thread has used since the last one where that is less."""
+        """Count the lateness of this check, or the processor time of the thread since the last check if that is less."""
         used_s = self._thread_time_s()
         stall_s = max(0.0, min(self._clock_s() - self._due_s, used_s - self._used_s))
         self._used_s = used_s
@@ -62,7 +62,7 @@ class StallWatch(Collector):
         self._sum_s += stall_s
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram."""
+        """Yield the histogram."""
         buckets, total = [], 0
         for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count

@@ -1,4 +1,4 @@
-"""What a broker says of itself: to the admin server, and through it to people and monitors."""
+"""The status of a broker, for the admin server."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ COUNTERS = {
 
 
 class QueueStatus(TypedDict):
-    """One queue, or what a subscription holds."""
+    """One queue, or the queue of a subscription."""
 
     name: str
     address: str
     routing: str  # anycast | multicast
-    messages: int  # that consumers may have now
-    bytes: int  # of all that it holds
-    delivering: int  # handed to consumers, not settled
-    delayed: int  # wait for their time
+    messages: int  # messages that consumers may get now
+    bytes: int  # of all its messages
+    delivering: int  # with consumers, not settled
+    delayed: int  # messages whose delivery time has not come
     consumers: int
     durable: bool
 
@@ -62,7 +62,7 @@ class ConsumerStatus(TypedDict):
 
 
 class QueueDetail(QueueStatus):
-    """A queue with all that is known of it. ``settings`` are those of its address, times in ms."""
+    """A queue in detail. ``settings`` are those of its address, times in ms."""
 
     auto_created: bool
     selector: str
@@ -82,23 +82,23 @@ class SubscriptionStatus(TypedDict):
     messages: int
     delivering: int
     consumers: int
-    unused_since_ms: int  # of a durable one: when its last consumer left, 0 while it has one
+    unused_since_ms: int  # of a durable subscription: when its last consumer left, 0 while it has one
 
 
 class ConnectionStatus(TypedDict):
-    """One client connection; ``id`` is where it comes from."""
+    """One client connection; ``id`` is its HOST:PORT."""
 
     id: str
     client_id: str
     user: str
-    mechanism: str  # of SASL, by which the user has logged in
+    mechanism: str  # SASL mechanism of the login
     producers: int
     consumers: int
     transactions: int
 
 
 class UserStatus(TypedDict):
-    """What the clients of one connected user hold, and the queues and subscriptions that they have created."""
+    """The usage of one connected user, and the queues and subscriptions that the user has created."""
 
     user: str
     connections: int
@@ -117,15 +117,15 @@ class BranchStatus(TypedDict):
     since_ms: int  # since the epoch
     sent: int  # messages
     received: int
-    bytes: int  # of what it sends
+    bytes: int  # of the messages that it sends
 
 
 class RetentionHoldStatus(TypedDict):
-    """One for whom the journal is kept; as of the last snapshot. See RetentionHold."""
+    """One pin of the journal, as of the last snapshot. See RetentionHold."""
 
     keeper: str  # pipeline | queue | branch | retention | snapshot
     name: str
-    offset: int  # of the journal, from which on it is kept
+    offset: int  # from this offset the journal is kept
     records: int
     bytes: int
     reason: str
@@ -137,7 +137,7 @@ class MemoryStatus(TypedDict):
 
     limit_bytes: int
     used_bytes: int
-    blocked: str  # why producers wait; empty when they do not
+    blocked: str  # why producers wait; empty if they do not
     parts: dict[str, int]
     spilled_bytes: int  # bodies in spill files
     spill_bytes: int  # size of these files
@@ -145,16 +145,16 @@ class MemoryStatus(TypedDict):
 
 
 class BrokerStatus(TypedDict):
-    """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
+    """The status of a broker. ``counters`` only grow while the process lives; names are snake case, with their unit."""
 
     bridge: str
     version: str
     state: str
     serving: bool
-    reason: str  # why it does not serve; empty when it does
+    reason: str  # why the broker does not serve; empty if it does
     queues: list[QueueStatus]
     pins: list[RetentionHoldStatus]
-    users: list[UserStatus]  # that are connected
+    users: list[UserStatus]  # connected users
     branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
     memory: MemoryStatus | None  # None until the state is loaded
     gauges: dict[str, float]
@@ -162,7 +162,10 @@ class BrokerStatus(TypedDict):
 
 
 def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus]) -> BrokerStatus:
-    """Return how the broker stands now. The caller lists its queues and branches, which may be many, in several turns of the event loop."""
+    """Return the status of the broker.
+
+    The caller describes queues and branches over several turns of the event loop, since they may be many.
+    """
     engine = node.loaded_engine
     gauges: dict[str, float] = {
         "connections": node.usage.connections.count, "handshakes": len(node.handshakes),
@@ -190,7 +193,7 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
 
 
 def memory_status(engine: Engine, spill: SpillFiles | None) -> MemoryStatus:
-    """What memory is used for, and whether producers wait."""
+    """Return the memory of the broker by part, and whether producers wait."""
     account = engine.memory
     return MemoryStatus(
         limit_bytes=account.limit_bytes, used_bytes=account.used_bytes, blocked=account.blocked,
@@ -210,7 +213,7 @@ def _users(node: Node) -> Iterator[UserStatus]:
 
 
 def branch_status(branch: Listed) -> BranchStatus:
-    """One branch."""
+    """Return the status of one branch."""
     return BranchStatus(
         xid=str(branch.xid), state=STATES[branch.ending], since_ms=branch.since_ms, sent=branch.sent, received=branch.received,
         bytes=branch.size_bytes,
@@ -218,7 +221,7 @@ def branch_status(branch: Listed) -> BranchStatus:
 
 
 def hold_status(hold: RetentionHold) -> RetentionHoldStatus:
-    """One for whom the journal is kept."""
+    """Return the status of one pin."""
     return RetentionHoldStatus(
         keeper=hold.keeper,
         name=hold.name,
@@ -235,18 +238,18 @@ def _named(counters: Counters) -> dict[str, float]:
 
 
 def error_counters(errors: ErrorContainment) -> dict[str, float]:
-    """How many errors were contained, by what they concerned."""
+    """Return the number of contained errors by kind."""
     return {f"{kind}_errors": errors.counts[kind] for kind in ErrorKind}
 
 
 def sum_of(one: Counters, other: Counters) -> Counters:
-    """Counts of two epochs together."""
+    """Return the sums of two sets of counters."""
     fields = dataclasses.fields(Counters)
     return Counters(*(getattr(one, field.name) + getattr(other, field.name) for field in fields))
 
 
 def queue_status(queue: BrokerQueue) -> QueueStatus:
-    """One queue."""
+    """Return the status of one queue."""
     return QueueStatus(
         name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.waiting_count,
         bytes=queue.held_bytes, delivering=queue.delivering_count, delayed=len(queue.delayed), consumers=len(queue.consumers),
@@ -255,7 +258,7 @@ def queue_status(queue: BrokerQueue) -> QueueStatus:
 
 
 def queue_detail(queue: BrokerQueue, consumers: list[ConsumerStatus]) -> QueueDetail:
-    """One queue, and who consumes from it."""
+    """Return one queue in detail, with its consumers."""
     return QueueDetail(
         **queue_status(queue), auto_created=queue.auto_created, selector=queue.selector_text, no_local=queue.no_local_container,
         full=queue.full(), consumer_list=consumers, settings=dataclasses.asdict(queue.settings),
@@ -263,7 +266,7 @@ def queue_detail(queue: BrokerQueue, consumers: list[ConsumerStatus]) -> QueueDe
 
 
 def consumer_status(consumer: QueueConsumer) -> ConsumerStatus:
-    """One consumer."""
+    """Return the status of one consumer."""
     link = consumer.port
     client = link.client if isinstance(link, ConsumerLink) else None
     return ConsumerStatus(
@@ -273,7 +276,7 @@ def consumer_status(consumer: QueueConsumer) -> ConsumerStatus:
 
 
 def subscription_status(queue: BrokerQueue) -> SubscriptionStatus:
-    """One subscription, by the queue that holds its messages."""
+    """Return the status of one subscription, by its queue."""
     return SubscriptionStatus(
         name=queue.name, topic=queue.address, durable=queue.durable, selector=queue.selector_text, messages=queue.waiting_count,
         delivering=queue.delivering_count, consumers=len(queue.consumers), unused_since_ms=queue.unused_since_ms,
@@ -281,7 +284,7 @@ def subscription_status(queue: BrokerQueue) -> SubscriptionStatus:
 
 
 def connection_status(connection: ClientConnection) -> ConnectionStatus:
-    """One client connection."""
+    """Return the status of one client connection."""
     client = connection.client
     contexts = [link.context for link in client.links]
     return ConnectionStatus(

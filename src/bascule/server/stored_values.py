@@ -1,4 +1,7 @@
-"""The records of the store while a state is loaded: in a temporary file, so that a large store needs no memory for its messages."""
+"""The records of the store while a state is loaded.
+
+They are in a temporary file, so that a large store needs no memory for its messages.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Final
 
-#: What is kept in memory before a file is made.
+#: Bytes that are kept in memory before a file is created.
 MEMORY_BYTES: Final = 4 << 20
 
 
 class StoredValues(Mapping[int, bytes]):
-    """Values by mid. Memory holds where each of them lies in the file. To be used by one thread, and to be closed."""
+    """Values by mid. Memory holds only the place of each value in the file. Use this in one thread, and close it."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        """``directory`` is made when a file is needed there; None for the system's directory of temporary files."""
+        """Create an empty mapping. ``directory`` is created when a file is needed; None is the system's directory of temporary files."""
         self._directory = directory
         self._file = SpooledTemporaryFile(MEMORY_BYTES, dir=None if directory is None else str(directory))  # noqa: SIM115
-        #: Deletes the file, at the latest when nobody has the values any more.
+        #: Deletes the file, at the latest when the values are garbage collected.
         self.close = weakref.finalize(self, self._file.close)
-        self._places: dict[int, tuple[int, int]] = {}  # where a value begins, and its size
+        self._places: dict[int, tuple[int, int]] = {}  # start and size of each value
         self._end = 0
 
     def keep(self, mid: int, value: bytes) -> None:
-        """Keep a value, in place of an earlier one. Raises OSError."""
+        """Store a value, in place of an earlier one. Raises OSError."""
         if self._directory is not None and self._end + len(value) > MEMORY_BYTES:
             self._directory.mkdir(parents=True, exist_ok=True)
         self._file.seek(self._end)
@@ -34,7 +37,7 @@ class StoredValues(Mapping[int, bytes]):
         self._end += len(value)
 
     def forget(self, mid: int) -> None:
-        """Keep no value for a mid."""
+        """Remove the value of a mid."""
         self._places.pop(mid, None)
 
     def __getitem__(self, mid: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Keeps the parts of one machine running: starts them in order, starts again what dies, writes down their process ids."""
+"""The supervisor of the parts on one machine: it starts them in order, restarts those that end, and records their process ids."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from bascule.core.signals import StopSignals
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, PortInUse, check_port, free_port
 
-#: A part that dies is started again at once, then after 0.5 s, 1 s, 2 s, ... up to this.
+#: A part that ends is restarted at once, then after 0.5 s, 1 s, 2 s, ... up to this time.
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
-#: After so long without a death the next one counts as the first again.
+#: After this time without an end, the next one counts as the first again.
 STEADY_S = 60.0
-#: Between two looks at the parts: what a restart waits at most, against 0.1 % of a core.
+#: Interval of the checks of parts. A restart waits at most this time; the checks take 0.1 % of a core.
 LOOK_S = 0.05
 #: Spark on a loaded machine takes the longest.
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
-#: A part that stands by for another one does all that it is there for.
+#: A standby part is ready, too.
 READY_LINES = (b"ready ", b"standby ")
 ERROR_LINE = "error: "
 
 
 class PartState(enum.StrEnum):
-    """Where a part stands."""
+    """The state of a part."""
 
     WAITING = "waiting"  # for the parts before it, or for the end of its back-off
     STARTING = "starting"
@@ -41,7 +41,7 @@ class PartState(enum.StrEnum):
 
 
 class Input(enum.Enum):
-    """What was seen of a part."""
+    """An event of a part."""
 
     LAUNCHED = enum.auto()
     SERVES = enum.auto()
@@ -51,7 +51,7 @@ class Input(enum.Enum):
 
 TRANSITIONS = {
     (PartState.WAITING, Input.LAUNCHED): PartState.STARTING,
-    (PartState.WAITING, Input.ENDED): PartState.WAITING,  # it could not even be launched
+    (PartState.WAITING, Input.ENDED): PartState.WAITING,  # the launch itself failed
     (PartState.STARTING, Input.SERVES): PartState.READY,
     (PartState.STARTING, Input.ENDED): PartState.WAITING,
     (PartState.STARTING, Input.LATE): PartState.WAITING,
@@ -60,31 +60,31 @@ TRANSITIONS = {
 
 
 class Part(Protocol):
-    """One process that the supervisor looks after."""
+    """One process that the supervisor watches."""
 
     @property
     def name(self) -> str:
-        """What it is called in messages and in the file of process ids."""
+        """Return the name for messages and for the file of process ids."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """Return the process id; None if the process does not run."""
 
     def start(self) -> None:
-        """Launch it; may wait until it serves. Raises BasculeError."""
+        """Launch the process; may wait until it is ready. Raises BasculeError."""
 
     def ready(self) -> bool:
-        """Whether it serves, after ``start``."""
+        """Return True if the process is ready, after ``start``."""
 
     def failure(self) -> BasculeError:
-        """Why it ended."""
+        """Return the error because of which the process ended."""
 
     def stop(self, timeout_s: float) -> None:
-        """End it in order, by force when the time is up."""
+        """Stop the process in an orderly way, and kill it after ``timeout_s``."""
 
 
 class CommandPart:
-    """A ``bascule`` command as a child process: it serves when it has printed its ready line."""
+    """A ``bascule`` command as a child process. It is ready when it has printed its ready line."""
 
     def __init__(self, name: str, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -93,33 +93,33 @@ class CommandPart:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """Return the process id; None if the process does not run."""
         return self._child.pid
 
     def start(self) -> None:
-        """Launch it. Raises NotStarted."""
+        """Launch the process. Raises NotStarted."""
         with suppress(FileNotFoundError):
             self._log_start = self._child.log_file.stat().st_size
         self._child.start()
 
     def ready(self) -> bool:
-        """Whether the ready line is in the log."""
+        """Return True if the ready line is in the log."""
         return any(line.startswith(READY_LINES) and line.endswith(b"\n") for line in self._said())
 
     def failure(self) -> BasculeError:
-        """Its own error line where it printed one, else its exit code and the log to look into."""
+        """Return the error line of the process, or its exit code and the name of its log."""
         code = self._child.returncode
         lines = [line.decode(errors="replace").rstrip() for line in self._said()]
         starts = [number for number, line in enumerate(lines) if line.startswith(ERROR_LINE)]
         kind = InvalidInput if code == InvalidInput.exit_code else Unavailable
         if starts and code != 0:
             first, *rest = lines[starts[-1] :]
-            more = itertools.takewhile(lambda line: line.startswith(" "), rest)  # other threads may have had a last word
+            more = itertools.takewhile(lambda line: line.startswith(" "), rest)  # other threads may have printed lines after it
             return kind("\n".join([first.removeprefix(ERROR_LINE), *more]))
         return kind(f"{self.name} ended with {code}; see {self._child.log_file}")
 
     def stop(self, timeout_s: float) -> None:
-        """SIGTERM, and SIGKILL when the time is up."""
+        """Send SIGTERM, and SIGKILL after ``timeout_s``."""
         self._child.stop(timeout_s)
 
     def _said(self) -> list[bytes]:
@@ -129,7 +129,7 @@ class CommandPart:
 
 
 class KafkaPart:
-    """The embedded Kafka: its process id is the JVM's own."""
+    """The embedded Kafka. Its process id is that of the JVM."""
 
     name = "kafka"
 
@@ -138,28 +138,28 @@ class KafkaPart:
 
     @property
     def pid(self) -> int | None:
-        """The JVM's process id while it runs."""
+        """Return the process id of the JVM; None if it does not run."""
         return self._kafka.pid
 
     def start(self) -> None:
-        """Return when Kafka serves. Raises PortInUse, NoJdk, JarUnavailable, NotStarted."""
+        """Start Kafka, and return when it is ready. Raises PortInUse, NoJdk, JarUnavailable, NotStarted."""
         self._kafka.start()
 
     def ready(self) -> bool:
-        """``start`` has waited for it."""
+        """Return True, since ``start`` has waited."""
         return True
 
     def failure(self) -> BasculeError:
-        """Where to look."""
+        """Return an error that names the log."""
         return Unavailable(f"kafka ended; see {self._kafka.log_file}")
 
     def stop(self, timeout_s: float) -> None:
-        """A controlled shutdown."""
+        """Shut Kafka down in a controlled way."""
         self._kafka.stop(timeout_s)
 
 
 class _Watched:
-    """A part, and what is known of it."""
+    """A part and its state."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
@@ -181,24 +181,25 @@ class _Watched:
 
 
 def backoff_s(deaths: int) -> float:
-    """How long to wait before a start, after so many deaths shortly before."""
+    """Return the wait before the next start, after ``deaths`` ends in a short time."""
     return min(BACKOFF_FIRST_S * 2 ** (deaths - 1), BACKOFF_MAX_S) if deaths else 0.0
 
 
 class Supervisor:
-    """Runs parts in the order given: each is first started when those before it serve."""
+    """Runs parts in the given order: each is first started when those before it are ready."""
 
     def __init__(self, parts: Sequence[Part], *, pids_file: Path, tell: Callable[[str], None]) -> None:
-        """``tell`` gets one line for each thing that happens after the start."""
+        """Prepare to run ``parts``. ``tell`` gets one line for each event after the start."""
         self._watched = [_Watched(part) for part in parts]
         self._pids_file = pids_file
         self._tell = tell
         self._pids_written: dict[str, int | None] | None = None
 
     def run(self, stop: StopSignals, on_ready: Callable[[], None]) -> None:
-        """Start, call ``on_ready`` once when all serve, and look after the parts until ``stop`` is set; then end them in reverse order.
+        """Start and watch the parts until ``stop`` is set, then stop them in reverse order. Call ``on_ready`` once when all are ready.
 
-        Call it from a thread that stays: on Linux the parts end with it. Raises BasculeError when a part does not come up the first time.
+        Call this from a thread that stays: on Linux the parts end with it. Raises BasculeError if a part does not become ready the first
+        time.
         """
         told = False
         try:
@@ -215,11 +216,11 @@ class Supervisor:
 
     @property
     def all_ready(self) -> bool:
-        """Whether every part serves."""
+        """Return True if every part is ready."""
         return all(watched.state is PartState.READY for watched in self._watched)
 
     def look(self, now_s: float) -> None:
-        """Look at every part once, and do what is due. Raises BasculeError for a part that never served."""
+        """Check every part once, and do what is due. Raises BasculeError for a part that was never ready."""
         for position, watched in enumerate(self._watched):
             if watched.state is PartState.WAITING:
                 if now_s >= watched.due_s and all(before.served for before in self._watched[:position]):
@@ -258,9 +259,9 @@ class Supervisor:
 
 
 def choose_ports(file: Path, wanted: Mapping[str, tuple[int, str, str]]) -> dict[str, int]:
-    """The port of each listener; ``wanted`` is name -> (port or 0, the setting that chooses it, host).
+    """Return the port of each listener. ``wanted`` is name -> (port or 0, the setting that chooses it, host).
 
-    A port left open (0) is the one of the last run, as ``file`` remembers it, if it is free. Raises PortInUse for a port asked for.
+    If the port is 0, the port of the last run, which ``file`` remembers, is used if it is free. Raises PortInUse if a given port is in use.
     """
     try:
         remembered = json.loads(file.read_text())
@@ -284,7 +285,7 @@ def _free(remembered: object, name: str, setting: str, host: str) -> int:
 
 
 def write_json(file: Path, content: Mapping[str, object]) -> None:
-    """Replace a file so that a reader sees the old content or the new, never a part."""
+    """Replace a file atomically: a reader sees the old content or the new one."""
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     draft.write_text(json.dumps(content, indent=2) + "\n")
     draft.replace(file)

@@ -1,4 +1,4 @@
-"""TLS of the listeners: contexts from the settings, and who a client's certificate says it is."""
+"""TLS of the listeners: contexts from the settings, and the names in clients' certificates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.core.errors import InvalidInput
 
 
 def server_context(tls: Tls, where: str) -> ssl.SSLContext | None:
-    """How a listener speaks TLS, None where it does not; ``where`` is its table of the file. Raises InvalidInput."""
+    """Return the TLS context of a listener; None if it has no certificate. ``where`` is its table in the file. Raises InvalidInput."""
     if tls.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -29,7 +29,7 @@ def server_context(tls: Tls, where: str) -> ssl.SSLContext | None:
 
 
 def amqp_tls(tls: BrokerTls) -> ssl.SSLContext | None:
-    """How the AMQP listener speaks TLS, and whose certificates it takes for clients'. Raises InvalidInput."""
+    """Return the TLS context of the AMQP listener, with the authority for clients' certificates. Raises InvalidInput."""
     context = server_context(tls, "broker.tls")
     if context is not None and tls.client_ca is not None:
         _trust(context, tls.client_ca, "broker.tls.client_ca")
@@ -38,7 +38,7 @@ def amqp_tls(tls: BrokerTls) -> ssl.SSLContext | None:
 
 
 def certified_name(transport: asyncio.BaseTransport) -> str | None:
-    """The common name in the certificate that a client has shown and the TLS layer has checked, None where there is none."""
+    """Return the common name in the certificate that a client has presented and the TLS layer has verified; None if there is none."""
     ssl_object = transport.get_extra_info("ssl_object")
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
@@ -46,9 +46,9 @@ def certified_name(transport: asyncio.BaseTransport) -> str | None:
 
 
 def client_context(certificate: Path, where: str) -> ssl.SSLContext:
-    """For a client on this machine: it trusts the very certificate of the listener's own settings, whatever name stands in it.
+    """Return a context for a client on this machine. It trusts the certificate in the listener's own settings, whatever name it has.
 
-    ``where`` is the listener's table of the file. Raises InvalidInput.
+    ``where`` is the listener's table in the file. Raises InvalidInput.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -66,7 +66,7 @@ def _trust(context: ssl.SSLContext, file: Path, key: str) -> None:
 
 
 def _readable(file: Path, key: str) -> None:
-    """OpenSSL says of a missing file only that it is."""
+    """Check that a file can be read, since OpenSSL does not name a missing file. Raises InvalidInput."""
     try:
         file.open("rb").close()
     except OSError as error:

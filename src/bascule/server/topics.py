@@ -1,4 +1,4 @@
-"""Bascule's own topics that a broker makes, and what the journal has room for."""
+"""Bascule's internal topics that a broker creates, and the sizes that the journal accepts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
 
-#: Of a journal record, so much is for what stands around a message or a transaction; half of it is enough.
+#: Bytes of a journal record around a message or a transaction. For small records half the record is enough.
 AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX
-#: With less the journal cannot work at all: what is small is gathered up to a quarter of it, and Kafka's client gathers on.
+#: With less the journal cannot work: small entries are gathered up to a quarter of this size, and Kafka's client gathers further.
 RECORD_BYTES_MIN = 1_000_000
-#: What Kafka counts as a record's size beside its value: a batch's header, its own, its key.
+#: Bytes that Kafka counts besides the value of a record: the header of a batch, the header of the record, its key.
 FRAME_BYTES = 128
-#: Between two looks at the topics of a broker at work. Kafka looks every five minutes for what it may delete.
+#: Interval of the checks of a running broker's topics. Kafka checks every five minutes what it may delete.
 WATCH_S = 5.0
 
 
 def ensure(kafka: Mapping[str, Any], topics: JournalTopics, journal: Journal, message_bytes: int = MESSAGE_BYTES_MAX) -> list[Finding]:
-    """Make those that are not there. Returns what weakens a promise, of messages so large; blocks. Raises Unavailable, UnsafeTopic."""
+    """Create missing topics, and return the findings that weaken a promise for messages of this size; blocks.
+
+    Raises Unavailable, UnsafeTopic.
+    """
     Topics(kafka).reach()
     return own_topics.ensure(
         kafka,
@@ -51,24 +54,25 @@ def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
 
 
 class TopicWatch:
-    """Looks from now on whether somebody changes the topics so that a promise breaks: what a start would have refused is told.
+    """A watch for changes of topic settings that break a promise. It reports what a start would refuse.
 
-    Those of pipelines and programs, too, which look when they start: as far as they are on this Kafka, under their usual names.
+    It also watches the topics of pipelines and programs, which check their topics when they start, if these topics are in this Kafka and
+    have their usual names.
     """
 
     def __init__(self, kafka: Mapping[str, Any], settings: Settings) -> None:
-        self.trouble = ""  # what is wrong now
+        self.trouble = ""  # the current problem
         self._kafka = kafka
         topics = settings.journal_topics
         own = {**_made_here(topics), topics.positions: own_topics.POSITIONS}
         others = {topics.dead_letters: own_topics.DEAD_LETTERS, **own_topics.SHARED}
-        # Apart: where this broker may not look at others, it goes on looking at its own.
+        # Separate: if this broker may not describe other topics, it continues to check its own.
         self._watched = [own_topics.expected(each) for each in (own, others)]
         self._over = threading.Event()
         lasting_thread(self._run, "topic-watch", on_failure=end_process).start()
 
     def close(self) -> None:
-        """No more looks; one that is under way may be without an answer, and is not waited for."""
+        """End the watch without waiting for a check that is in progress."""
         self._over.set()
 
     def _run(self) -> None:
@@ -85,7 +89,7 @@ class TopicWatch:
 
 def _broken(topics: Topics, watched: Mapping[str, tuple[TopicRole, int | None]]) -> str:
     try:
-        guard(topics, watched, record_bytes=0)  # for what size there is room each epoch looks
+        guard(topics, watched, record_bytes=0)  # each epoch checks the sizes
     except UnsafeTopic as error:
         return str(error)
     return ""
@@ -97,7 +101,7 @@ def _record_bytes(message_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JournalCapacity:
-    """What the journal's topic has room for as it is now: records of ``record_bytes``, where it should be ``needed_bytes``."""
+    """The sizes that the journal's topic accepts now: records of ``record_bytes``; ``needed_bytes`` would be right."""
 
     topic: str
     record_bytes: int
@@ -105,25 +109,25 @@ class JournalCapacity:
 
     @property
     def content_bytes(self) -> int:
-        """The largest message, or transaction."""
+        """Return the size in bytes of the largest message or transaction."""
         return max(self.record_bytes - AROUND_BYTES, self.record_bytes // 2)
 
     @property
     def shortage(self) -> Finding | None:
-        """What is wrong, if anything."""
+        """Return what is wrong, or None."""
         return too_small(self.topic, self.record_bytes, self.needed_bytes) if self.record_bytes < self.needed_bytes else None
 
     def check(self, value_bytes: Iterable[int]) -> None:
-        """Of records that an epoch could not store. Raises UnsafeTopic for one that the next epoch could not store, either."""
+        """Check records that an epoch could not store. Raises UnsafeTopic if the next epoch could not store one of them, either."""
         largest = max(value_bytes, default=0) + FRAME_BYTES
         if largest > self.record_bytes:
             raise UnsafeTopic(str(too_small(self.topic, self.record_bytes, max(largest, self.needed_bytes))))
 
 
 def room(kafka: Mapping[str, Any], topic: str, message_bytes: int) -> JournalCapacity:
-    """Return the room of the journal ``topic`` for an epoch that takes messages of so many bytes; blocks.
+    """Return the capacity of the journal ``topic`` for an epoch with messages of ``message_bytes``; blocks.
 
-    Raises Unavailable; UnsafeTopic where the topic is too small for any message.
+    Raises Unavailable; UnsafeTopic if the topic is too small for any message.
     """
     found = JournalCapacity(topic, int(Topics(kafka).config(topic)["max.message.bytes"]), _record_bytes(message_bytes))
     if found.record_bytes < RECORD_BYTES_MIN:

@@ -1,4 +1,4 @@
-"""The messages that a client sends: from a transfer to the broker engine, or to the answer that refuses it."""
+"""The messages of a client, from the transfer to the broker engine, or to the answer that refuses the message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Transfers:
-    """The transfers of one client. ``errors`` contains those of its requests."""
+    """The transfers of one client. ``errors`` contains the errors of its requests."""
 
     __slots__ = ("_client", "_errors")
 
@@ -32,7 +32,7 @@ class Transfers:
         self._errors = errors
 
     def take(self, event: Transferred) -> Retry | None:
-        """Take a message. If it has to wait for another turn, return what takes it then."""
+        """Handle a message. If it must wait for another turn, return the function that handles it then."""
         client, producer = self._client, event.link.context
         if not isinstance(producer, ProducerLink):
             client.lose_message(event.txn_id)
@@ -65,7 +65,7 @@ class Transfers:
         return None
 
     def _take_later(self, event: Transferred, producer: ProducerLink, address: str, routing: Routing, send: Retry) -> Retry | None:
-        """Try once more to send a message. One whose link the broker has ended meanwhile is dropped: its client has been told so."""
+        """Try to send a message again. If the broker has ended its link meanwhile, drop the message: its client was told so."""
         client = self._client
         if producer.link.context is not producer:
             client.lose_message(event.txn_id)
@@ -82,18 +82,18 @@ class Transfers:
         return None
 
     def discarded(self, event: TransferDiscarded) -> None:
-        """A message came on a link that had ended, or that the message has ended."""
+        """Note that a message arrived on an ended link, or has ended its link."""
         self._client.lose_message(event.txn_id, event.error)
 
     def _refuse(self, event: Transferred, producer: ProducerLink, error: BasculeError) -> None:
-        """Answer that a message is not taken; its transaction can only be rolled back. Raises an error that ends more than its link."""
+        """Answer that a message is refused; its transaction can only be rolled back. Raises an error that ends more than its link."""
         check_answerable(error)
         client = self._client
         transaction = None if event.txn_id is None else client.transactions.get(event.txn_id)
         client.engine.refuse(producer, _token_of(event), error, transaction)
 
     def _requested(self, event: Transferred, producer: ProducerLink) -> Retry | None:
-        """A request to the management node: accepted when it is decided, and answered when that is stored."""
+        """Handle a request to the management node: accept it when it is decided, and answer it when the result is stored."""
         client = self._client
         try:
             client.management_request = management.request(client, event.payload)
@@ -103,7 +103,7 @@ class Transfers:
         return self._carry_out_request(event, producer)
 
     def _carry_out_request(self, event: Transferred, producer: ProducerLink) -> Retry | None:
-        """Carry out a request whose plan is made, or wait. A request whose link the broker has ended meanwhile is dropped."""
+        """Carry out a request whose plan is complete, or wait. If the broker has ended its link meanwhile, drop the request."""
         client = self._client
         request = client.management_request
         if request is None or producer.link.context is not producer:
@@ -133,5 +133,5 @@ class Transfers:
 
 
 def _token_of(event: Transferred) -> tuple[int, bytes | None] | None:
-    """What the outcome of a message is sent for: None if its sender waits for none."""
+    """Return the token for the outcome of a message; None if its sender waits for none."""
     return None if event.settled else (event.delivery_id, event.txn_id)

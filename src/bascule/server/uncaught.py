@@ -1,4 +1,4 @@
-"""The log of errors that end nothing: those that were contained, and those of the event loop that nobody has awaited."""
+"""The log of errors that end nothing: contained errors, and errors of the event loop that nobody has awaited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: Contained errors written in one second: a peer that causes them at will must not fill the disk. All are counted.
+#: Most contained errors that are logged in one second: a peer that causes them must not fill the disk. All are counted.
 LINES_PER_S: Final = 20
 
 
@@ -47,16 +47,16 @@ class UncaughtErrorHandler:
     """The exception handler of an event loop."""
 
     def __init__(self) -> None:
-        #: How many there were, by the name of what has failed.
+        #: Number of errors by the name of the failed object.
         self.counts: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
-        """How many there were."""
+        """Return the number of errors."""
         return self.counts.total()
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle what ``loop`` cannot deliver to anybody."""
+        """Handle the errors of ``loop`` that no other code handles."""
         loop.set_exception_handler(self._handle)
 
     def _handle(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class UncaughtErrorHandler:
 
 
 def _name_of(context: dict[str, Any]) -> str:
-    """Of a task its name and coroutine, of a callback or a future what asyncio calls it, without addresses in memory."""
+    """Return the coroutine of a task, or asyncio's type name of a callback or future, without addresses in memory."""
     task = context.get("task") or context.get("future")
     if isinstance(task, asyncio.Task):
         coroutine = task.get_coro()

@@ -1,6 +1,6 @@
-"""What clients hold of the broker, counted for each user and address and in total, with the limits on it.
+"""The resources that clients use, counted by user, by address and in total, with the limits on them.
 
-A user is who has logged in; all anonymous clients are one user.
+A user is the name of a login; all anonymous clients are one user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRANSACTIONS_PER_USER: Final = "broker.max_transactions_per_user"
 
 @dataclass(frozen=True, slots=True)
 class UsageLimits:
-    """How much clients may hold. 0: no limit. ``connections_setting`` is what bounds the connections."""
+    """The limits on the resources of clients. 0: no limit. ``connections_setting`` is the setting that limits the connections."""
 
     connections: int = 0
     connections_per_address: int = 0
@@ -36,7 +36,7 @@ class UsageLimits:
 
 
 class Tally:
-    """How many things of one kind are held, and how many may be."""
+    """The number of used resources of one kind, and its limit."""
 
     __slots__ = ("_most", "_setting", "_what", "count")
 
@@ -47,13 +47,13 @@ class Tally:
         self._setting = setting
 
     def check(self) -> None:
-        """Whether there may be one more. Raises ResourceLimit."""
+        """Check that one more resource is within the limit. Raises ResourceLimit."""
         if self._most and self.count >= self._most:
             raise ResourceLimit(f"the limit of {self._most} {self._what} is reached ({self._setting})")
 
 
 class Holdings(MutableMapping[K, V]):
-    """What one client holds of one kind; it counts towards a tally, which may be set while nothing is held."""
+    """The resources of one kind that a client uses. They count towards a tally, which may be replaced while there are none."""
 
     __slots__ = ("_held", "tally")
 
@@ -84,7 +84,7 @@ class Holdings(MutableMapping[K, V]):
 
 
 class UserUsage:
-    """What the clients of one user hold."""
+    """The resources that the clients of one user use."""
 
     def __init__(self, user: str, limits: UsageLimits) -> None:
         self.connections = Tally(limits.connections_per_user, f"connections of user {user!r}", CONNECTIONS_PER_USER)
@@ -94,11 +94,11 @@ class UserUsage:
 
 
 class Usage:
-    """What all clients hold."""
+    """The resources that all clients use."""
 
     def __init__(self, limits: UsageLimits) -> None:
-        self.refused = 0  # connections
-        self.users: dict[str, UserUsage] = {}  # those that are connected
+        self.refused = 0  # refused connections
+        self.users: dict[str, UserUsage] = {}  # the connected users
         self.connections = Tally(limits.connections, "connections", limits.connections_setting)
         self._limits = limits
         self._addresses: dict[str, Tally] = {}
@@ -122,7 +122,7 @@ class Usage:
         return usage
 
     def disconnect(self, user: str, address: str) -> None:
-        """A counted connection is gone, and all that it held."""
+        """Count down a connection that has ended, with its user and address."""
         usage, of_address = self.users[user], self._addresses[address]
         for tally in (self.connections, of_address, usage.connections):
             tally.count -= 1

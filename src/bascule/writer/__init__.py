@@ -1,1 +1,1 @@
-"""The exactly-once writer without IO: positions, transactions that compare and set one, tables that are checked before they are written."""
+"""The exactly-once writer without IO: positions, transactions that compare and set a position, tables that are checked before a write."""

@@ -1,6 +1,6 @@
-"""Claims: a driver run writes its name into a position before it works from it, and tasks of earlier runs stop when they find another name.
+"""Claims: a driver run writes its name into a position before it works from it. Tasks of earlier runs find another name and stop.
 
-To be fenced does not stop a task: it makes a new incarnation and finds the position that it expects. Another owner in the position does.
+Fencing does not stop a task: the task makes a new incarnation and finds the position that it expects. Another owner in the position does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bascule.writer.position import Position, PositionLost, PositionTaken
 
 
 class ClaimViolation(enum.StrEnum):
-    """Rules of claims, broken on purpose by the simulation."""
+    """Rules of claims that the simulation breaks on purpose."""
 
     OWNER_NOT_CHECKED = "a task works from a position whatever owner it names"
     BATCH_START_TRUSTED = "a task begins where its batch begins, not at the position"
@@ -25,7 +25,7 @@ class ClaimViolation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One source partition as one driver run holds it: a task works only while the stored position says the same."""
+    """One source partition, as one driver run holds it. A task works only while the stored position has the same owner and members."""
 
     key: str
     topic: str
@@ -46,19 +46,19 @@ class Claim:
         return found
 
     def begin(self, position: Position, start: int, *, violations: Collection[enum.StrEnum] = frozenset()) -> Position:
-        """Return where a task of a batch that begins at ``start`` begins: at the position, wherever Spark says that the batch begins."""
+        """Return the position where a task begins: the stored position, whatever ``start`` Spark says for the batch."""
         if ClaimViolation.BATCH_START_TRUSTED in violations:
             return replace(position, offset=start, epoch=-1, sequence=-1)
         return position
 
 
 class ClaimingWriter(Protocol):
-    """What a claim needs of a transactional writer."""
+    """The part of a transactional writer that a claim needs."""
 
     key: str
 
     async def current(self) -> Position | None:
-        """Return the position, in the hands of an incarnation that came after it."""
+        """Return the position, read by an incarnation that began after the position was written."""
         ...
 
     async def write(self, outputs: Any, before: Position | None, after: Position | None) -> None:
@@ -69,8 +69,9 @@ class ClaimingWriter(Protocol):
 class Claims:
     """The positions that one driver run (``owner``) takes over.
 
-    A position's own owner is the run, which try of it, and the generation: one more than that of the owner before in the position taken
-    first (the leader). A run that stalled after that takes nothing else from its successor.
+    The owner name in a position consists of the run, the number of the attempt, and the generation. The generation is one more than the
+    generation of the previous owner of the position taken first (the leader). A run that stalled after that takes nothing more from its
+    successor.
     """
 
     def __init__(self, owner: str) -> None:
@@ -80,7 +81,7 @@ class Claims:
         self._generations: dict[str, int] = {}
 
     def name(self, leader: str) -> str:
-        """Return a new name for the owner of positions that are taken with ``leader``."""
+        """Return a new owner name for positions that are taken with ``leader``."""
         return f"{self.owner}.{next(self._tries)}.{self._generations[leader]}"
 
     def hold(self, keys: Collection[str]) -> None:
@@ -88,10 +89,13 @@ class Claims:
         self._held.update(keys)
 
     async def take(self, writer: ClaimingWriter, leader: str) -> Position | None:
-        """Return the position under a new name of this run; a vacant or missing one as it is, for nobody works from it.
+        """Return the position under a new name of this run.
 
-        ``leader`` is the key of the position taken first. What this run has held once, and what a later generation holds, it does not
-        take from its successor: otherwise the two would stop each other in turn. Raises PositionTaken, Unavailable.
+        A vacant or missing position is returned unchanged, because nobody works from it.
+
+        ``leader`` is the key of the position taken first. This run does not take a position back from its successor, that is, a position
+        that it has held before or that a later generation holds: otherwise the two would stop each other in turn. Raises PositionTaken,
+        Unavailable.
         """
         while True:
             found = await writer.current()
@@ -99,18 +103,18 @@ class Claims:
                 self._generations[leader] = generation(found) + 1
             if found is None or found.vacant:
                 return found
-            # The first generation knows of none before it: the position taken first may have been deleted by hand.
+            # The first generation has no predecessor: the leader's position may have been deleted by hand.
             later = writer.key in self._held or generation(found) >= self._generations[leader] > 1
             if later and found.owner.partition(".")[0] != self.owner:
                 raise PositionTaken(f"position {writer.key!r} is held by another driver of the bridge, {found.owner!r}; this driver stops")
             taken = replace(found, owner=self.name(leader))
-            with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts
+            with suppress(PositionMoved):  # moved by a fenced task that tried again: its work counts
                 await writer.write([], found, taken)
                 self._held.add(writer.key)
                 return taken
 
 
 def generation(found: Position | None) -> int:
-    """Return the generation in the name of a position's owner; 0 where there is none."""
+    """Return the generation in the owner name of a position, or 0 if there is none."""
     parts = found.owner.split(".") if found is not None else []
     return int(parts[2]) if len(parts) > 2 else 0

@@ -1,6 +1,6 @@
-"""The epochs of a journal and the exclusive diverts that its brokers applied, found backwards from its end.
+"""The epochs of a journal and the exclusive diverts that its brokers applied, searched backwards from the end of the journal.
 
-Each record names its epoch, and an epoch is the offset of its own start record: one look at the records before a start finds the epoch
+Each record names its epoch, and an epoch is the offset of its own start record. The records before a start record therefore name the epoch
 that it ended.
 """
 
@@ -19,31 +19,31 @@ class StoredRecord(Protocol):
     """A record as it was read."""
 
     def offset(self) -> int | None:
-        """Where it stands."""
+        """Return the offset of the record."""
         ...
 
     def value(self) -> Any:
-        """Its octets."""
+        """Return the value as bytes."""
         ...
 
 
 class JournalHistory(Protocol):
-    """The records of a journal that are there. Each method may raise Unavailable."""
+    """The existing records of a journal. Each method may raise Unavailable."""
 
     def earliest(self) -> int:
-        """The first offset that is still there."""
+        """Return the first offset that still exists."""
         ...
 
     def records(self, start: int, end: int) -> Iterable[StoredRecord]:
-        """Those from ``start`` on and before ``end``."""
+        """Return the records from ``start`` up to ``end`` (not included)."""
         ...
 
 
 def taken_since(common: Position | None, history: JournalHistory, end: int) -> dict[str, int]:
-    """Where what an exclusive divert took may begin, by its name: behind ``common``, up to which everything is answered for, or at all."""
+    """Return, by divert, the first offset at which an exclusive divert may have taken messages that ``common`` does not cover."""
     epochs = exclusive_diverts(history, common.epoch if common else 0, end)
     if common is not None and common.epoch not in epochs:
-        # Its start is trimmed: the position knows what was in force, and perhaps more.
+        # The start record of the epoch was trimmed: the position contains all exclusive diverts that were in force, and perhaps more.
         epochs[-1] = common.exclusive
     since: dict[str, int] = {}
     for start in sorted(epochs):
@@ -53,9 +53,9 @@ def taken_since(common: Position | None, history: JournalHistory, end: int) -> d
 
 
 def first_marks(common: Position | None, history: JournalHistory, end: int) -> dict[str, int]:
-    """Where, of an epoch whose start is trimmed, what each exclusive divert took begins: what ``taken_since`` finds where somebody knows.
+    """Return, by divert, the offset of the first message that an exclusive divert took in an epoch whose start record was trimmed.
 
-    Reads the journal up to the first start that is there.
+    For other epochs, ``taken_since`` has the answer. Reads the journal up to the first start record that exists.
     """
     start = max(history.earliest(), common.offset if common else 0)
     found: dict[str, int] = {}
@@ -69,7 +69,7 @@ def first_marks(common: Position | None, history: JournalHistory, end: int) -> d
 
 
 def exclusive_diverts(history: JournalHistory, start: int, end: int) -> dict[int, Collection[str]]:
-    """The exclusive diverts in force by epoch, of those that began from ``start`` on and before ``end``, as far as they are there.
+    """Return, by epoch, the exclusive diverts in force, for epochs from ``start`` up to ``end`` (not included) whose start record exists.
 
     Raises DamagedRecord, NewerRecord or Unavailable.
     """
@@ -83,7 +83,7 @@ def exclusive_diverts(history: JournalHistory, start: int, end: int) -> dict[int
                 found[epoch] = exclusive_of(_value(began))
             end = epoch
         elif epoch < 0:
-            end = back  # foreign records, all of them
+            end = back  # only foreign records
         else:
             break
     return found
@@ -98,7 +98,7 @@ def _epoch(record: StoredRecord) -> int:
 
 
 def exclusive_of(value: bytes) -> tuple[str, ...]:
-    """The exclusive diverts that an epoch's start names. Raises DamagedRecord."""
+    """Return the exclusive diverts that the start record of an epoch names. Raises DamagedRecord."""
     for op, start, end in entries(value):
         if op == Op.EPOCH:
             return tuple(sorted(str(name) for name in decode_json(value, start, end).get("exclusive", ())))

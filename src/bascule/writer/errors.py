@@ -1,4 +1,4 @@
-"""Failures of transactions, as the protocols of this package know them."""
+"""Errors of transactions, for the protocols of this package."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 
 
 class Refusal(Protocol):
-    """Why Kafka refuses a record."""
+    """The reason why Kafka refuses a record."""
 
     def code(self) -> int:
-        """Kafka\'s error code."""
+        """Return Kafka's error code."""
         ...
 
     def str(self) -> str:
-        """Return the reason for people."""
+        """Return the reason as text."""
         ...
 
 
 class TransactionFault(BasculeError):
-    """A request of a transaction failed. Whether the transaction was committed is not known.
+    """Raised when a request of a transaction failed. Whether the transaction was committed is unknown.
 
-    ``fenced``: another incarnation has the transactional id. ``denied``: Kafka's ACLs do not allow a topic to be written.
-    ``refused`` names the records that Kafka refuses for good, by their place among the outputs.
+    ``fenced``: another incarnation has the transactional id. ``denied``: Kafka's ACLs do not allow writes to a topic. ``refused`` has the
+    records that Kafka refuses permanently, by their place among the outputs.
     """
 
     retriable = True
@@ -38,9 +38,9 @@ class TransactionFault(BasculeError):
 
 
 class PositionMoved(BasculeError):
-    """Another writer moved the position: the outputs may have been written by it.
+    """Raised when another writer has moved the position, and may have written the outputs.
 
-    Retriable: the pipeline starts again from the position as it is then. Where another driver holds that, it finds PositionTaken.
+    Retriable: the pipeline restarts from the new position. If another driver holds that position, the restart raises PositionTaken.
     """
 
     retriable = True
@@ -52,9 +52,9 @@ class PositionMoved(BasculeError):
 
 
 class Unwritable(BasculeError):
-    """Kafka refuses records for good, for example because they are too large.
+    """Raised when Kafka permanently refuses records, for example because they are too large.
 
-    ``faults`` has the reason by the record's place among the outputs. ``what`` names the records and the remedy, where that is known.
+    ``faults`` has the reason by the record's place among the outputs. ``what`` names the records and the remedy, if known.
     """
 
     retriable = False
@@ -66,17 +66,17 @@ class Unwritable(BasculeError):
 
 
 class WriteDenied(Unavailable):
-    """Kafka's ACLs do not allow a topic of the transaction to be written. Kafka does not say which topic."""
+    """Raised when Kafka's ACLs do not allow writes to a topic of the transaction. Kafka does not say which topic."""
 
 
 class RecordRefused(Unavailable):
-    """Kafka refuses a record of a transaction that checks a table. Nothing of the transaction was written."""
+    """Raised when Kafka refuses a record of a transaction that checks a table. Nothing of the transaction was written."""
 
     retriable = False
 
 
 class TransitionMissing(BasculeError):
-    """An event came in a state in which the table of transitions does not have it: a defect of Bascule."""
+    """Raised when an event is not allowed in the current state of a state machine. This is a defect of Bascule."""
 
     retriable = False
     scope = Scope.PROCESS

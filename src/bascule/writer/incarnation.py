@@ -1,7 +1,8 @@
-"""Incarnations of a transactional producer: one for each transaction, prepared ahead, replaced when something fails.
+"""Incarnations of a transactional producer: one for each transaction, prepared in advance, replaced after a failure.
 
-With Kafka's transaction protocol v1 a late EndTxn that the client repeated inside itself can end the next transaction of the same producer
-epoch. So every transaction has an incarnation of its own: ``init_transactions`` raises the epoch, and Kafka refuses the late request.
+In Kafka's transaction protocol v1, the client may repeat an EndTxn request internally, and a late repeat can end the next transaction of
+the same producer epoch. Therefore each transaction has its own incarnation: ``init_transactions`` raises the epoch, and Kafka refuses the
+late request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 ProducerT = TypeVar("ProducerT")
 
-#: The pause before the first repetition, doubled for each further one up to the longest, in seconds.
+#: The pause before the first retry, in seconds. It is doubled for each further retry up to LONGEST_PAUSE_S.
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 
@@ -39,7 +40,7 @@ class IncarnationState(enum.Enum):
 
 
 class IncarnationEvent(enum.Enum):
-    """What happens to an incarnation."""
+    """An event of an incarnation."""
 
     INIT = "init_transactions returned"
     PROVE = "epoch continuity proved the position"
@@ -51,7 +52,7 @@ class IncarnationEvent(enum.Enum):
     DROP = "dropped unused"
 
 
-#: The state machine of an incarnation. What became of one IN_DOUBT is told by the position that the next one finds.
+#: The state machine of an incarnation. The position that the next incarnation finds shows the outcome of an incarnation IN_DOUBT.
 TRANSITIONS: Final = Transitions(
     "transactional writer",
     {
@@ -68,22 +69,23 @@ TRANSITIONS: Final = Transitions(
 
 
 class Identity(NamedTuple):
-    """What Kafka gave an incarnation: its producer id, and the epoch that ``init_transactions`` decided."""
+    """The producer id that Kafka gave an incarnation, and the epoch that ``init_transactions`` set."""
 
     producer_id: int
     epoch: int
 
     def follows(self, last: Identity) -> bool:
-        """Return whether nobody else initialised the transactional id between ``last`` and this one.
+        """Return True if nobody else initialised the transactional id between ``last`` and this identity.
 
-        The coordinator raises the epoch by one for each init, in its replicated log. A transaction that an init or a timeout aborts, an
-        init that the client repeats and one of another process each raise it once more; an exhausted epoch gives a new producer id.
+        The coordinator raises the epoch by one for each init, in its replicated log. Three things raise it once more: an init or a timeout
+        that aborts a transaction, an init that the client repeats, and an init of another process. An exhausted epoch gives a new producer
+        id.
         """
         return self.producer_id == last.producer_id and self.epoch == last.epoch + 1
 
 
 class Attempt(NamedTuple):
-    """How the client of an incarnation is made.
+    """How to make the client of an incarnation.
 
     ``careful``: each record is sent by itself, so that Kafka's refusal names it. ``long``: the transaction may take minutes.
     """
@@ -93,7 +95,7 @@ class Attempt(NamedTuple):
 
 
 class Incarnation(Generic[P]):
-    """A producer and its state. ``identity`` is None where the client does not tell it."""
+    """A producer and its state. ``identity`` is None if the client does not report it."""
 
     def __init__(self, producer: P, identity: Identity | None = None) -> None:
         self.producer = producer
@@ -109,29 +111,29 @@ class Incarnation(Generic[P]):
 
 
 class Pending(Protocol[T_co]):
-    """Work that goes on beside the caller."""
+    """Work that runs in the background."""
 
     @property
     def ready(self) -> bool:
-        """Whether the work has ended without an error."""
+        """Return True if the work has ended without an error."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether the work has ended."""
+        """Return True if the work has ended."""
         ...
 
     def result(self) -> T_co:
-        """Return the result of work that has ended. Raises what it failed with."""
+        """Return the result of work that has ended. Raises the error of the work."""
         ...
 
     async def wait(self, timeout_s: float) -> T_co:
-        """Return the result. Raises what the work failed with; TimeoutError when it does not end in time."""
+        """Return the result. Raises the error of the work, and TimeoutError if the work does not end in time."""
         ...
 
 
 class ClientEffects(Protocol[ProducerT]):
-    """What both protocols of this package ask of Kafka's client and of the clock."""
+    """The operations of Kafka's client and of the clock that both protocols of this package need."""
 
     def now_s(self) -> float:
         """Return a monotonic time in seconds."""
@@ -146,7 +148,7 @@ class ClientEffects(Protocol[ProducerT]):
         ...
 
     def start(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
-        """Run ``work`` beside the caller."""
+        """Run ``work`` in the background."""
         ...
 
     async def init(self, attempt: Attempt) -> ProducerT:
@@ -154,11 +156,11 @@ class ClientEffects(Protocol[ProducerT]):
         ...
 
     async def identity(self, producer: ProducerT) -> Identity | None:
-        """Return the producer id and epoch that the last ``init`` gave; None where the client does not tell them."""
+        """Return the producer id and epoch that the last ``init`` gave, or None if the client does not report them."""
         ...
 
     def discard(self, producer: ProducerT) -> None:
-        """Forget a producer. The transaction that it may have open ends with the next ``init``."""
+        """Forget a producer. The next ``init`` ends a transaction that it has open."""
         ...
 
     async def explain(self, reason: str) -> Unavailable:
@@ -167,7 +169,7 @@ class ClientEffects(Protocol[ProducerT]):
 
 
 class Incarnations(Generic[P]):
-    """The next incarnation: prepared in the background, waited for, dropped."""
+    """The next incarnation: prepared in the background, awaited, dropped."""
 
     def __init__(
         self,
@@ -175,14 +177,14 @@ class Incarnations(Generic[P]):
         make: Callable[[], Coroutine[Any, Any, P]],
         turn: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """``turn`` is a lock where several threads prepare: of two incarnations made at once the later one would fence the other."""
+        """``turn`` is a lock for several threads that prepare: of two incarnations made at once, the later one would fence the other."""
         self._effects = effects
         self._make = make
         self._turn = nullcontext() if turn is None else turn
         self._next: Pending[P] | None = None
 
     def prepare(self) -> Pending[P]:
-        """Start the next incarnation, unless there is one. It aborts what any other writer of the id has open."""
+        """Start the next incarnation unless there is one. It aborts the open transaction of any other writer of the id."""
         with self._turn:
             if self._next is None:
                 self._next = self._effects.start(self._make())
@@ -190,15 +192,15 @@ class Incarnations(Generic[P]):
 
     @property
     def coming(self) -> Pending[P] | None:
-        """The next incarnation, if it was started."""
+        """Return the next incarnation, or None if it was not started."""
         return self._next
 
     def ready(self) -> P | None:
-        """Return the next incarnation if it is there; None while it is being made, and where that failed."""
+        """Return the next incarnation if it is ready, or None while it is being made and if that failed."""
         return self._next.result() if self._next is not None and self._next.ready else None
 
     async def get(self, deadline_s: float) -> P:
-        """Return the next incarnation; one that fails is made again. Raises Unavailable after ``deadline_s`` (monotonic)."""
+        """Return the next incarnation, and retry one that fails. Raises Unavailable after ``deadline_s`` (monotonic time)."""
         effects, pause_s = self._effects, FIRST_PAUSE_S
         while True:
             try:
@@ -212,11 +214,11 @@ class Incarnations(Generic[P]):
                 await effects.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except Exception:
-                self._next = None  # the next call makes one anew: what has failed may have been mended since
+                self._next = None  # the next call makes a new one, because the cause may have been mended
                 raise
 
     def drop(self) -> P | None:
-        """Forget the next incarnation; return it if it is there. One that is still being made is left to itself."""
+        """Forget the next incarnation, and return it if it is ready. An incarnation that is still being made is abandoned."""
         dropped = self.ready()
         self._next = None
         return dropped

@@ -1,8 +1,8 @@
-"""Whether a partition still has what was read of it: a position against the end and the leader epochs of the log, without IO.
+"""Checks whether a partition still has the records that were read: compares a position with the end and the leader epochs of the log.
 
-A position keeps a leader epoch: that of a leader whose log reached the position. The log of a leader grows only, so an end below the
-position that the leader of this epoch, or of an earlier one, names is old: the node is cut off from its peers, or does not know the high
-watermark yet. A later leader whose log has less of that epoch has lost the tail, however long its log is by now.
+This module has no IO. A position contains a leader epoch: that of a leader whose log reached the position. The log of a leader only grows.
+So an end below the position is stale if the leader of this epoch, or of an earlier one, reports it: the node is cut off from its peers, or
+does not know the high watermark yet. If the log of a later leader has less of that epoch, the tail is lost, however long the log is now.
 
 :mod:`bascule.kafka.lineage` performs the effects with Kafka's client.
 """
@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, Protocol
 from bascule.core.errors import Unavailable
 from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
 
-#: A node that has just become the leader knows the high watermark within milliseconds, and a client learns of another leader within a
-#: second. Whoever waits for longer is answered by a node that is cut off: its pipeline starts again, with a pause.
+#: A new leader knows the high watermark within milliseconds, and a client learns of another leader within a second. After this timeout, in
+#: seconds, the answering node is cut off: its pipeline restarts with a pause.
 STALE_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 0.2
 
@@ -30,14 +30,14 @@ class LineageViolation(enum.StrEnum):
 
 
 class LogEnd(NamedTuple):
-    """The end of a partition as a node names it, and the leader epoch in which the node answers."""
+    """The end of a partition as a node reports it, and the leader epoch in which the node answers."""
 
     offset: int
     leader_epoch: int = UNKNOWN_EPOCH
 
 
 class SeenRecord(NamedTuple):
-    """A record as it was read. Without a timestamp the value is no more than the beginning of the record's value."""
+    """A record as it was read. Without a timestamp, the value may be only the beginning of the record's value."""
 
     offset: int
     key: bytes | None
@@ -46,28 +46,28 @@ class SeenRecord(NamedTuple):
 
 
 class LineageEffects(Protocol):
-    """What is asked of a partition, which ``place`` names for people. What is awaited may raise Unavailable."""
+    """The operations on a partition. ``place`` names the partition in messages. Coroutines may raise Unavailable."""
 
     place: str
 
     def now_s(self) -> float:
-        """Time of a monotonic clock."""
+        """Return the time of a monotonic clock in seconds."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after some time."""
+        """Wait."""
         ...
 
     async def end(self, *, again: bool = False) -> LogEnd:
-        """The high watermark. ``again``: look for the leader first, for the last answer was an old one."""
+        """Return the high watermark. ``again``: find the leader first, because the last answer was stale."""
         ...
 
     async def reached(self, offset: int, leader_epoch: int) -> bool | None:
-        """Whether the leader's log reaches ``offset`` within leader epochs up to ``leader_epoch``; None where the node does not know."""
+        """Return whether the leader's log reaches ``offset`` in leader epochs up to ``leader_epoch``, None if the node does not know."""
         ...
 
     async def has(self, record: SeenRecord) -> bool:
-        """Whether the log has this record."""
+        """Return True if the log has this record."""
         ...
 
 
@@ -75,10 +75,10 @@ async def check_tail(
     effects: LineageEffects, offset: int, leader_epoch: int, *, timeout_s: float = STALE_TIMEOUT_S,
     violations: Collection[enum.StrEnum] = frozenset(),
 ) -> int:  # fmt: skip
-    """Return a leader epoch as of which the log has everything before ``offset``, which was read as of ``leader_epoch``.
+    """Return a leader epoch in which the log has all records before ``offset``, which was read in ``leader_epoch``.
 
-    Raises PositionLost when the log has lost its tail, and Unavailable when no node that knows answers in time. A position of an earlier
-    version has no leader epoch: if the end stays below it for all of the time, the tail counts as lost.
+    Raises PositionLost if the log has lost its tail, and Unavailable if no node that knows answers in time. The position of an earlier
+    version has no leader epoch: if the end stays below it until the timeout, the tail counts as lost.
     """
     until_s = effects.now_s() + timeout_s
     end = await effects.end()
@@ -102,10 +102,11 @@ async def check_tail(
 async def check_read(
     effects: LineageEffects, leader_epoch: int, last: SeenRecord, offset: int, *, timeout_s: float = STALE_TIMEOUT_S
 ) -> int:
-    """Return a leader epoch as of which the log has what was read up to ``offset``; ``last`` is the last record of it.
+    """Return a leader epoch in which the log has the records that were read up to ``offset``. ``last`` is the last of them.
 
-    Everything before was read as of ``leader_epoch``. If no other leader came, neither is anything lost since. Otherwise the present leader
-    must have the last record: with it a log has all before it. Raises Unavailable when it has another one, which is to be read instead.
+    All records before were read in ``leader_epoch``. If the leader is the same, nothing was lost since. Otherwise the current leader must
+    have the last record, because a log with this record has all records before it. Raises Unavailable if the leader has another record,
+    which must be read instead.
     """
     until_s = effects.now_s() + timeout_s
     end = await effects.end()

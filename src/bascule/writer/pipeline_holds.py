@@ -1,4 +1,4 @@
-"""What pipelines still need of the journal, without IO: where each of them stands, and why it does not read on."""
+"""The part of the journal that pipelines still need, without IO: the position of each pipeline, and the reason why it does not move."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ ALL_DISABLED: Final = "no divert is enabled: it goes on from there when one is"
 
 
 class PipelineHoldViolation(enum.StrEnum):
-    """Rules of what pipelines need that a test may break."""
+    """Rules about the needs of pipelines that a test may break."""
 
     UNREGISTERED_NEED_NOTHING = "the journal is not kept for what an exclusive divert took before pipelines that know it have started"
 
 
 class PipelineHoldsEffects(Protocol):
-    """What the look at pipelines asks of its surroundings. What is awaited may raise Unavailable."""
+    """The operations that the protocol needs. Coroutines may raise Unavailable."""
 
     def wall_s(self) -> float:
-        """The time of the wall clock."""
+        """Return the time of the wall clock in seconds."""
         ...
 
     def note_released(self, hold: RetentionHold) -> None:
-        """Say that a pipeline lags more than the owner's quota: what it has not read is deleted."""
+        """Report that a pipeline lags more than the quota of its owner, so that records that it has not read are deleted."""
         ...
 
     async def stored(self) -> Mapping[str, Position]:
-        """All committed positions, by key; a former leader must not answer. Empty before there are any."""
+        """Return all committed positions by key, or nothing before the first position. A former leader must not answer."""
         ...
 
     async def journal_id(self) -> str | None:
-        """The id of the journal's topic now."""
+        """Return the current topic id of the journal."""
         ...
 
     async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
-        """The offset from which on each exclusive divert may have taken messages behind the common position and before ``end``."""
+        """Return, by exclusive divert, the first offset after the common position and before ``end`` at which it may have messages."""
         ...
 
     async def said(self, name: str) -> tuple[int, str]:
-        """The offset that the driver of a pipeline published last, and what it said there. It decides nothing, so it may be missing."""
+        """Return the offset and the note that the driver of a pipeline published last. They are for information only and may be missing."""
         ...
 
 
 class PipelineHoldsProtocol:
-    """Looks for the positions of pipelines, for one epoch, and remembers where they stood."""
+    """Finds the positions of pipelines, for one epoch, and remembers where they were."""
 
     def __init__(
         self, effects: PipelineHoldsEffects, topic: str, partition: int, quota_bytes: int = 0,
         *, violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:  # fmt: skip
-        """``topic`` is the journal's; ``quota_bytes`` is how much a pipeline may keep of it, 0: as much as it needs."""
+        """``topic`` is the journal. ``quota_bytes`` is how much of it a pipeline may keep; 0 means as much as the pipeline needs."""
         self._effects = effects
         self._topic, self._partition = topic, partition
         self._quota_bytes = quota_bytes
@@ -66,7 +66,7 @@ class PipelineHoldsProtocol:
         self._taken: tuple[Position | None, Mapping[str, int]] | None = None
 
     async def found(self, taken: Snapshot) -> list[RetentionHold]:
-        """What pipelines need of the journal before a snapshot. Raises Unavailable."""
+        """Return the holds of pipelines on the journal before a snapshot. Raises Unavailable."""
         end = taken.next_offset
         stored = await self._effects.stored()
         holds = []
@@ -78,18 +78,18 @@ class PipelineHoldsProtocol:
             holds.append(hold)
         return holds
 
-    # -- where pipelines stand -----------------------------------------------------------------------------------------
+    # -- positions of pipelines ----------------------------------------------------------------------------------------
 
     def _in_journal(self, positions: Mapping[str, Position]) -> Iterator[tuple[str, Position]]:
         for key, position in sorted(positions.items()):
-            # Where a divert once began is remembered, and needs nothing of the journal.
+            # The position where a divert once began does not hold the journal.
             if key.startswith(BEGUN) or position.vacant:
                 continue
             if position.topic == self._topic and position.partition == self._partition:
                 yield key.partition("/")[0], position
 
     async def _unregistered(self, stored: Mapping[str, Position], end: int) -> dict[str, Position]:
-        """Of exclusive diverts that no stored position answers for: where what they took begins."""
+        """Return where the messages begin that exclusive diverts took and no stored position covers, as positions by key."""
         if PipelineHoldViolation.UNREGISTERED_NEED_NOTHING in self._violations:
             return {}
         common = stored.get(position_key(COMMON, self._topic, self._partition))
@@ -97,7 +97,7 @@ class PipelineHoldsProtocol:
             return {}
         if common is not None and common.topic_id != await self._effects.journal_id():
             common = None  # in an earlier journal of the same name
-        if self._taken is None or self._taken[0] != common:  # it changes with an epoch, and with the position
+        if self._taken is None or self._taken[0] != common:  # the result changes with an epoch and with the position
             self._taken = common, await self._effects.taken_since(common, end)
         return {
             position_key(f"{DIVERT}{name}", self._topic, self._partition): Position(
@@ -106,17 +106,17 @@ class PipelineHoldsProtocol:
             for name, offset in self._taken[1].items()
         }
 
-    # -- why a pipeline stands still -----------------------------------------------------------------------------------
+    # -- why a pipeline does not move ----------------------------------------------------------------------------------
 
     async def _reason(self, name: str, position: Position, end: int) -> str:
-        """Say why a pipeline does not read on: "" while it does, or has read all."""
+        """Return why a pipeline does not read on, or "" if it does or has read everything."""
         before, since_s = self._stood.get(name, (-1, 0.0))
         if before != position.offset:
             since_s = self._effects.wall_s()
             self._stood[name] = position.offset, since_s
         if not position.topic_id:
             return UNTOLD
-        if not position.owner:  # nor has one that is enabled and cannot go on from here
+        if not position.owner:  # also the case for an enabled pipeline that cannot continue from here
             said = await self._said(name, position)
             return DISABLED if said in ("", ENDED) else said
         if position.offset >= end or before not in (-1, position.offset):
@@ -131,6 +131,6 @@ class PipelineHoldsProtocol:
         return f"has not moved since {since}: its driver does not run, or does not get on; the log of the pipelines says why"
 
     async def _said(self, name: str, position: Position) -> str:
-        """What its driver said last, unless the pipeline has moved since."""
+        """Return the last note of the pipeline's driver, or "" if the pipeline has moved since."""
         offset, note = await self._effects.said(name)
         return note if offset >= position.offset else ""

@@ -1,9 +1,9 @@
-"""Transactions that check a table before they write: read, make, write and commit, with an incarnation for each.
+"""Transactions that check a table before they write: read, make, write and commit, each with its own incarnation.
 
-All transactions under one transactional id write to one partition of a table. A later incarnation ends what is open and fences the earlier
-ones, so a record that is found after ``init_transactions`` can be taken away by one of them only: a compare-and-set for all processes.
-Other writers add records to the table outside of these transactions, so that epoch continuity proves nothing about it: each read is behind
-a barrier record.
+All transactions under one transactional id write to one partition of a table. A later incarnation ends open transactions and fences the
+earlier incarnations, so only one of them can remove a record that it finds after ``init_transactions``: a compare-and-set for all
+processes. Other writers add records to the table outside of these transactions, so epoch continuity proves nothing about the table: each
+read is behind a barrier record.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ ProducerT = TypeVar("ProducerT")
 RecordT_contra = TypeVar("RecordT_contra", contravariant=True)
 TableT_co = TypeVar("TableT_co", covariant=True)
 
-#: A transaction is tried again with a new incarnation for this long, then reported.
+#: A transaction is retried with new incarnations for this time, in seconds, before it fails.
 TRANSACT_DEADLINE_S: Final = 20.0
 
 
 class TableViolation(enum.StrEnum):
-    """Rules of transactions that check a table, broken on purpose."""
+    """Rules of transactions that check a table, which a test may break."""
 
     READ_BEFORE_INIT = "the table is read before init_transactions"
+    TIME_NOT_EXTENDED = "a transaction that has failed gets no more time at its next try"
     NOT_MADE_AGAIN = "after a commit in doubt the same records are written again without a look at the table"
 
 
 class SlotEffects(ClientEffects[ProducerT], TableEffects[TableT_co], Protocol[ProducerT, RecordT_contra, TableT_co]):
-    """What the protocol asks for: a client's transaction, and a partition of the table."""
+    """The operations that the protocol needs: the transaction of a client, and a partition of the table."""
 
     async def write(self, producer: ProducerT, records: Sequence[RecordT_contra]) -> None:
-        """Begin, hand over, commit. Raises TransactionFault: then the outcome is in doubt, unless records were refused."""
+        """Begin, hand over, commit. Raises TransactionFault: the outcome is then in doubt, unless records were refused."""
         ...
 
 
 class TableTransactions(Generic[P, R, T]):
-    """The transactions of one transactional id. ``transact`` is for one thread at a time, ``prepare`` for any."""
+    """The transactions of one transactional id. Call ``transact`` from one thread at a time, ``prepare`` from any thread."""
 
     def __init__(
         self,
@@ -56,20 +57,20 @@ class TableTransactions(Generic[P, R, T]):
         turn: AbstractContextManager[Any] | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``ahead`` gets each next incarnation ready while nobody waits for it; ``turn`` is a lock for ``prepare``."""
+        """``ahead`` prepares the next incarnation in advance. ``turn`` is a lock for ``prepare``."""
         self._effects = effects
         self._ahead = ahead
         self._deadline_s = deadline_s
         self._violations = violations
-        self._long = False  # the last transaction has failed: it may have been too much for the time that Kafka gives it
-        self._works = False  # the last incarnation that was waited for has come
+        self._long = False  # the last transaction has failed, perhaps because Kafka's time limit was too short for it
+        self._works = False  # the last incarnation that was awaited was made
         self._incarnations: Incarnations[Incarnation[P]] = Incarnations(effects, self._incarnate, turn)
 
     async def transact(self, make: Callable[[T], Sequence[R]]) -> None:
-        """Write what ``make`` gives for the table as it is, all or nothing; nothing at all where it gives nothing.
+        """Write the records that ``make`` returns for the current table, all or none. Write nothing if it returns none.
 
-        After a failure, or a commit whose outcome is in doubt, ``make`` is asked again with the table as it is then.
-        Raises RecordRefused, Unavailable when Kafka does not come back in time, and what ``make`` raises.
+        After a failure, or a commit whose outcome is in doubt, ``make`` is called again with the table as it is then. Raises RecordRefused,
+        Unavailable if Kafka does not recover in time, and the errors of ``make``.
         """
         effects = self._effects
         deadline_s, pause_s = effects.now_s() + self._deadline_s, FIRST_PAUSE_S
@@ -88,9 +89,10 @@ class TableTransactions(Generic[P, R, T]):
             except TransactionFault as fault:
                 incarnation.move(IncarnationEvent.FAIL)
                 self._drop()
-                self._long = True
+                self._long = TableViolation.TIME_NOT_EXTENDED not in self._violations
                 if fault.refused:
-                    raise RecordRefused(f"a record was refused: {next(iter(fault.refused.values())).str()}") from fault
+                    reason = next(iter(fault.refused.values())).str()
+                    raise RecordRefused(f"Kafka refused a record: {reason}; nothing was written") from fault
                 if effects.now_s() + pause_s > deadline_s:
                     raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {fault}") from fault
                 await effects.sleep(pause_s * (effects.random() if fault.fenced else 1.0))
@@ -104,21 +106,21 @@ class TableTransactions(Generic[P, R, T]):
                 return
 
     def prepare(self) -> None:
-        """Start the next incarnation in the background; a no-op when there is one."""
+        """Start the next incarnation in the background, unless there is one."""
         self._incarnations.prepare()
 
     @property
     def reachable(self) -> bool:
-        """Whether a transaction can be started, as far as is known without waiting."""
+        """Return True if a transaction can be started, as far as is known without waiting."""
         coming = self._incarnations.coming
         return self._works and (coming is None or not coming.ended or coming.ready)
 
     async def reach(self) -> None:
-        """Wait until a transaction can be started. Raises Unavailable, with the reason."""
+        """Wait until a transaction can be started. Raises Unavailable with the reason."""
         await self._get(self._effects.now_s() + self._deadline_s)
 
     async def close(self) -> None:
-        """Wait for an incarnation that is being made and drop it. A transaction that is open ends by its timeout."""
+        """Wait for an incarnation that is being made, and drop it. An open transaction ends by its timeout."""
         if (coming := self._incarnations.coming) is not None:
             with suppress(TransactionFault, Unavailable, TimeoutError):
                 await coming.wait(self._deadline_s)

@@ -1,8 +1,9 @@
 """The transactional writer: output and position in one Kafka transaction, as a compare-and-set on the position.
 
-Each transaction has an incarnation of its own. The position is known only after ``init_transactions``, which ends all that an earlier
-incarnation had open: by *epoch continuity*, where nobody else initialised the id since this writer's last transaction, and else by a read
-behind a barrier record. When the outcome of a commit is in doubt, the position that the next incarnation finds tells it.
+Each transaction has its own incarnation. The position is known only after ``init_transactions``, which ends the open transactions of
+earlier incarnations. Then *epoch continuity* proves the position if nobody else initialised the id since this writer's last transaction;
+otherwise the writer reads the position behind a barrier record. If the outcome of a commit is in doubt, the position that the next
+incarnation finds shows the outcome.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ ProducerT = TypeVar("ProducerT")
 OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 ValueT = TypeVar("ValueT")
 
-#: A write is tried again with a new incarnation for this long, then reported.
+#: A write is retried with new incarnations for this time, in seconds, before it fails.
 WRITE_DEADLINE_S: Final = 120.0
 
 
 class WriterViolation(enum.StrEnum):
-    """Rules of the transactional writer, broken on purpose by the simulation."""
+    """Rules of the transactional writer that the simulation breaks on purpose."""
 
     READ_BEFORE_INIT = "the position is read before init_transactions"
     CONTINUITY_ASSUMED = "the position of the last transaction is taken for the present one whatever the epoch"
@@ -49,7 +50,7 @@ class WriterViolation(enum.StrEnum):
 
 
 class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]], Protocol[ProducerT, OutputT_contra, ValueT]):
-    """What the writer asks for: the client's transaction, and the table of the positions."""
+    """The operations that the writer needs: the transaction of the client, and the table of positions."""
 
     async def begin(self, producer: ProducerT) -> None:
         """Begin the transaction. Raises TransactionFault."""
@@ -60,22 +61,22 @@ class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]]
         ...
 
     async def commit(self, producer: ProducerT, positions: Mapping[str, ValueT | None], *, careful: bool) -> None:
-        """Add the positions (None deletes) and commit. Raises TransactionFault: then the outcome is in doubt."""
+        """Add the positions (None deletes) and commit. Raises TransactionFault: the outcome is then in doubt."""
         ...
 
     async def abort(self, producer: ProducerT) -> None:
-        """Abort the transaction. Raises TransactionFault: then the next ``init`` does it."""
+        """Abort the transaction. Raises TransactionFault: the next ``init`` then aborts it."""
         ...
 
 
 class _Prepared(Incarnation[P], Generic[P, V]):
-    """An incarnation that knows the position, and how much of its transaction the client has."""
+    """An incarnation that knows the position, and how many outputs of its transaction the client has."""
 
     def __init__(self, producer: P, identity: Identity | None) -> None:
         super().__init__(producer, identity)
         self.position: V | None = None
         self.handed_over = 0
-        self.fault: TransactionFault | None = None  # of what was handed over ahead
+        self.fault: TransactionFault | None = None  # an error of outputs that were handed over in advance
 
 
 class _Last(NamedTuple, Generic[V]):
@@ -86,10 +87,10 @@ class _Last(NamedTuple, Generic[V]):
 
 
 class Writer(Generic[P, O, V]):
-    """Writes records and moves one position, each time in one transaction. Not for several threads at once.
+    """Writes records and moves one position, each time in one transaction. Not thread-safe.
 
-    Another transactional id may move the position only after it has taken the position under this writer's id (a new owner): otherwise
-    epoch continuity would not prove it.
+    Another transactional id may move the position only after it has taken the position under this writer's id (with a new owner): otherwise
+    epoch continuity would not prove the position.
     """
 
     def __init__(
@@ -100,21 +101,21 @@ class Writer(Generic[P, O, V]):
         deadline_s: float = WRITE_DEADLINE_S,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``deadline_s`` is how long what fails is tried again."""
+        """``deadline_s`` is how long failures are retried."""
         self.key = key
         self._effects = effects
         self._deadline_s = deadline_s
         self._violations = violations
         self._attempt = Attempt()
         self._last: _Last[V] | None = None
-        self._reused: P | None = None  # by a violation
+        self._reused: P | None = None  # used by a violation only
         self._incarnations: Incarnations[_Prepared[P, V]] = Incarnations(effects, self._incarnate)
 
     async def current(self) -> V | None:
-        """Return the position, in the hands of an incarnation that came after it. Raises Unavailable.
+        """Return the position, read by an incarnation that began after the position was written. Raises Unavailable.
 
-        The position of an incarnation that is made now is proven or read behind a barrier. One that was prepared before may be fenced by
-        now, so that nothing wrong could be committed; a read behind a barrier finds that out before anything is made of the position.
+        For an incarnation that is made now, the position is proven or read behind a barrier. An incarnation that was prepared earlier may
+        be fenced by now. It could then commit nothing wrong, but a read behind a barrier shows this before the caller uses the position.
         """
         await self.abandon()
         deadline_s = self._effects.now_s() + self._deadline_s
@@ -124,16 +125,16 @@ class Writer(Generic[P, O, V]):
             if not prepared or (await read_behind_barrier(self._effects, violations=self._violations)).get(self.key) == known:
                 return known
             self._drop()
-            self._last = None  # somebody has written since
+            self._last = None  # another writer has written since
 
     def prepare(self) -> None:
         """Start the next incarnation in the background, for a writer that will write again. It fences other writers of the id."""
         self._incarnations.prepare()
 
     async def ahead(self, outputs: Sequence[O], before: V | None) -> None:
-        """Begin the transaction that ``write`` will complete, if an incarnation is ready: the client sends while more records are made.
+        """Begin the transaction that ``write`` will complete, if an incarnation is ready, so that the client sends while records are made.
 
-        ``outputs`` are the first of those that ``write`` will get, and may grow from call to call. What fails here fails in ``write``.
+        ``outputs`` are the first of those that ``write`` will get, and may grow from call to call. An error here is raised by ``write``.
         """
         incarnation = None if self._attempt.careful else self._incarnations.ready()
         if incarnation is not None and incarnation.position == before and incarnation.fault is None:
@@ -143,9 +144,9 @@ class Writer(Generic[P, O, V]):
     async def write(self, outputs: Sequence[O], before: V | None, after: V | None, others: Mapping[str, V | None] | None = None) -> None:
         """Write ``outputs`` and move the position from ``before`` to ``after``, both or neither, whatever fails on the way.
 
-        ``others`` are further positions (by key; None deletes) that move in the same transaction. Raises PositionMoved when the position
-        is neither ``before`` nor ``after``, Unwritable when Kafka refuses a record, WriteDenied when it refuses a topic, Unavailable when
-        Kafka does not come back in time.
+        ``others`` are further positions (by key; None deletes) that move in the same transaction. Raises PositionMoved if the position is
+        neither ``before`` nor ``after``, Unwritable if Kafka refuses a record, WriteDenied if it refuses a topic, and Unavailable if Kafka
+        does not recover in time.
         """
         effects = self._effects
         deadline_s = effects.now_s() + self._deadline_s
@@ -170,7 +171,7 @@ class Writer(Generic[P, O, V]):
                     raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {fault}") from fault
                 tried = True
                 self._attempt = Attempt(careful=self._attempt.careful or not fault.fenced, long=True)
-                # Two writers that fence each other must not do so in step for ever.
+                # Two writers that fence each other must not retry in step for ever.
                 await effects.sleep(pause_s * (effects.random() if fault.fenced else 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
@@ -180,7 +181,7 @@ class Writer(Generic[P, O, V]):
         self._drop()
 
     async def abandon(self) -> None:
-        """Abort the transaction that was begun ahead, if any: it will not be completed."""
+        """Abort the transaction that was begun in advance, if any. It will not be completed."""
         incarnation = self._incarnations.ready()
         if incarnation is None or incarnation.state is not IncarnationState.IN_TRANSACTION:
             return
@@ -188,17 +189,17 @@ class Writer(Generic[P, O, V]):
             await self._effects.abort(incarnation.producer)
             incarnation.move(IncarnationEvent.ABORT)
             self._know(incarnation, incarnation.position)
-        except TransactionFault:  # then the next incarnation does it
+        except TransactionFault:  # the next incarnation aborts it
             incarnation.move(IncarnationEvent.FAIL)
             self._last = None
         self._drop()
 
     def close(self) -> None:
-        """Give up the incarnation. A transaction that is open ends with the next one's start, or by its timeout."""
+        """Give up the incarnation. An open transaction ends when the next incarnation starts, or by its timeout."""
         self._drop()
 
     async def _refuse(self, fault: TransactionFault) -> None:
-        """Raise what no repetition helps against; the transaction is aborted, for others wait for its end."""
+        """Raise an error that no retry can mend. The transaction is aborted first, because others wait for its end."""
         if not fault.refused and not fault.denied:
             return
         await self.abandon()
@@ -217,7 +218,7 @@ class Writer(Generic[P, O, V]):
         incarnation.move(IncarnationEvent.COMMIT)
 
     async def _hand_over(self, incarnation: _Prepared[P, V], outputs: Sequence[O]) -> None:
-        """Give the client those of the outputs that it does not have yet."""
+        """Give the client the outputs that it does not have yet."""
         effects, start = self._effects, incarnation.handed_over
         try:
             if incarnation.state is not IncarnationState.IN_TRANSACTION:
@@ -247,7 +248,7 @@ class Writer(Generic[P, O, V]):
         return incarnation
 
     async def _reusable(self) -> P | None:
-        """The incarnation of the last transaction, by a violation; what a failed write left open is aborted."""
+        """Return the incarnation of the last transaction, for a violation. The open transaction of a failed write is aborted."""
         producer = self._reused
         if producer is None:
             return None
@@ -263,7 +264,7 @@ class Writer(Generic[P, O, V]):
         self._last = None if incarnation.identity is None else _Last(incarnation.identity, position)
 
     def _drop(self) -> None:
-        """End the present incarnation."""
+        """End the current incarnation."""
         incarnation = self._incarnations.drop()
         if incarnation is None:
             return

@@ -1,7 +1,7 @@
-"""The asyncio face of a transaction manager: nothing of a transaction blocks the event loop.
+"""The asyncio interface of a transaction manager: no part of a transaction blocks the event loop.
 
-A branch's work runs in the tasks of the application; both phases, the decision log and the recovery run in threads, by the same code
-as in blocking programs.
+The work of a branch runs in the tasks of the application. Both phases, the decision log and the recovery run in threads, with the code of
+blocking programs.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from bascule.xa.xid import Xid
 
 T = TypeVar("T")
 _P = ParamSpec("_P")
-#: What a hook returns: nothing, or something to await.
+#: The result of a hook: nothing, or an awaitable.
 Hooked = Awaitable[object] | object
 
 _log = get_log("bascule.xa")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread of its own; a cancellation is raised when it has ended.
+    """Run work in a thread of its own. A cancellation is raised when the work has ended.
 
-    A thread of an executor may wait for the loop, which waits for a thread of the same executor (to resolve a name, say).
+    A thread of an executor is not safe: it may wait for the loop, which waits for a thread of the same executor (to resolve a name, say).
     """
     context = contextvars.copy_context()
     return await to_the_end(asyncio.wrap_future(in_background(functools.partial(context.run, work), "bascule-xa-async")))
@@ -50,10 +50,13 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @runtime_checkable
 class WorksOnLoop(Protocol):
-    """A resource that has a handle of its own for the tasks of an event loop. The phases are those of Resource, in other threads."""
+    """A resource that has a separate handle for the tasks of an event loop. Other threads run the phases, as for Resource."""
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> Any:
-        """As ``start`` of Resource, for an application on this loop. Called in another thread, while a task of the loop awaits it."""
+        """Do the same as ``start`` of Resource, for an application on this loop.
+
+        Another thread calls this while a task of the loop awaits it.
+        """
 
 
 class LoopParticipant(BlockingParticipant):
@@ -72,10 +75,11 @@ class LoopParticipant(BlockingParticipant):
 
 
 class AsyncTransaction:
-    """Made by ``AsyncTransactionManager.begin``; ends with its ``async with`` block, or by ``commit`` or ``rollback``.
+    """A transaction from ``AsyncTransactionManager.begin``. It ends with its ``async with`` block, or by ``commit`` or ``rollback``.
 
-    For the tasks of one event loop. See Transaction for what each call raises. A cancellation of a task that waits for ``enlist``,
-    ``commit`` or ``rollback`` is raised when that has ended; ``status`` says how, and a failure is the cause of the CancelledError.
+    Use it in tasks of one event loop. See Transaction for errors. If a task that waits for ``enlist``, ``commit`` or ``rollback`` is
+    cancelled, the CancelledError is raised when the call has ended; ``status`` has the outcome, and an error of the call is the cause of
+    the CancelledError.
     """
 
     def __init__(self, transaction: Transaction) -> None:
@@ -95,34 +99,34 @@ class AsyncTransaction:
         return self.blocking.unfinished
 
     async def enlist(self, resource: Resource[Any]) -> Any:
-        """The resource takes part from now on. Return what to work with, the same at every call.
+        """Enlist a resource, and return the handle to work with, which is the same for every call.
 
-        A resource that has no handle for asyncio gives its blocking one.
+        A resource that has no handle for asyncio returns its blocking handle.
         """
         return await in_thread(lambda: self.blocking.enlist_as(resource, LoopParticipant(resource, self._loop)))
 
     async def set_rollback_only(self) -> None:
-        """Whatever comes, the transaction will not commit."""
+        """Mark the transaction for rollback."""
         await in_thread(self.blocking.set_rollback_only)
 
     def before_completion(self, hook: Callable[[], Hooked]) -> None:
-        """Call ``hook`` on the event loop, and await what it returns, before the first phase of a commit. What it raises rolls back."""
+        """Call ``hook`` on the event loop, and await its result, before the first phase of a commit. An error rolls back."""
         self.blocking.before_completion(lambda: on_loop(self._loop, lambda: _awaited(hook)))
 
     def after_completion(self, hook: Callable[[TransactionStatus], Hooked]) -> None:
-        """Call ``hook`` on the event loop with the status, and await what it returns, when the transaction has ended."""
+        """Call ``hook`` on the event loop with the status, and await its result, after the end of the transaction."""
         self.blocking.after_completion(lambda status: on_loop(self._loop, lambda: _awaited(functools.partial(hook, status))))
 
     async def commit(self) -> None:
-        """Both phases. Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome, OutOfOrder."""
+        """Run both phases. Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome, OutOfOrder."""
         await in_thread(self.blocking.commit)
 
     async def rollback(self) -> None:
-        """Undo everything. Raises HeuristicOutcome, OutOfOrder."""
+        """Roll back all branches. Raises HeuristicOutcome, OutOfOrder."""
         await in_thread(self.blocking.rollback)
 
     async def __aenter__(self) -> Self:
-        """It is the current transaction of this task. Whatever it raises, the transaction is over."""
+        """Make this the current transaction of the task. If that raises, the transaction is rolled back."""
         try:
             self.blocking.enter()
         except BaseException:
@@ -131,7 +135,7 @@ class AsyncTransaction:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Commit, or roll back when an exception passes. What was ended within the block is left as it is."""
+        """Commit, or roll back if an exception passes. A transaction that ended within the block stays as it is."""
         try:
             await in_thread(lambda: self.blocking.finish(failed=kind is not None))
         finally:
@@ -149,7 +153,7 @@ class AsyncTransactionManager:
     """
 
     def __init__(self, manager: TransactionManager) -> None:
-        """``manager`` may be used by threads at the same time. ``bascule xa`` takes the blocking manager."""
+        """``manager`` can be used by threads at the same time. ``bascule xa`` takes the blocking manager."""
         self.blocking = manager
         self._begun: weakref.WeakValueDictionary[bytes, AsyncTransaction] = weakref.WeakValueDictionary()
 
@@ -162,16 +166,16 @@ class AsyncTransactionManager:
         await in_thread(self.blocking.close)
 
     async def __aenter__(self) -> Self:
-        """Open it."""
+        """Open the manager."""
         await self.open()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
+        """Close the manager."""
         await self.close()
 
     def begin(self, timeout_s: float | None = None) -> AsyncTransaction:
-        """A new transaction: use it with ``async with``, which makes it the current one of the task, or end it by yourself."""
+        """Begin a transaction. Use it with ``async with``, which makes it the current transaction of the task, or end it explicitly."""
         transaction = AsyncTransaction(self.blocking.begin(timeout_s))
         self._begun[transaction.gtrid] = transaction
         return transaction
@@ -185,12 +189,12 @@ class AsyncTransactionManager:
         return known
 
     async def enlist(self, resource: Resource[Any]) -> Any:
-        """As ``enlist`` of the current transaction."""
+        """Do the same as ``enlist`` of the current transaction."""
         return await self.current.enlist(resource)
 
     @contextmanager
     def suspended(self) -> Iterator[AsyncTransaction]:
-        """Within the block the current transaction is not the current one: another may begin."""
+        """Suspend the current transaction within the block, so that another can begin."""
         transaction = self.current
         with self.blocking.suspended():
             yield transaction
@@ -207,7 +211,7 @@ class AsyncTransactionManager:
         retry_on: tuple[type[Exception], ...] = (),
         propagation: Propagation = Propagation.REQUIRED,
     ) -> Callable[[Callable[_P, Awaitable[T]]], Callable[_P, Awaitable[T]]]:
-        """As ``transactional`` of TransactionManager, for coroutine functions."""
+        """Do the same as ``transactional`` of TransactionManager, for coroutine functions."""
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, Awaitable[T]]) -> Callable[_P, Awaitable[T]]:

@@ -16,20 +16,21 @@ from bascule.xa.resource import Decides, Resource, TellsOutcome, Vote, priority_
 from bascule.xa.xid import Xid
 
 T = TypeVar("T")
-#: In the place of the answer of a step that was not taken.
+#: The answer of a step that was not run.
 _NOT_TAKEN: Final = RuntimeError("not begun")
 
 
 def directly(_resource: str, call: Callable[[], T]) -> T:
-    """Call a resource, and wait for its answer however long it takes."""
+    """Call a resource, and wait for its answer without a timeout."""
     return call()
 
 
 async def in_threads(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
-    """See AtOnce. The first step runs in the calling thread, as do those for which no thread can be started.
+    """See AtOnce. The calling thread runs the first step, and those for which no thread can be started.
 
-    If the calling thread is interrupted (KeyboardInterrupt), the interrupt is raised when every step that has begun has ended: no call on a
-    resource outlives what the transaction decides because of the interrupt. If it comes before all threads are there, no step begins.
+    If the calling thread is interrupted (KeyboardInterrupt), the interrupt is raised after every step that has begun has ended: no call on
+    a resource outlives the decision that the transaction makes because of the interrupt. If it comes before all threads are started, no
+    step begins.
     """
     together = _Together(steps)
     try:  # twice: an interrupt may come between any two lines
@@ -43,7 +44,7 @@ async def in_threads(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> l
 
 
 class _Together(Generic[T]):
-    """Steps that threads take at the same time. Queues stand between the threads: unlike locks, an interrupt leaves none of them locked."""
+    """Runs steps in threads at the same time. The threads use queues: unlike a lock, a queue cannot stay locked after an interrupt."""
 
     def __init__(self, steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> None:
         self.answers: list[T | BaseException] = [_NOT_TAKEN] * len(steps)
@@ -53,7 +54,7 @@ class _Together(Generic[T]):
         self._ended: SimpleQueue[None] = SimpleQueue()
 
     def take(self) -> None:
-        """Take all steps. When this returns, those of other threads may go on."""
+        """Run all steps. When this returns, those in other threads may begin."""
         own = [*range(len(self._steps))[:1], *self._start_threads()]
         for _ in self._steps:
             self._may_begin.put(True)
@@ -66,7 +67,7 @@ class _Together(Generic[T]):
             run = contextvars.copy_context().run
             try:
                 in_background(partial(run, self._take_in_thread, place), "bascule-xa-phase")
-            except RuntimeError:  # the process has as many threads as it may
+            except RuntimeError:  # the process has its maximum number of threads
                 return range(place, len(self._steps))
             self._at_work.add(place)  # before the thread may begin
         return ()
@@ -78,7 +79,7 @@ class _Together(Generic[T]):
         self._ended.put(None)
 
     def wait(self) -> None:
-        """Return when no step is at work, and let none begin that has not been let; an interrupt is raised after that."""
+        """Return when no step is running, and let no further step begin. An interrupt is raised after that."""
         interrupt: BaseException | None = None
         while self._at_work:
             try:
@@ -99,7 +100,7 @@ def _ended(step: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
 
 
 class BlockingParticipant:
-    """A resource. ``within`` makes each call, given the name of the resource and the call."""
+    """A resource. ``within`` makes each call; it gets the name of the resource and the call."""
 
     def __init__(self, resource: Resource[Any], within: Callable[[str, Callable[[], Any]], Any] = directly) -> None:
         self.name = resource.name
@@ -152,7 +153,7 @@ class BlockingParticipant:
         self._within(self.name, lambda: self._resource.forget(xid))
 
     async def token(self, xid: Xid) -> str:
-        """See Participant. No IO: the resource has it from the prepare."""
+        """See Participant. No IO: the resource has the token from the prepare."""
         return self._resource.token(xid) if isinstance(self._resource, TellsOutcome) else ""
 
     async def outcome(self, xid: Xid, token: str) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""The broker as a resource, without IO: requests about branches, what the answers mean, and what is asked again."""
+"""The broker as a resource, without IO: requests about branches, the meaning of the answers, and which requests are repeated."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bascule.xa.errors import (
 )
 from bascule.xa.resource import Vote
 
-#: How a branch has ended, by the broker's ``outcome``; and the operation that ends it so.
+#: How a branch has ended, by the broker's ``outcome``; and the operation that ends it in this way.
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
-#: The broker's ``outcome`` of a branch that may have ended either way: the broker remembers the last ends only.
+#: The broker's ``outcome`` of a branch that may have ended either way: the broker remembers only the last outcomes.
 FORGOTTEN = "forgotten"
 OPERATIONS = {COMMITTED: "commit", ROLLED_BACK: "rollback"}
-#: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
+#: Interval and total time, in seconds, of questions about an unanswered commit, which may be on its way to the journal.
 ASK_AGAIN_S = 0.05
 SETTLE_S = 30.0
 _ROLLBACKS = frozenset(code for code in Code if code.name.startswith("XA_RB"))
-#: What the broker answers, by its ``xaCode``; XA_RB* and XA_HEUR* aside.
+#: The errors for the broker's answers, by ``xaCode``.
 ERRORS: dict[Code, type[XaError]] = {
     Code.XAER_NOTA: UnknownXid,
     Code.XAER_DUPID: DuplicateXid,
@@ -41,42 +41,42 @@ ERRORS: dict[Code, type[XaError]] = {
 
 
 class AnswerLost(ResourceFailed):
-    """The connection was lost before the answer came."""
+    """The connection was lost before the answer arrived."""
 
 
 class Reply(NamedTuple):
-    """What the broker answers to a request. ``code`` is None if it does not know branches."""
+    """The broker's answer to a request. ``code`` is None if the broker does not support branches."""
 
     code: int | None
     status: int | None = None
     description: str = ""
     outcome: str = ""
     text: str = ""
-    #: How far the broker's journal was; None if the broker does not say it.
+    #: The position of the broker's journal, or None if the broker does not report it.
     position: int | None = None
 
 
 class BrokerCalls(Protocol):
-    """The effects of the protocol. ``since`` is what ``position`` has returned before the commit of a branch was asked for."""
+    """The effects of the protocol. ``since`` is the result of ``position`` before the commit of a branch was requested."""
 
     async def ask(self, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
         """Make a request on any connection. Raises AnswerLost, or another XaError if there is no connection."""
 
     async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
-        """Make a request about the local transaction of a branch, on its own connection. Returns None if the branch has done no work."""
+        """Make a request about the local transaction of a branch, on its own connection. Return None if the branch has done no work."""
 
     def position(self) -> int | None:
-        """Return the largest position of the answers so far; None without one."""
+        """Return the largest position in the answers so far, or None."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that no correction of the clock changes."""
+        """Return the seconds of a monotonic clock."""
 
 
 class _Known(UnknownXid):
-    """A branch that has ended, and the broker remembers how."""
+    """Raised for a branch that has ended in a way that the broker remembers."""
 
     def __init__(self, text: str, outcome: str) -> None:
         super().__init__(text)
@@ -94,14 +94,14 @@ def checked(reply: Reply) -> int:
 
 
 def is_rolled_back(reply: Reply) -> bool:
-    """Return whether the broker has answered that it has rolled the branch back."""
+    """Return True if the broker has answered that it has rolled back the branch."""
     return reply.code in _ROLLBACKS
 
 
 def check_gone(reply: Reply, xid: Xid) -> None:
-    """Check the answer to the rollback of a branch that nobody has decided about. Somebody else may have rolled it back meanwhile.
+    """Check the answer to the rollback of an undecided branch, which somebody else may have rolled back meanwhile.
 
-    Raises BranchHeuristic if the branch has been committed, XaError if it may still be there.
+    Raises BranchHeuristic if the branch has been committed, XaError if it may still exist.
     """
     try:
         checked(reply)
@@ -134,7 +134,7 @@ async def commit_one_phase(calls: BrokerCalls, xid: Xid) -> None:
 
 
 async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
-    """End a prepared branch; ``wanted`` is COMMITTED or ROLLED_BACK.
+    """End a prepared branch. ``wanted`` is COMMITTED or ROLLED_BACK.
 
     Raises UnknownXid if the branch is gone, BranchHeuristic if it has ended the other way as far as the broker remembers, XaError.
     """
@@ -154,13 +154,13 @@ async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
 
 
 async def recover(calls: BrokerCalls) -> Sequence[Xid]:
-    """Return the branches that somebody has to see to."""
+    """Return the branches that somebody has to finish or forget."""
     reply = await request(calls, "recover", None)
     return [_listed(line) for line in reply.text.splitlines()]
 
 
 async def request(calls: BrokerCalls, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
-    """Ask for what may be asked again: once more if the connection is lost. Raises XaError."""
+    """Make a request that can be repeated: once more if the connection is lost. Raises XaError."""
     try:
         reply = await calls.ask(operation, xid, since)
     except AnswerLost:
@@ -170,9 +170,9 @@ async def request(calls: BrokerCalls, operation: str, xid: Xid | None, since: in
 
 
 async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: ResourceFailed) -> None:
-    """Find out what has become of a commit in one phase. The broker refuses it from now on, if it has not carried it out.
+    """Find out the outcome of a commit in one phase. If the broker has not carried it out, it refuses it from now on.
 
-    Raises BranchRolledBack if the broker has not; ResourceFailed if it does not say, or may have carried the commit out and forgotten it.
+    Raises BranchRolledBack if the broker has not committed, ResourceFailed if it does not answer or may have forgotten the commit.
     """
     deadline_s = calls.monotonic_s() + SETTLE_S
     while True:
@@ -183,19 +183,19 @@ async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: Resour
                 return
             if known.outcome == FORGOTTEN:
                 raise ResourceFailed(f"{error}; {known}") from known
-        except RetryLater:  # it is being stored
+        except RetryLater:  # the commit is being stored
             if calls.monotonic_s() > deadline_s:
                 raise error from None
             await calls.sleep(ASK_AGAIN_S)
             continue
         except UnknownXid:
             pass
-        except ResourceError as refused:  # to say so; that is no answer
+        except ResourceError as refused:  # refused to answer; that is no answer
             raise ResourceFailed(f"{error}; {refused}") from refused
         raise BranchRolledBack(f"the broker did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
 
 
 def _listed(line: str) -> Xid:
-    """Return the branch that a line of ``recover`` names: STATE SINCE_MS FORMAT:GTRID:BQUAL, the last two in hexadecimal digits."""
+    """Return the branch in a line of ``recover``: STATE SINCE_MS FORMAT:GTRID:BQUAL, the last two in hexadecimal digits."""
     format_id, gtrid, bqual = line.split(" ")[2].split(":")
     return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))

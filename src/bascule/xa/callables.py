@@ -1,4 +1,4 @@
-"""Which functions can be made transactional: those whose call, or the coroutine that it returns, does all of their work."""
+"""Checks which functions can be transactional: those whose call, or the coroutine that it returns, does all of their work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what to call a function, or another object that can be called, in errors and logs."""
+    """Return the name of a callable for errors and logs."""
     whole = _whole(function)
     return str(getattr(whole, "__qualname__", type(whole).__qualname__))
 
 
 def refuse_generator(function: Callable[..., Any]) -> None:
-    """Raise InvalidInput for a generator function: its body runs when its caller iterates, and the transaction is over by then."""
+    """Raise InvalidInput for a generator function: its body runs when its caller iterates, after the end of the transaction."""
     whole = _whole(function)
     if inspect.isgeneratorfunction(whole) or inspect.isasyncgenfunction(whole):
         raise InvalidInput(
@@ -35,7 +35,7 @@ def refuse_generator(function: Callable[..., Any]) -> None:
 
 
 def done(function: Callable[..., Any], result: T) -> T:
-    """Return the result of a call that has done its work. Raises InvalidInput for one that is still to be awaited."""
+    """Return the result of a call that has done its work. Raises InvalidInput for a result that must still be awaited."""
     if not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
         return result
     if inspect.iscoroutine(result):

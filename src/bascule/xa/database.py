@@ -1,9 +1,10 @@
-"""Databases as resources: any driver with the two-phase methods of PEP 249 (``tpc_begin`` and its kin)."""
+"""Databases as resources: any driver with the two-phase methods of PEP 249 (``tpc_begin`` etc.)."""
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,10 +30,10 @@ HandleT = TypeVar("HandleT")
 #: Connections kept open between branches: as many as threads usually work at once.
 IDLE_MAX = 8
 
-#: What PEP 249 calls two-phase commit extensions, as far as they are used here.
+#: The two-phase commit extensions of PEP 249 that are used here.
 TWO_PHASE_METHODS = ("xid", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover")
 
-#: By the first characters of SQLSTATE, the longest that fits: what the standard and PostgreSQL call it, in the words of XA.
+#: XA errors by the longest matching prefix of the SQLSTATE of the standard and of PostgreSQL.
 SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
     "08": (ResourceFailed, Code.XAER_RMFAIL),  # connection
     "23": (BranchRolledBack, Code.XA_RBINTEGRITY),
@@ -46,12 +47,18 @@ SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
     "55006": (RetryLater, Code.XA_RETRY),  # another session is finishing it
     "57P": (ResourceFailed, Code.XAER_RMFAIL),  # shutting down, crashed, starting up
 }
-#: For drivers that do not tell SQLSTATE: by the exception classes of PEP 249.
+#: For drivers that do not report SQLSTATE: by the exception classes of PEP 249.
 EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
     "IntegrityError": (BranchRolledBack, Code.XA_RBINTEGRITY),
     "OperationalError": (ResourceFailed, Code.XAER_RMFAIL),
     "InterfaceError": (ResourceFailed, Code.XAER_RMFAIL),
 }
+
+
+class DatabaseViolation(enum.StrEnum):
+    """Rules of databases as resources that a test breaks."""
+
+    HANDLE_OUTLIVES_BRANCH = "the handle of a branch works on when the branch has ended"
 
 
 def in_words_of_xa(error: Exception) -> XaError:
@@ -77,7 +84,7 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def unprepared_commit() -> Iterator[None]:
-    """Around the commit of a branch that is not prepared. What a driver raises without a word of the database leaves it in doubt."""
+    """Surround the commit of an unprepared branch. A driver error without an SQLSTATE leaves the branch in doubt."""
     try:
         yield
     except Exception as error:
@@ -89,7 +96,7 @@ def unprepared_commit() -> Iterator[None]:
 
 @contextmanager
 def asked_about(commit: ResourceFailed) -> Iterator[None]:
-    """Around a question what has become of a commit. If the question fails, for whatever reason, the commit stays in doubt."""
+    """Surround a question about the outcome of a commit. If the question fails, the commit stays in doubt."""
     try:
         yield
     except XaError as error:
@@ -97,18 +104,18 @@ def asked_about(commit: ResourceFailed) -> Iterator[None]:
 
 
 def _of_driver(error: Exception) -> Any:
-    """Return the driver's exception: SQLAlchemy wraps it."""
+    """Return the driver's exception, which SQLAlchemy wraps."""
     return getattr(error, "orig", None) or error
 
 
 def _sqlstate(error: Exception) -> str:
-    """Return what the database has said of an error; "" if the error is the driver's, or the driver does not tell."""
+    """Return the SQLSTATE of an error, or "" if the error is the driver's own or the driver does not report it."""
     cause = _of_driver(error)
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
 class Work(Protocol[HandleT]):
-    """A branch in progress, on a connection of its own. ``raw`` is the driver's connection."""
+    """A branch in progress, on its own connection. ``raw`` is the driver connection."""
 
     handle: HandleT
     raw: Any
@@ -117,16 +124,16 @@ class Work(Protocol[HandleT]):
         """Begin the branch with the driver's xid."""
 
     def interrupt(self) -> bool:
-        """End the call of the application, on the handle, that a thread is within. Return whether there is one.
+        """End a call of the application in progress on the handle. Return True if there is one.
 
-        Returns when the call has ended, or the connection can be used no more.
+        Returns when the call has ended, or the connection has become unusable.
         """
 
     def flush(self) -> None:
         """Send buffered statements."""
 
     def cut_off(self) -> None:
-        """End the use of the handle, if the driver has a way to do so. The branch goes on without the application."""
+        """End the use of the handle, if the driver can. The branch continues without the application."""
 
     def prepare(self) -> Any:
         """Prepare the branch. Return False, and no other value, if there was nothing to commit; the branch no longer exists then."""
@@ -142,18 +149,19 @@ class Work(Protocol[HandleT]):
 
 
 class DatabaseResource(Generic[HandleT]):
-    """What all databases have in common. A class below it says how a connection is opened, and what its database does differently."""
+    """The common rules of databases. A subclass opens connections and knows the differences of its database."""
 
-    def __init__(self, name: str, *, priority: int = CommitPriority.DATABASE) -> None:
-        """For ``priority`` see CommitPriority."""
+    def __init__(self, name: str, *, priority: int = CommitPriority.DATABASE, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+        """See CommitPriority for ``priority``."""
         self.name = name
+        self._violations = violations
         self.priority = priority
         self._work: dict[Xid, Work[HandleT]] = {}
         self._branches = BranchStates()
         self._lock = threading.Lock()
 
     def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
-        """See Resource. The handle is for one thread at a time; it commits and rolls back with the transaction alone."""
+        """See Resource. Use the handle in one thread at a time; only the transaction commits it and rolls it back."""
         self._branches.check(xid, Call.START)
         with translated():
             work = self.opened(xid)
@@ -168,12 +176,12 @@ class DatabaseResource(Generic[HandleT]):
         return work.handle
 
     def end(self, xid: Xid, *, success: bool) -> None:
-        """See Resource. A statement that a thread is within is cancelled, as far as the driver can."""
+        """See Resource. A statement in progress is cancelled, if the driver can."""
         after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
         with self._lock:
             left = self._work.get(xid)
         if left is not None and left.interrupt() and success:
-            left.cut_off()  # a call that comes later would go on in the branch, or behind its rollback
+            left.cut_off()  # a later call would work in the branch, or after its rollback
             self._branches.move(xid, BranchState.FAILED)
             raise beside_a_call(xid)
         if success:
@@ -207,7 +215,7 @@ class DatabaseResource(Generic[HandleT]):
         try:
             with self._working(xid) as work:
                 if one_phase:
-                    self.vote(work.raw, xid)  # a failed one would be rolled back without a word
+                    self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
                     with unprepared_commit():
                         work.commit()
                 else:
@@ -215,7 +223,7 @@ class DatabaseResource(Generic[HandleT]):
         except UnknownXid as error:
             self._missing(xid, Outcome.COMMIT, error)
         except ResourceFailed as error:
-            # Prepared, it will be asked again; else this is the only chance to learn what became of it.
+            # A prepared branch is asked about again; for others this is the only chance to learn the outcome.
             with asked_about(error):
                 outcome = self.outcome(xid) if one_phase else None
             if outcome is Outcome.ROLLBACK:
@@ -232,14 +240,14 @@ class DatabaseResource(Generic[HandleT]):
             return
         try:
             with self._working(xid) as work:
-                if work.interrupt():  # as in ``end``, and it went on: the rollback would wait for it
+                if work.interrupt():  # as in ``end``, and the call continues: the rollback would wait for it
                     raise ResourceFailed(f"{self.name}: could not roll back branch {xid}: a call of the application is still within it")
                 work.rollback()
         except UnknownXid as error:
             self._missing(xid, Outcome.ROLLBACK, error)
         except ResourceFailed:
             if state is BranchState.PREPARED:
-                raise  # else the end of the connection was the end of the branch
+                raise  # otherwise the end of the connection has ended the branch
         self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:
@@ -248,7 +256,7 @@ class DatabaseResource(Generic[HandleT]):
             return self.listed(raw)
 
     def forget(self, xid: Xid) -> None:
-        """See Resource. A database remembers nothing of the kind."""
+        """See Resource. A database does not remember heuristic outcomes."""
         raise UnknownXid(f"{self.name} has no heuristic outcome of branch {xid}")
 
     def after_fork(self) -> None:
@@ -256,25 +264,25 @@ class DatabaseResource(Generic[HandleT]):
         abandon(self._work, self._lock)
         self._work, self._branches, self._lock = {}, BranchStates(), threading.Lock()
 
-    # What databases and drivers do differently.
+    # The methods below differ between databases and drivers.
 
     def opened(self, xid: Xid) -> Work[HandleT]:
-        """A connection on which the branch has begun."""
+        """Return a connection on which the branch has begun."""
         raise NotImplementedError
 
     def connected(self) -> AbstractContextManager[Any]:
-        """A driver's connection without a branch."""
+        """Return a driver connection without a branch."""
         raise NotImplementedError
 
     def begun(self, raw: Any, timeout_s: float) -> None:
-        """Right after the begin."""
+        """Prepare the connection right after the begin."""
 
     def vote(self, raw: Any, xid: Xid) -> Vote:  # noqa: ARG002 - for those who can tell
-        """Before a prepare. Raises BranchRolledBack where the branch has failed already."""
+        """Return the vote before a prepare. Raises BranchRolledBack if the branch has failed already."""
         return Vote.YES
 
     def listed(self, raw: Any) -> Sequence[Xid]:
-        """The branches that the database has prepared."""
+        """Return the branches that the database has prepared."""
         found = [Xid(each[0], _octets(each[1]), _octets(each[2])) for each in raw.tpc_recover() if each[0] is not None]
         raw.rollback()
         return found
@@ -284,11 +292,11 @@ class DatabaseResource(Generic[HandleT]):
         return ""
 
     def outcome(self, xid: Xid, token: str = "") -> Outcome | None:  # noqa: ARG002 - for those who can tell
-        """See TellsOutcome. Without a token, of a branch of this process."""
+        """See TellsOutcome. Without a token, for a branch of this process."""
         return None
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
-        """Finishes a branch that another process, or a connection that is lost, has prepared."""
+        """Finish a branch that another process, or a lost connection, has prepared."""
         try:
             with translated(), self.connected() as raw:
                 finish = raw.tpc_commit if outcome is Outcome.COMMIT else raw.tpc_rollback
@@ -298,7 +306,7 @@ class DatabaseResource(Generic[HandleT]):
         self._gone(xid)
 
     def _missing(self, xid: Xid, wanted: Outcome, error: UnknownXid) -> None:
-        """The database has no such branch. Returns if it is known to have been finished as it was wanted."""
+        """Handle a branch that the database does not have. Return if it is known to have been finished as wanted, otherwise raise."""
         if (found := self.outcome(xid)) is None:
             raise error
         if found is not wanted:
@@ -307,9 +315,12 @@ class DatabaseResource(Generic[HandleT]):
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
-        """For one thread at a time. After a failure the connection is closed, and the branch is in the database's hands alone."""
+        """Yield the work of a branch to one thread at a time.
+
+        After a failure the connection is closed, and only the database has the branch.
+        """
         with self._lock:
-            # A second thread would find the next branch on the connection when the first has given it back.
+            # A second thread would find the next branch on the connection after the first has returned it.
             if (work := self._work.pop(xid, None)) is None:
                 raise RetryLater(f"branch {xid} is in use by another thread")
         try:
@@ -331,17 +342,17 @@ class DatabaseResource(Generic[HandleT]):
 
 
 def _octets(part: str | bytes | bytearray | memoryview) -> bytes:
-    """A part of an Xid: some drivers give text, others bytes."""
+    """Return a part of an Xid as bytes: some drivers return text, others bytes."""
     return part.encode() if isinstance(part, str) else bytes(part)
 
 
 def driver_xid(raw: Any, xid: Xid) -> Any:
-    """An Xid as a driver wants it."""
+    """Return an Xid in the driver's form."""
     return raw.xid(xid.format_id, xid.gtrid.decode(), xid.bqual.decode())
 
 
 class _ConnectionWork(Generic[HandleT]):
-    """A branch on a plain connection of the driver. The handle is another object where ``lend`` gives one."""
+    """A branch on a plain driver connection. The handle is another object if ``lend`` returns one."""
 
     def __init__(
         self,
@@ -366,7 +377,7 @@ class _ConnectionWork(Generic[HandleT]):
         return self._interrupt(self._connection)
 
     def flush(self) -> None:
-        """A connection sends at once."""
+        """Do nothing: a connection sends at once."""
 
     def cut_off(self) -> None:
         self._cut_off(self.handle)
@@ -389,14 +400,14 @@ class _ConnectionWork(Generic[HandleT]):
 
 
 def close_quietly(connection: Any) -> None:
-    """Close a connection that is broken, or that nobody needs any more. Never raises."""
+    """Close a connection that is broken or unused. Never raises."""
     with suppress(Exception):
         connection.close()
 
 
 @contextmanager
 def connection_of(connect: Callable[[], Any]) -> Iterator[Any]:
-    """A new connection for the block, which is closed behind it."""
+    """Yield a new connection, which is closed at the end of the block."""
     raw = connect()
     try:
         yield raw
@@ -407,13 +418,20 @@ def connection_of(connect: Callable[[], Any]) -> Iterator[Any]:
 class DbapiResource(DatabaseResource[HandleT]):
     """A database behind any driver with PEP 249's two-phase methods. The handle is a connection."""
 
-    def __init__(self, name: str, connect: Callable[[], HandleT], *, idle_max: int = 0, priority: int = CommitPriority.DATABASE) -> None:
-        """``connect`` opens a connection. For ``priority`` see CommitPriority.
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], HandleT],
+        *,
+        idle_max: int = 0,
+        priority: int = CommitPriority.DATABASE,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``connect`` opens a connection. See CommitPriority for ``priority``.
 
-        Up to ``idle_max`` connections are kept between branches. Set it only if the application never uses a connection beyond its
-        transaction: it would write into another one.
+        Up to ``idle_max`` connections are kept. An application that uses a connection after its transaction writes into another one.
         """
-        super().__init__(name, priority=priority)
+        super().__init__(name, priority=priority, violations=violations)
         self._connect = connect
         self._idle_max = idle_max
         self._idle: list[HandleT] = []
@@ -423,7 +441,7 @@ class DbapiResource(DatabaseResource[HandleT]):
         with self._lock:
             idle = self._idle.pop() if self._idle else None
         if idle is not None:
-            with suppress(Exception):  # it broke while nobody used it; a new one tells whether the database is there
+            with suppress(Exception):  # an idle connection may be broken; a new one shows whether the database is available
                 return self._begun(idle, xid)
         return self._begun(self._connect(), xid)
 
@@ -454,24 +472,28 @@ class DbapiResource(DatabaseResource[HandleT]):
         self._idle = []
 
     def lent(self, connection: HandleT) -> HandleT:
-        """Return the object by which the application uses a connection for one branch."""
+        """Return the object through which the application uses a connection for one branch."""
         return connection
 
     def cut_off(self, handle: HandleT) -> None:
-        """End the use of what ``lent`` has returned, if the driver has a way to do so."""
+        """End the use of the handle that ``lent`` has returned, if the driver can."""
 
     def interrupt(self, connection: HandleT) -> bool:  # noqa: ARG002 - for drivers that can tell
-        """End the call that a thread is within on a connection, and return whether there is one, if the driver has a way to do so."""
+        """End the call in progress on a connection, if the driver can, and return True if there is one."""
         return False
 
     def _begun(self, connection: HandleT, xid: Xid) -> Work[HandleT]:
-        work = _ConnectionWork(connection, self._take_back, self.lent, self.cut_off, self.interrupt)
+        work = _ConnectionWork(connection, self._take_back, self.lent, self._end_handle, self.interrupt)
         try:
             work.begin(driver_xid(connection, xid))
         except BaseException:
             work.close(reusable=False)
             raise
         return work
+
+    def _end_handle(self, handle: HandleT) -> None:
+        if DatabaseViolation.HANDLE_OUTLIVES_BRANCH not in self._violations:
+            self.cut_off(handle)
 
     def _take_back(self, connection: HandleT) -> None:
         with self._lock:

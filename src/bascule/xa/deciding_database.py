@@ -1,7 +1,8 @@
-"""Databases whose commit can be the decision of a transaction: the decision is a row of the database, committed with the work."""
+"""Databases whose commit can be the decision of a transaction: the decision is a row, committed together with the work."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,14 +15,27 @@ from bascule.xa.log import Decision, Outcome
 from bascule.xa.resource import Call
 from bascule.xa.xid import Xid
 
-#: So many decisions that nobody needs are deleted at once, if no recovery has deleted them before.
+#: When this many decisions can be forgotten and no recovery has deleted them, they are deleted at once.
 FORGOTTEN_MAX: Final = 1000
 
 _log = get_log("bascule.xa")
 
 
+class DecidingViolation(enum.StrEnum):
+    """Rules of databases that decide, broken by a test."""
+
+    #: The row of the decision is written behind the work, by a transaction of its own.
+    ROW_BESIDE_WORK = "deciding-row-beside-work"
+    #: The row of a COMMIT is deleted before the other resources have committed.
+    ROW_FORGOTTEN_EARLY = "deciding-row-forgotten-early"
+    #: A commit that was not answered counts as rolled back.
+    IN_DOUBT_IS_ROLLED_BACK = "deciding-in-doubt-is-rolled-back"
+    #: The second decision stands.
+    LAST_DECISION_STANDS = "deciding-last-decision-stands"
+
+
 class DecidingDatabase(DatabaseResource[HandleT]):
-    """What ``Decides`` asks for, with a table of decisions."""
+    """The implementation of ``Decides`` with a table of decisions."""
 
     def __init__(self, name: str, *, table: DecisionTable, **rest: Any) -> None:
         super().__init__(name, **rest)
@@ -29,7 +43,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         self._forgotten: set[bytes] = set()
 
     def has_decisions(self, raw: Any) -> bool:
-        """Whether the database has a table of decisions."""
+        """Return True if the database has a table of decisions."""
         raise NotImplementedError
 
     def commit_deciding(self, xid: Xid, decision: Decision) -> None:
@@ -38,22 +52,29 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         asked = False
         try:
             with self._working(xid) as work:
-                self.vote(work.raw, xid)  # a failed one would be rolled back without a word
-                self._write(work.raw, decision)
+                self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
+                if DecidingViolation.ROW_BESIDE_WORK not in self._violations:
+                    self._write(work.raw, decision)
                 asked = True
                 with unprepared_commit():
                     work.commit()
+                if DecidingViolation.ROW_BESIDE_WORK in self._violations:
+                    self.decide(decision)
         except ResourceFailed as error:
             if not asked:
                 raise BranchRolledBack(
                     f"{self.name} lost branch {xid} before the commit: {error}", Code.XA_RBCOMMFAIL, cause=error
                 ) from error
-            # The first decision stands: a commit that is still on its way is waited for, and one that has not come never counts.
+            # The first decision counts: the insert waits for a commit in progress, and a later commit fails.
+            if DecidingViolation.IN_DOUBT_IS_ROLLED_BACK in self._violations:
+                raise BranchRolledBack(f"{self.name} did not answer", Code.XA_RBCOMMFAIL, cause=error) from error
             with asked_about(error):
                 stands = self.decide(replace(decision, outcome=Outcome.ROLLBACK))
             if stands.outcome is Outcome.ROLLBACK:
                 raise BranchRolledBack(f"{self.name} did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         self._gone(xid)
+        if DecidingViolation.ROW_FORGOTTEN_EARLY in self._violations:
+            self.forget_decisions([decision.gtrid])
 
     def decide(self, decision: Decision) -> Decision:
         """See Decides."""
@@ -70,12 +91,14 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                     raise
                 found = self._table.find(raw, decision.gtrid)
                 raw.rollback()
-                # Gone again already: it was a COMMIT that was carried out, for a ROLLBACK is kept for a day.
+                if DecidingViolation.LAST_DECISION_STANDS in self._violations:
+                    return decision
+                # The row was deleted: it was a COMMIT that was carried out, because a ROLLBACK is kept for a day.
                 return found or replace(decision, outcome=Outcome.COMMIT)
             return decision
 
     def decisions(self, manager: str) -> Sequence[Decision]:
-        """See Decides. Deletes what was forgotten."""
+        """See Decides. Also deletes forgotten decisions."""
         with translated(), self.connected() as raw:
             if not self.has_decisions(raw):
                 raw.rollback()
@@ -86,7 +109,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
             return found
 
     def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
-        """See Decides. The rows are deleted when the next recovery reads, or when they are many."""
+        """See Decides. The rows are deleted at the next recovery, or when there are many."""
         with self._lock:
             self._forgotten.update(gtrids)
             many = len(self._forgotten) >= FORGOTTEN_MAX

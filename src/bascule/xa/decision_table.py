@@ -1,7 +1,7 @@
 """The decisions of transactions in a table of a database that cannot prepare: a row is written by the same commit as the work.
 
-The key of the table is the transaction. So the first decision that is committed stands: who writes a second one waits for the first to end,
-and finds it.
+The key of the table is the transaction. So the first decision that is committed counts: the writer of a second one waits for the end of the
+first, and finds it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, Final
 from bascule.xa.log import Decision, LogDamaged, Outcome, decode, encode
 
 TABLE: Final = "bascule_decisions"
-#: As SQL that PostgreSQL, SQLite, MySQL and MariaDB take. Each gtrid has 64 bytes at most.
+#: SQL for PostgreSQL, SQLite, MySQL and MariaDB. A gtrid has at most 64 bytes.
 CREATE: Final = f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
 
 
 class DecisionTable:
-    """The statements, on a connection of the driver; the caller commits."""
+    """The statements, on a driver connection. The caller commits."""
 
     def __init__(self, placeholder: str = "%s", cursor: Callable[[Any], Any] = lambda raw: raw.cursor()) -> None:
-        """``placeholder`` stands for a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
+        """``placeholder`` is a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
         self._placeholder = placeholder
         self._cursor = cursor
 
     def create(self, raw: Any) -> None:
-        """Make the table, if there is none."""
+        """Create the table if there is none."""
         self._cursor(raw).execute(CREATE)
 
     def outlives_rollback(self, raw: Any) -> bool:
-        """Return whether a row stays that is rolled back: the connection commits by itself, or the table takes no part in transactions."""
+        """Return True if a row survives a rollback: the connection has autocommit, or the table's storage engine has no transactions."""
         trial = Decision(f"trial/{secrets.token_hex(8)}".encode(), Outcome.ROLLBACK, (), 0, "check")
         self.insert(raw, trial)
         raw.rollback()
@@ -40,13 +40,13 @@ class DecisionTable:
         return stays
 
     def insert(self, raw: Any, decision: Decision) -> None:
-        """Add a row. The driver raises its error of integrity if there is one for the transaction."""
+        """Add a row. The driver raises its IntegrityError if there is one for the transaction."""
         mark = self._placeholder
         row = (decision.gtrid.decode(), encode(decision).decode())
         self._cursor(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({mark}, {mark})", row)
 
     def find(self, raw: Any, gtrid: bytes) -> Decision | None:
-        """Return the decision of a transaction, if there is one. Raises LogDamaged."""
+        """Return the decision of a transaction, or None. Raises LogDamaged."""
         return next(iter(self._read(raw, f"= {self._placeholder}", gtrid.decode())), None)
 
     def read(self, raw: Any, manager: str) -> Sequence[Decision]:

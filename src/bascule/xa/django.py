@@ -37,12 +37,12 @@ from bascule.xa.resource import CommitPriority
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
 
-#: By Django's name of the database: a parameter in the SQL of its driver.
+#: The parameter placeholder in the driver's SQL, by Django's name of the database.
 PLACEHOLDERS = {"sqlite": "?", "mysql": "%s"}
 
 
 class _BranchWork:
-    """A branch on the driver's connection that Django's own connection of the thread has lent."""
+    """A branch on the driver connection that Django's own connection of the thread has lent."""
 
     def __init__(self, branch: Any, raw: Any) -> None:
         self.handle = branch
@@ -60,7 +60,7 @@ class _BranchWork:
             raise BranchRolledBack("the application closed Django's connection within the transaction")
         if self.handle.needs_rollback:
             error = self.handle.rollback_exc
-            while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised since, because of the first error
+            while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised later, because of the first error
                 error = error.__cause__
             raise BranchRolledBack(
                 f"an error in the ORM left the transaction unusable, and no atomic block rolled it back: {error}", cause=error
@@ -87,7 +87,7 @@ class _BranchWork:
 
 
 class _LocalBranchWork(LocalWork, _BranchWork):
-    """The same with a driver that has no two phases."""
+    """A branch with a driver that has no two-phase commit."""
 
     def begin(self, xid: Any) -> None:  # noqa: ARG002 - the transaction has begun
         self.handle.connection = self.lent = LocalConnection(self.raw)
@@ -97,7 +97,7 @@ class _LocalBranchWork(LocalWork, _BranchWork):
 
 
 class DjangoDatabase(DatabaseResource[Any]):
-    """What all databases of Django have in common. The handle is Django's connection."""
+    """The common rules of Django's databases. The handle is Django's connection."""
 
     def __init__(self, name: str, using: str, **rest: Any) -> None:
         super().__init__(name, **rest)
@@ -106,7 +106,7 @@ class DjangoDatabase(DatabaseResource[Any]):
         connection_created.connect(self._created)
 
     def follow(self, transaction: Transaction | None) -> Callable[[], None]:
-        """See FollowsTransaction. Raises OutOfOrder if Django's connection of the thread is in a transaction already."""
+        """See FollowsTransaction. Raises OutOfOrder if Django's connection of the thread is already in a transaction."""
         branch = None if transaction is None else self._joined(transaction)
         token = self._current.set(branch)
         self.place()
@@ -120,7 +120,7 @@ class DjangoDatabase(DatabaseResource[Any]):
         return take_back
 
     def place(self) -> None:
-        """Have Django find the connection for the current transaction in this thread, or its own if there is none."""
+        """Let Django find the connection of the current transaction in this thread, or its own connection without one."""
         if not _on_loop() and self._is_free():
             plain, branch = plain_connection(self._using), self._current.get()
             mine = branch is not None and branch.plain is plain and not branch.transaction.over
@@ -136,7 +136,7 @@ class DjangoDatabase(DatabaseResource[Any]):
             )
         with self._set_aside():
             if branch.plain.connection is not None:
-                with suppress(Exception):  # it broke while nobody used it; a new one tells whether the database is there
+                with suppress(Exception):  # an idle connection may be broken; a new one shows whether the database is available
                     return self._begun(branch, xid)
             return self._begun(branch, xid)
 
@@ -160,7 +160,7 @@ class DjangoDatabase(DatabaseResource[Any]):
             self.place()
 
     def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
-        """Begin a branch on the driver's connection."""
+        """Begin a branch on the driver connection."""
         raise NotImplementedError
 
     def _begun(self, branch: Any, xid: Xid) -> Work[Any]:
@@ -189,7 +189,7 @@ class DjangoDatabase(DatabaseResource[Any]):
 
     @contextmanager
     def _set_aside(self) -> Iterator[None]:
-        """Within the block statements on Django's own connections are not refused."""
+        """Allow statements on Django's own connections within the block."""
         token = self._current.set(None)
         try:
             yield
@@ -197,7 +197,7 @@ class DjangoDatabase(DatabaseResource[Any]):
             self._current.reset(token)
 
     def _created(self, connection: Any, **_: Any) -> None:
-        """A signal of Django: a connection was opened."""
+        """Handle Django's signal that a connection was opened."""
         if connection.alias == self._using:
             self._watch(connection)
 
@@ -206,7 +206,7 @@ class DjangoDatabase(DatabaseResource[Any]):
             plain.execute_wrappers.append(self._refuse_outside)
 
     def _refuse_outside(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        """Around each statement: one that is not part of the current transaction would commit by itself."""
+        """Surround each statement. One that is not part of the current transaction would commit by itself."""
         branch = self._current.get()
         if branch is not None and context["connection"] is not branch and not branch.transaction.over:
             raise OutOfOrder(
@@ -218,7 +218,7 @@ class DjangoDatabase(DatabaseResource[Any]):
 
 
 class DjangoPostgresResource(DjangoDatabase, PostgresRules[Any]):
-    """A PostgreSQL of Django, by psycopg 3. Made by ``django_resource``."""
+    """A PostgreSQL database of Django, through psycopg 3. ``django_resource`` creates it."""
 
     def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
         """See DjangoDatabase."""
@@ -228,7 +228,7 @@ class DjangoPostgresResource(DjangoDatabase, PostgresRules[Any]):
 
 
 class DjangoLocalResource(DjangoDatabase, LocalRules[Any]):
-    """A database of Django that cannot prepare. Made by ``django_resource``."""
+    """A database of Django that cannot prepare. ``django_resource`` creates it."""
 
     def work_on(self, branch: Any, raw: Any, xid: Xid) -> Work[Any]:
         """See DjangoDatabase."""
@@ -240,10 +240,10 @@ class DjangoLocalResource(DjangoDatabase, LocalRules[Any]):
 def django_resource(
     name: str, using: str = "default", *, priority: int = CommitPriority.DATABASE, prepared: bool | None = None
 ) -> DjangoPostgresResource | DjangoLocalResource:
-    """Return the resource for a database in ``DATABASES``: ``using`` is its alias.
+    """Return the resource for a database in ``DATABASES``, where ``using`` is its alias.
 
-    For ``priority`` see CommitPriority, for ``prepared`` PostgresRules; SQLite, MySQL and MariaDB cannot prepare. Raises InvalidInput for
-    other databases, and if the settings have AUTOCOMMIT = False.
+    See CommitPriority for ``priority`` and PostgresRules for ``prepared``; SQLite, MySQL and MariaDB cannot prepare. Raises InvalidInput
+    for other databases, and if the settings have AUTOCOMMIT = False.
     """
     connection = plain_connection(using)
     if not connection.settings_dict["AUTOCOMMIT"]:
@@ -265,7 +265,7 @@ def django_resource(
 
 
 def _on_loop() -> bool:
-    """Whether the calling thread runs an event loop, where Django's ORM refuses to work."""
+    """Return True if the calling thread runs an event loop, where Django's ORM refuses to work."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

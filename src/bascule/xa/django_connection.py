@@ -1,4 +1,4 @@
-"""Django's connection for one branch: it stands in the place of the thread's own one while the thread works in the transaction.
+"""Django's connection for one branch, which replaces the thread's own connection while the thread works in the transaction.
 
 To Django it looks like the inside of an ``atomic`` block: ``atomic()`` makes savepoints, ``on_commit()`` keeps its callbacks, and
 ``commit()``, ``rollback()`` and ``set_autocommit()`` are refused.
@@ -27,22 +27,22 @@ _log = get_log("bascule.xa")
 
 
 class BranchConnection:
-    """What is mixed into the class of a database backend. See ``branch_connection``."""
+    """A mixin for the class of a database backend. See ``branch_connection``."""
 
-    #: Django's own connection of the thread; its driver's connection is lent to the branch.
+    #: Django's own connection of the thread. Its driver connection is lent to the branch.
     plain: Any
     transaction: Transaction
     resource: DjangoDatabase
-    #: The driver's connection when the branch has ended.
+    #: The driver connection after the end of the branch.
     returned: Any = None
-    #: Of the backend.
+    #: Attributes of the backend.
     connection: Any
     cursor: Callable[[], Any]
     errors_occurred: bool
     run_on_commit: list[tuple[object, Any, bool]]
 
     def join(self, plain: Any, transaction: Transaction, resource: DjangoDatabase) -> None:
-        """Stand for ``plain`` in a transaction. Instrumentation that was installed on ``plain`` goes on."""
+        """Replace ``plain`` in a transaction. Instrumentation that was installed on ``plain`` stays active."""
         self.plain, self.transaction, self.resource = plain, transaction, resource
         self.autocommit, self.in_atomic_block, self.atomic_blocks = False, True, [atomic(using=plain.alias)]
         self.execute_wrappers, self.queries_log = plain.execute_wrappers, plain.queries_log
@@ -52,24 +52,24 @@ class BranchConnection:
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether the calling thread is the one whose connection this is."""
+        """Return True in the thread that owns this connection."""
         return self._thread == threading.get_ident()
 
     def connect(self) -> None:
-        """Django asks for a connection by the first statement: the branch begins."""
+        """Begin the branch. Django connects with the first statement."""
         self.transaction.enlist(self.resource)
 
     @contextmanager
     def temporary_connection(self) -> Iterator[Any]:
-        """As Django's, without its end: the connection is that of the whole branch."""
+        """Yield a cursor, as Django does, but keep the connection open for the whole branch."""
         with self.cursor() as cursor:
             yield cursor
 
     def _close(self) -> None:
-        """Django notes that the connection was closed: the transaction does not commit. The session is the transaction manager's to end."""
+        """Do nothing: Django notes that the connection was closed, so the transaction does not commit. The manager ends the session."""
 
     def borrow(self) -> Any:
-        """Take the driver's connection of ``plain``, not in autocommit mode. Django opens one if there is none."""
+        """Take the driver connection of ``plain``, not in autocommit mode. Django opens one if there is none."""
         try:
             self.plain.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
         except BaseException:
@@ -80,7 +80,7 @@ class BranchConnection:
         return raw
 
     def give_back(self) -> None:
-        """Give the driver's connection back to ``plain``, in autocommit mode, or close it if Django has opened another one."""
+        """Return the driver connection to ``plain``, in autocommit mode, or close it if Django has opened another one."""
         raw, self.returned = self.returned, None
         if raw is None:
             return
@@ -96,7 +96,7 @@ class BranchConnection:
                 self.plain.close()
 
     def _completed(self, status: TransactionStatus) -> None:
-        """See Transaction.after_completion. When the time of a transaction is over, its own thread hears of that later."""
+        """See Transaction.after_completion. After a timeout, the owning thread is told later."""
         if self.in_own_thread:
             self.give_back()
             self.resource.place()
@@ -109,7 +109,7 @@ class BranchConnection:
 
 
 def discard(raw: Any) -> None:
-    """Close a driver's connection, and tell the pool that it came from."""
+    """Close a driver connection, and tell the pool that it came from."""
     close_quietly(raw)
     if (pool := getattr(raw, "_pool", None)) is not None:
         pool.putconn(raw)

@@ -23,7 +23,7 @@ class Decider(Protocol):
         """Commit a branch together with the decision."""
 
     async def decide(self, decision: Decision) -> Decision:
-        """Store a decision and return the one that stands."""
+        """Store a decision and return the one that counts."""
 
     async def decisions(self, manager: str) -> Sequence[Decision]:
         """Return the decisions of a manager."""
@@ -45,11 +45,11 @@ class Participant(Protocol):
 
     @property
     def decider(self) -> Decider | None:
-        """The resource's table of decisions; None if it has none."""
+        """The resource's table of decisions, or None if it has none."""
 
     @property
     def decides(self) -> bool:
-        """Whether its branches cannot be prepared, so that its commit is the decision. Known when a branch has started."""
+        """Whether its branches cannot be prepared, so that its commit is the decision. Known once a branch has started."""
 
     async def start(self, xid: Xid, *, timeout_s: float) -> Any:
         """Begin a branch and return the application's handle."""
@@ -73,21 +73,21 @@ class Participant(Protocol):
         """Drop a heuristic outcome."""
 
     async def token(self, xid: Xid) -> str:
-        """Return what ``outcome`` needs to tell the outcome of a prepared branch in any process; "" if the resource cannot tell it."""
+        """Return the token by which ``outcome`` finds out the outcome of a prepared branch in any process, or "" without support."""
 
     async def outcome(self, xid: Xid, token: str) -> Outcome | None:
-        """Return how a branch has ended; None if the resource does not know. Raises XaError if the resource cannot answer now."""
+        """Return how a branch has ended, or None if the resource does not know. Raises XaError if the resource cannot answer now."""
 
 
 class AtOnce(Protocol):
-    """Takes steps at the same time."""
+    """Runs steps at the same time."""
 
     async def __call__(self, steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
-        """Return, when all steps have ended, the result or the error of each, in their order."""
+        """Return the result or the error of each step, in order, after all have ended."""
 
 
 def raise_first(results: Sequence[object]) -> None:
-    """Raise the first error of what AtOnce has returned, one that ends the process before others."""
+    """Raise the first error in the results of AtOnce, with an error that ends the process before others."""
     errors = [each for each in results if isinstance(each, BaseException)]
     for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
         raise error
@@ -97,7 +97,7 @@ class Decisions(Protocol):
     """The calls on the decision log. See ``DecisionLog``."""
 
     async def decide(self, decision: Decision) -> Decision:
-        """Store a decision and return the one that stands."""
+        """Store a decision and return the one that counts."""
 
     async def read(self) -> LogState:
         """Return all stored entries."""
@@ -119,4 +119,4 @@ class Clock(Protocol):
         """Return the time in milliseconds since the epoch."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that no correction of the clock changes."""
+        """Return the seconds of a monotonic clock."""

@@ -32,7 +32,7 @@ class XaError(BasculeError):
 
 
 class BranchRolledBack(XaError):
-    """XA_RB*: the resource has rolled the branch back. ``retriable``: because a connection or a service failed."""
+    """XA_RB*: the resource has rolled back the branch. ``retriable`` if a connection or a service failed."""
 
     xa_code = Code.XA_RBROLLBACK
 
@@ -48,7 +48,7 @@ class BranchHeuristic(XaError):
 
 
 class RetryLater(XaError):
-    """XA_RETRY: the resource cannot carry the call out now; the branch is unchanged."""
+    """XA_RETRY: the resource cannot carry out the call now. The branch is unchanged."""
 
     retriable = True
     xa_code = Code.XA_RETRY
@@ -56,13 +56,13 @@ class RetryLater(XaError):
 
 
 class ResourceError(XaError):
-    """XAER_RMERR: the resource answers and cannot carry the call out. After ``prepare`` the branch is not prepared."""
+    """XAER_RMERR: the resource answers but cannot carry out the call. After ``prepare`` the branch is not prepared."""
 
     xa_code = Code.XAER_RMERR
 
 
 class ResourceFailed(XaError):
-    """XAER_RMFAIL: the resource does not answer; the call may have taken effect."""
+    """XAER_RMFAIL: the resource does not answer. The call may have taken effect."""
 
     retriable = True
     xa_code = Code.XAER_RMFAIL
@@ -95,7 +95,10 @@ class NoTransaction(XaError):
 
 
 class HeuristicOutcome(TransactionError):
-    """Branches, named by ``branches``, were ended from outside against the decision. The log keeps them until an operator forgets them."""
+    """Raised if branches, named by ``branches``, were ended from outside against the decision.
+
+    The log keeps them until an operator acts.
+    """
 
     xa_code = Code.XA_HEURMIX
 

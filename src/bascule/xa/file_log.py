@@ -1,21 +1,23 @@
-"""The decision log in a local file: one line an entry, appended and synced before anybody acts on it.
+"""The decision log in a local file: one line per entry, appended and synced before any process acts on the entry.
 
     5f2a91c0 + {"gtrid":"shop/0199...","outcome":"commit","resources":["orders-db","kafka"],"by":"host/4711","at_ms":1790000000000}
     77d0e3b2 - {"gtrid":"shop/0199..."}
 
-A line begins with its CRC-32; the first line has the id of the log. Processes share the file by a lock beside it (PATH.lock), held while
-one reads what others have appended and appends its own. Threads that decide at the same time share one write and one sync.
+A line begins with its CRC-32; the first line has the id of the log. Processes share the file with a lock file beside it (PATH.lock).
+A process holds the lock while it reads the entries of others and appends its own. Threads that decide at the same time share one write
+and one sync.
 """
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import json
 import os
 import stat
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +30,18 @@ from bascule.xa.forks import abandon
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogIdentity, LogState, decode, encode
 from bascule.xa.xid import Xid, new_log_id
 
-#: The file is written anew when it has this many lines that count no more: then they are most of it, and a few hundred KiB.
+#: The file is rewritten when it has this many obsolete lines: by then they are most of the file, a few hundred KiB.
 DEAD_LINES_MAX = 2000
 _CRC_DIGITS = 8
 
 _log = get_log("bascule.xa")
+
+
+class FileLogViolation(enum.StrEnum):
+    """Rules of the file that a test breaks."""
+
+    #: A log that is removed while managers use it goes on empty.
+    REMOVED_GOES_ON_EMPTY = "file-log-removed-goes-on-empty"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,36 +51,37 @@ class _Line:
 
 
 class FileLog:
-    """A decision log for managers on one machine. Opened by the first call."""
+    """A decision log for managers on one machine. The first call opens it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self.path = path.absolute()
+        self._goes_on_empty = FileLogViolation.REMOVED_GOES_ON_EMPTY in violations
         self._file = -1
         self._read_to = 0  # bytes
         self._lines = 0
         self._compact_from = 0  # lines
         self._state = LogState()
-        self._mutex = threading.Lock()  # for what follows
+        self._mutex = threading.Lock()  # guards the next two attributes
         self._waiting: list[_Line] = []
         self._forgotten: set[bytes] = set()
-        self._turn = threading.Lock()  # whoever has it works on the file
+        self._turn = threading.Lock()  # its holder works on the file
         self._broken: OSError | None = None
         self._log_id = ""  # of the file that this process works with
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog. Returns after the sync."""
         state = self._append(_line("+", encode(decision)))
-        # Gone again already: another process has seen it and finished what it says.
+        # If the decision is gone, another process has seen it and carried it out.
         return state.decisions.get(decision.gtrid, decision)
 
     def read(self) -> LogState:
-        """See DecisionLog. Writes what was forgotten, too."""
+        """See DecisionLog. Also writes pending deletions."""
         with self._turn, self._locked():
             if self._forgotten:
                 self._write([])
             else:
                 with self._unbroken():
-                    os.fdatasync(self._file)  # whoever wrote the last lines may have died before that
+                    os.fdatasync(self._file)  # the writer of the last lines may have died before its sync
             return self._state.copy()
 
     def record(self, heuristic: Heuristic) -> None:
@@ -79,7 +89,7 @@ class FileLog:
         self._append(_line("+", encode(heuristic)))
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
-        """See DecisionLog. Goes out with the next decision, or before the next read."""
+        """See DecisionLog. Written with the next decision, or before the next read."""
         with self._mutex:
             self._forgotten.update(gtrids)
 
@@ -88,7 +98,7 @@ class FileLog:
         self._append(_line("-", json.dumps({"xid": str(xid)}).encode()))
 
     def close(self) -> None:
-        """Writes what was forgotten, and closes the file."""
+        """Write pending deletions, and close the file."""
         with self._turn:
             if self._forgotten:
                 with suppress(Unavailable, LogDamaged), self._locked():
@@ -96,14 +106,14 @@ class FileLog:
             self._close()
 
     def after_fork(self) -> None:
-        """See Forks. The parent's file has one position for both processes: the child opens its own."""
+        """See Forks. Parent and child would share one file position: the child opens its own file."""
         abandon(self._mutex, self._turn)
         self._mutex, self._turn = threading.Lock(), threading.Lock()
         self._waiting, self._forgotten = [], set()
         self._close()
 
     def _append(self, line: bytes) -> LogState:
-        """What the log says once the line is in it."""
+        """Append a line, and return the state of the log afterwards."""
         mine = _Line(line)
         with self._mutex:
             self._waiting.append(mine)
@@ -118,7 +128,7 @@ class FileLog:
                 except BaseException:
                     with self._mutex:
                         others = [each for each in lines + self._waiting if each is not mine]
-                        self._waiting = others  # each meets the failure in its own turn, or gets through
+                        self._waiting = others  # each meets the failure in its own turn, or succeeds
                     raise
                 for each in lines:
                     each.written = True
@@ -147,7 +157,7 @@ class FileLog:
 
     @contextmanager
     def _unbroken(self) -> Iterator[None]:
-        """Around a sync, with what it is to sync. Raises Unavailable; after the first failure always."""
+        """Run a write and its sync. Raises Unavailable; after the first failure always."""
         if self._broken is not None:
             raise Unavailable(
                 f"decision log {self.path} is closed after a failed write: {self._broken}. Repair the cause and restart the process"
@@ -155,7 +165,7 @@ class FileLog:
         try:
             yield
         except OSError as error:
-            # The system may show what the disk does not have, and the next sync would not say so: nobody is to read what was written
+            # The system may show data that the disk does not have, and the next sync would not report it: nobody may read what was written
             # here, and this process decides nothing more.
             self._broken = error
             with suppress(OSError):
@@ -164,7 +174,7 @@ class FileLog:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The file for this process alone, opened and read: the one that has the name. Raises LogDamaged, Unavailable."""
+        """Lock the file with the log's name for this process, open it and read it. Raises LogDamaged, Unavailable."""
         try:
             if not self._log_id:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +194,7 @@ class FileLog:
         if self._file >= 0:
             if self._has_the_name():
                 return
-            self._close()  # another process has written it anew
+            self._close()  # another process has rewritten it
         created = 0 if self._log_id else os.O_CREAT
         try:
             self._file = os.open(self.path, os.O_RDWR | created | os.O_CLOEXEC, 0o600)
@@ -193,19 +203,19 @@ class FileLog:
                 f"decision log {self.path} was removed while a manager uses it. Restore the file; it has the decisions"
             ) from error
         try:
-            _sync_directory(self.path.parent)  # also for a file that was there: who made it may have died before this
+            _sync_directory(self.path.parent)  # also for an existing file: its creator may have died before this
         except BaseException:
             self._close()
             raise
 
     def _has_the_name(self) -> bool:
-        """Whether the open file is the one at the path."""
+        """Return True if the open file is the one at the path."""
         with suppress(FileNotFoundError):
             return os.stat(self.path).st_ino == os.fstat(self._file).st_ino
         return False
 
     def _identify(self) -> None:
-        """See that the log has its id, and that it is the log that this process has worked with so far. Raises LogDamaged."""
+        """Make sure that the log has an id, and that it is the log that this process has used so far. Raises LogDamaged."""
         if not self._state.log_id:
             if self._log_id:
                 self._close()
@@ -220,7 +230,7 @@ class FileLog:
                 f"decision log {self.path} was replaced by another log: its id is {found}, expected {self._log_id}. "
                 f"Restore log {self._log_id}"
             )
-        self._log_id = found
+        self._log_id = "" if self._goes_on_empty else found
 
     def _close(self) -> None:
         if self._file >= 0:
@@ -228,7 +238,7 @@ class FileLog:
         self._file, self._read_to, self._lines, self._state = -1, 0, 0, LogState()
 
     def _catch_up(self) -> None:
-        """Reads what was appended since the last time. What a crash left half written is cut off: nobody has acted on it."""
+        """Read the lines appended since the last time, and truncate a line that a crash left incomplete: nobody has acted on it."""
         size_bytes = os.fstat(self._file).st_size
         if size_bytes < self._read_to:
             raise LogDamaged(f"decision log {self.path} was truncated from {self._read_to} to {size_bytes} bytes while a manager uses it")
@@ -257,7 +267,7 @@ class FileLog:
             self._state.heuristics.pop(Xid.parse(fields["xid"]), None)
 
     def _compact(self) -> None:
-        """What is decided is stored already: so a directory that takes no new file is no reason to be in doubt about it."""
+        """Rewrite the file. A failure is only logged: the decisions are stored already, so they are not in doubt."""
         try:
             self._rewrite()
         except OSError as error:
@@ -265,7 +275,7 @@ class FileLog:
             _log.warning("could not compact decision log, will retry", path=self.path, error=error)
             return
         self._close()
-        self._open()  # which syncs the new name
+        self._open()  # this also syncs the new name
         self._catch_up()
 
     def _rewrite(self) -> None:
@@ -273,7 +283,7 @@ class FileLog:
         entries: list[Entry] = [identity, *self._state.decisions.values(), *self._state.heuristics.values()]
         new = self.path.with_name(self.path.name + ".new")
         with new.open("wb") as file:
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))  # whoever could read it, and nobody else
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))  # keep the permissions
             file.write(b"".join(_line("+", encode(entry)) for entry in entries))
             file.flush()
             os.fsync(file.fileno())
@@ -286,7 +296,7 @@ def _line(sign: str, data: bytes) -> bytes:
 
 
 def _read_line(line: bytes) -> tuple[str, bytes] | None:
-    """Sign and data; None for what is not whole."""
+    """Return sign and data of a line, or None if it is incomplete."""
     rest = line[_CRC_DIGITS:]
     if not line.endswith(b"\n") or line[:_CRC_DIGITS] != f"{zlib.crc32(rest):08x}".encode():
         return None

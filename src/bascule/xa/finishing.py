@@ -21,8 +21,10 @@ class FinishingViolation(enum.StrEnum):
 
     #: A branch that ended against the decision is neither recorded nor reported.
     HEURISTIC_DROPPED = "finishing-heuristic-dropped"
-    #: A branch that the resource does not know any more counts as ended as decided, although the resource can tell its outcome.
+    #: A branch that the resource no longer knows counts as ended as decided, although the resource can tell its outcome.
     UNKNOWN_IS_DONE = "finishing-unknown-is-done"
+    #: A branch whose resource answers XA_RB* to the commit counts as committed.
+    ROLLED_BACK_IS_DONE = "finishing-rolled-back-is-done"
 
 
 async def finish(
@@ -36,13 +38,13 @@ async def finish(
     presumed: bool = False,
     violations: Collection[enum.StrEnum] = frozenset(),
 ) -> Heuristic | None:
-    """Tell a branch its outcome. Returns, and records, the heuristic outcome of a branch that has ended without its manager.
+    """Tell a branch its outcome. Return and record the heuristic outcome of a branch that has ended without its manager.
 
-    ``presumed``: ROLLBACK stands only because recovery has found no decision. Then a branch that has been committed and is not listed any
-    more ended with a COMMIT that was stored, carried out and forgotten since the branch was listed.
+    ``presumed``: ROLLBACK counts only because recovery has found no decision. A branch that has been committed and is no longer listed then
+    ended with a COMMIT that was stored, carried out and forgotten after the branch was listed.
 
-    A branch that the resource does not know has been told before, unless the resource says otherwise: ``token`` is what it needs for that.
-    Raises XaError, and Unavailable of the log: then the branch has to be told again.
+    A branch that the resource does not know has been told before, unless the resource says otherwise, for which it needs ``token``. Raises
+    XaError, and Unavailable if the log does not answer; the branch then has to be told again.
     """
     try:
         if outcome is Outcome.COMMIT:
@@ -55,7 +57,7 @@ async def finish(
             return None
         heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"branch {xid} was finished heuristically, by {found}", clock.now_ms())
     except BranchRolledBack as error:
-        if outcome is Outcome.ROLLBACK:
+        if outcome is Outcome.ROLLBACK or FinishingViolation.ROLLED_BACK_IS_DONE in violations:
             return None
         heuristic = Heuristic(xid, Code.XA_HEURRB, outcome, str(error), clock.now_ms())
     except BranchHeuristic as error:
@@ -72,5 +74,5 @@ async def finish(
 
 
 def split(heuristic: Heuristic) -> bool:
-    """Return whether a heuristic outcome differs, or may differ, from the decision."""
+    """Return True if a heuristic outcome differs, or may differ, from the decision."""
     return heuristic.code is not _CONTRARY[heuristic.wanted]

@@ -1,4 +1,4 @@
-"""What an application has asked to be called before and after the end of a transaction."""
+"""Functions that an application has registered to be called before and after the end of a transaction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = get_log("bascule.xa")
 
 
 class CompletionHooks:
-    """The hooks of one transaction. Safe for threads: one thread may add a hook while another one ends the transaction."""
+    """The hooks of one transaction. Thread-safe: one thread may add a hook while another one ends the transaction."""
 
     def __init__(self, transaction_id: str) -> None:
-        """``transaction_id`` is for the log."""
+        """``transaction_id`` appears in log lines."""
         self._transaction_id = transaction_id
         self._before: list[Before] = []
         self._after: list[After] = []
@@ -26,23 +26,23 @@ class CompletionHooks:
         self._called = False
 
     def add_before(self, hook: Before) -> None:
-        """Have ``hook`` called by the next ``call_before``."""
+        """Register ``hook`` for the next ``call_before``."""
         self._before.append(hook)
 
     def add_after(self, hook: After) -> bool:
-        """Have ``hook`` called by ``call_after``. Return False if that has called all hooks."""
+        """Register ``hook`` for ``call_after``. Return False if the hooks were called already."""
         with self._lock:
             if not self._called:
                 self._after.append(hook)
             return not self._called
 
     def call_before(self, goes_on: Callable[[], bool]) -> None:
-        """Call each hook, and those that hooks add, while ``goes_on()``. Raises what a hook raises."""
+        """Call each hook, and those that hooks add, while ``goes_on()``. Raises the error of a hook."""
         while self._before and goes_on():
             self._before.pop(0)()
 
     def call_after(self, status: TransactionStatus) -> None:
-        """Call each hook, and those that hooks add. An error is logged; an interrupt is raised when all were called."""
+        """Call each hook, and those that hooks add. An error is logged; an interrupt is raised after all were called."""
         interrupts: list[BaseException] = []
         while (hook := self._next_after()) is not None:
             try:

@@ -1,7 +1,7 @@
-"""The Bascule broker as a resource: what is sent and received over JMS, in one transaction with databases and Kafka.
+"""The Bascule broker as a resource: JMS messages are sent and received in one transaction with databases and Kafka.
 
-A branch works in a local transaction of its own; ``prepare`` hands it over to the broker under the branch's xid, by a request to the
-broker's management node. From then on any connection may end it, over restarts and takeovers of the broker.
+A branch works in a local transaction of the broker. ``prepare`` hands it over to the broker under the branch's xid, by a request to the
+broker's management node. Afterwards any connection can end it, across restarts and takeovers of the broker.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bascule.xa.forks import abandon, register_for_forks
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
 
 T = TypeVar("T")
-#: Workplaces kept between branches: as many as threads usually work at once.
+#: Sessions kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
-#: Consumers that each of them keeps.
+#: Consumers that each session keeps.
 CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
 
 
 class JmsResource:
-    """A broker. The handle is a context of ``bascule.client`` that sends and receives; commit and rollback are the manager's.
+    """A broker. The handle is a context of ``bascule.client`` that sends and receives; the manager commits and rolls back.
 
-    Consumers are made once and kept for later branches. A consumer asks for no message ahead unless it is given a ``prefetch``; what it was
-    sent and did not receive goes back at the end of its branch, so that an idle program keeps nothing from others.
+    Consumers are created once and kept for later branches. A consumer prefetches no message unless it has a ``prefetch``. Messages that
+    were prefetched and not received go back at the end of the branch, so that an idle program withholds no messages from others.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class JmsResource:
         priority: int = CommitPriority.JMS,
         **options: Any,
     ) -> None:
-        """``url`` and ``options`` are those of ``bascule.client.ConnectionFactory``; nothing is opened before it is needed.
+        """Use ``url`` and ``options`` of ``bascule.client.ConnectionFactory``. Nothing is opened before it is needed.
 
-        Up to ``idle_max`` sessions are kept between branches, each with up to ``consumers_max`` consumers. A kept consumer keeps what it
-        has for itself alone: message groups, an exclusive queue, a durable subscription. 0 closes them with their branch.
-        For ``priority`` see CommitPriority. Raises InvalidInput for ``on_exception``: there are no listeners to tell of anything.
+        Up to ``idle_max`` sessions are kept between branches, each with up to ``consumers_max`` consumers. A kept consumer keeps its
+        exclusive claims: message groups, an exclusive queue, a durable subscription. 0 closes them with their branch. See CommitPriority
+        for ``priority``. Raises InvalidInput for ``on_exception``, because a resource has no exception listeners.
         """
         if options.get("on_exception") is not None:
             raise InvalidInput(
@@ -80,7 +80,7 @@ class JmsResource:
         register_for_forks(self)
 
     def start(self, xid: Xid, *, timeout_s: float) -> BranchContext:  # noqa: ARG002 - the broker has its own: broker.transaction_timeout_s
-        """See Resource. The handle is for one thread at a time."""
+        """See Resource. Use the handle in one thread at a time."""
         self._branches.check(xid, Call.START)
         with _translated():
             workplace = self._borrowed()
@@ -91,7 +91,7 @@ class JmsResource:
         return handle
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> AsyncBranchContext:
-        """See WorksOnLoop. The handle is a context of the asyncio face of ``bascule.client``, for one task at a time."""
+        """See WorksOnLoop. The handle is a context of the asyncio interface of ``bascule.client``, for one task at a time."""
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
             workplace, _ = self._work[xid]
@@ -136,7 +136,7 @@ class JmsResource:
         with self._lock:
             workplace, handle = self._work[xid]
         if not end_branch(handle):
-            # A thread waits in it, for a message perhaps: it would get one of the next branch.
+            # A thread is within a call, perhaps waiting for a message: it would get one of the next branch.
             self._over(xid, reusable=False)
             return
         try:
@@ -155,11 +155,11 @@ class JmsResource:
         run_blocking(broker_protocol.request(_Calls(self), "forget", xid))
 
     def context(self) -> Context:
-        """Return a new context outside of transactions, on the connection that branches have, too. Raises Unavailable, Refused."""
+        """Return a new context outside of transactions, on the connection of the branches. Raises Unavailable, Refused."""
         return self._made(lambda connection: connection.create_context())
 
     def close(self) -> None:
-        """Closes the connection. Branches that are not prepared are rolled back."""
+        """Close the connection. Branches that are not prepared are rolled back."""
         with self._lock:
             connection, self._connection = self._connection, None
             places, self._idle = [*self._idle, *(workplace for workplace, _ in self._work.values())], []
@@ -178,7 +178,7 @@ class JmsResource:
 
     @contextmanager
     def _ending(self, xid: Xid) -> Iterator[None]:
-        """Around the last request of a branch: afterwards the branch is in the broker's hands alone."""
+        """Make the last request of a branch: afterwards only the broker has the branch."""
         try:
             yield
         except BaseException:
@@ -188,7 +188,7 @@ class JmsResource:
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[BranchSession]:
-        """After a failure the branch is in the broker's hands alone: rolled back there, unless it is prepared."""
+        """Yield the session of a branch. After a failure only the broker has the branch: rolled back, unless it is prepared."""
         with self._lock:
             workplace, _ = self._work[xid]
         try:
@@ -199,7 +199,7 @@ class JmsResource:
             raise
 
     def _ask(self, request: Message) -> Reply:
-        """The broker's answer. Raises AnswerLost, ResourceFailed, ResourceError."""
+        """Return the broker's answer. Raises AnswerLost, ResourceFailed, ResourceError."""
         with _translated():
             workplace = self._borrowed()
             try:
@@ -218,8 +218,8 @@ class JmsResource:
         return reply
 
     def _hand_over(self, operation: str, xid: Xid, since: int | None) -> Reply | None:
-        """The broker's answer to a request about the branch's own transaction; None where the branch has not begun one."""
-        prepares = operation == "prepare"  # it may be undone; a commit in one phase waits until the broker has taken all messages
+        """Return the broker's answer to a request about the branch's own transaction, or None if the branch has not begun one."""
+        prepares = operation == "prepare"  # a prepare can be undone; a commit in one phase waits until the broker has taken all messages
         with self._working(xid) as workplace:
             transaction = workplace.hand_over(answered=not prepares)
             if transaction is None or transaction.id is None:
@@ -246,7 +246,7 @@ class JmsResource:
             workplace.close()
 
     def _borrowed(self) -> BranchSession:
-        """One that nobody uses. Raises Unavailable, Refused."""
+        """Return an idle session, or a new one. Raises Unavailable, Refused."""
         while True:
             with self._lock:
                 workplace = self._idle.pop() if self._idle else None
@@ -263,22 +263,22 @@ class JmsResource:
         return self._made(lambda connection: BranchSession(connection, self._consumers_max))
 
     def _made(self, make: Callable[[Context], T]) -> T:
-        """What ``make`` makes on the connection that there is, or on a new one where that has ended."""
+        """Return the result of ``make`` on the existing connection, or on a new one if that has ended."""
         connection = self._connection
         if connection is not None:
             try:
                 return make(connection)
             except BasculeError:
                 if not ended(connection):
-                    raise  # the broker is away, or takes no more sessions: others work on this connection
+                    raise  # the broker is unavailable, or takes no more sessions: others use this connection
                 _close(connection)
         failures = self._failures
         with self._connecting:
             current = self._connection
             if current is None or current is connection:
                 if self._failure is not None and self._failures > failures:
-                    # Another one's try, which this one has waited for: no need to wait for as long again. A copy: one exception
-                    # object that several threads raise would gather the tracebacks of all.
+                    # Another thread's attempt, which this thread has waited for, has failed: do not wait as long again. Copy the exception:
+                    # one object that several threads raise would collect the tracebacks of all.
                     raise type(self._failure)(*self._failure.args)
                 current = self._connection = self._connect()
             return make(current)
@@ -303,12 +303,12 @@ def _close(connection: Context) -> None:
     try:
         connection.close()
     except BasculeError:
-        return  # it is broken, which is why it is closed
+        return  # it is closed because it is broken
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Whatever the client raises within is raised as an XaError."""
+    """Raise errors of the client as XaError within the block."""
     try:
         yield
     except XaError:

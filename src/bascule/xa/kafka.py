@@ -1,4 +1,4 @@
-"""Kafka as a resource. What a branch sends goes to a side topic at once, and to its own topics when the branch commits.
+"""Kafka as a resource. Records of a branch go to a side topic at once, and to their own topics when the branch commits.
 
 ``kafka_protocol`` has the rules; this module performs their effects with librdkafka, in the calling thread.
 """
@@ -37,12 +37,12 @@ from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
-#: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
+#: Number of transactions at once in one process: while one commits, the next collects branches and prepares its incarnation.
 SLOTS = 2
 
 
 class KafkaBranch:
-    """The handle: sends records. For one thread at a time."""
+    """The handle, which sends records. Use it in one thread at a time."""
 
     def __init__(self, send: Callable[[Outgoing], None]) -> None:
         self._send = send
@@ -57,20 +57,20 @@ class KafkaBranch:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """A record of the transaction; readers with ``read_committed`` see all of them at once, or none.
+        """Send a record in the transaction. Readers with ``read_committed`` see all of its records at once, or none.
 
-        ``value`` None is a tombstone; ``partition`` -1 is chosen by the key as Java's client does; ``timestamp_ms`` 0 is the commit's time.
-        Raises InvalidInput for a topic that is not there, a record that is too large for it, or one too many: a branch takes 500,000, and
-        256 MiB; ResourceFailed when Kafka does not tell how much the topic takes.
+        ``value`` None is a tombstone. If ``partition`` is -1, the key selects the partition as in the Java client. ``timestamp_ms`` 0 means
+        the time of the commit. Raises InvalidInput if the topic does not exist, the record is too large for it, or the branch has more than
+        500,000 records or 256 MiB; ResourceFailed if Kafka does not report the limits of the topic.
         """
         self._send(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 
 
 class AsyncKafkaBranch:
-    """The handle for asyncio. For one task at a time."""
+    """The handle for asyncio. Use it in one task at a time."""
 
     def __init__(self, branch: KafkaBranch, call: Callable[[], AbstractContextManager[object]]) -> None:
-        """``call`` is around each call: its thread may have to wait before it begins."""
+        """``call`` surrounds each call, whose thread may have to wait before it begins."""
         self._branch = branch
         self._call = call
 
@@ -84,9 +84,9 @@ class AsyncKafkaBranch:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """As KafkaBranch.send, in a thread of the event loop's executor: it may wait for Kafka.
+        """Do the same as KafkaBranch.send, in a thread of the event loop's executor, because it may wait for Kafka.
 
-        A cancellation is raised when the call has ended. Then the record is part of the transaction, unless the CancelledError has a cause.
+        A cancellation is raised when the call has ended. The record is then part of the transaction unless the CancelledError has a cause.
         """
         send = functools.partial(self._branch.send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         with self._call():
@@ -94,10 +94,10 @@ class AsyncKafkaBranch:
 
 
 class KafkaResource:
-    """A Kafka cluster. Safe for threads.
+    """A Kafka cluster. Thread-safe.
 
-    Topics ``PREFIX.side`` and ``PREFIX.log`` are created by the first branch; where a setting of theirs loses what is prepared, UnsafeTopic
-    is raised instead.
+    The first branch creates the topics ``PREFIX.side`` and ``PREFIX.log``. Raises UnsafeTopic if one of their settings could lose prepared
+    branches.
     """
 
     def __init__(
@@ -110,10 +110,11 @@ class KafkaResource:
         limits: BranchLimits = LIMITS,
         priority: int = CommitPriority.KAFKA,
     ) -> None:
-        """``kafka`` is for librdkafka (``bootstrap.servers``, security). For ``priority`` see CommitPriority.
+        """Use ``kafka``, settings of librdkafka (``bootstrap.servers``, security). See CommitPriority for ``priority``.
 
-        ``instance``, in the transactional ids, is the process's own: two processes with the same one would fence each other. By default
-        each process makes a new one; Kafka forgets ids that nobody uses after ``transactional.id.expiration.ms``, 7 days by default.
+        ``instance`` is part of the transactional ids and must be unique to the process: two processes with the same one would fence each
+        other. By default each process makes a new one; Kafka forgets unused ids after ``transactional.id.expiration.ms``, 7 days by
+        default.
         """
         self.name = name
         self.priority = priority
@@ -130,7 +131,7 @@ class KafkaResource:
         )
 
     def start(self, xid: Xid, *, timeout_s: float) -> KafkaBranch:  # noqa: ARG002 - its time is BranchLimits.prepare_within_s
-        """See Resource. The handle sends."""
+        """See Resource. The handle sends records."""
         run_blocking(self._branches.start(xid))
         return KafkaBranch(lambda record: run_blocking(self._branches.send(xid, record)))
 
@@ -147,7 +148,7 @@ class KafkaResource:
         return run_blocking(self._branches.prepare(xid))
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """See Resource. One-phase saves the manager's log, not this one: it tells what became of a commit in doubt."""
+        """See Resource. A one-phase commit saves the manager's log, not this one, which tells the outcome of a commit in doubt."""
         run_blocking(self._branches.commit(xid, one_phase=one_phase))
 
     def rollback(self, xid: Xid) -> None:
@@ -155,11 +156,11 @@ class KafkaResource:
         run_blocking(self._branches.rollback(xid))
 
     def recover(self) -> Sequence[Xid]:
-        """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
+        """See Resource. Returns only prepared branches: branches that were not prepared belong to nobody."""
         return run_blocking(self._branches.recover())
 
     def started(self) -> dict[Xid, float]:
-        """Branches that send and are not prepared, by their age in seconds."""
+        """Return the branches that send and are not prepared, with their age in seconds."""
         return run_blocking(self._branches.started())
 
     def forget(self, xid: Xid) -> None:
@@ -167,12 +168,12 @@ class KafkaResource:
         raise UnknownXid(f"{self.name} has no heuristic outcome of branch {xid}")
 
     def after_fork(self) -> None:
-        """See Forks. The transactional ids are the parent's: the child has its own."""
+        """See Forks. The transactional ids belong to the parent: the child gets its own."""
         abandon(self._calls, self._branches)
         self._begin(_own_instance())
 
     def close(self) -> None:
-        """Frees the clients. Prepared branches stay as they are."""
+        """Close the clients. Prepared branches stay as they are."""
         self._calls.close()
 
 
@@ -181,10 +182,10 @@ def _own_instance() -> str:
 
 
 class KafkaCalls:
-    """The effects of ``kafka_protocol``, performed by the calling thread. The clients are made when they are needed."""
+    """The effects of ``kafka_protocol``, performed by the calling thread. The clients are created when needed."""
 
     def __init__(self, name: str, kafka: Mapping[str, Any], topics: BranchTopics, own_slots: frozenset[str]) -> None:
-        """``own_slots`` are the transactional ids of this process; the clients of others are closed after each use."""
+        """``own_slots`` are the transactional ids of this process. Clients of other ids are closed after each use."""
         self._name = name
         self._kafka = kafka
         self._topics = topics
@@ -247,14 +248,14 @@ class KafkaCalls:
         trim(self._kafka, self._topics.side, ends)
 
     def close(self) -> None:
-        """Free the clients."""
+        """Close the clients."""
         with self._lock:
             clients, self._clients = self._clients, None
         if clients is not None:
             clients.close()
 
     def _end_transactions(self, table: Mapping[bytes, Stored]) -> None:
-        """Somebody died in the middle of one, under an id that its branches name."""
+        """Abort transactions of dead processes, under the ids that their branches name."""
         end_open_transactions(self._kafka, slots_of(table) - self._own_slots)
 
     def _open(self) -> Clients:

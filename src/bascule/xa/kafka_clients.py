@@ -1,4 +1,4 @@
-"""What a Kafka as a resource is connected by: the clients for its side topic and log, and a slot for each transactional id."""
+"""The clients of Kafka as a resource: for its side topic and log, and a slot for each transactional id."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bascule.kafka.compacted import Appender, Stored, TableReader
 from bascule.kafka.slot import Slot
 from bascule.xa.kafka_records import BranchTopics
 
-#: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
+#: Maximum overhead of a record in bytes. A record that is too large is refused when it is sent, not when it is committed.
 RECORD_OVERHEAD_BYTES = 200
 
 
 class Clients:
-    """What is connected to Kafka."""
+    """The clients of one Kafka resource."""
 
     def __init__(self, kafka: Mapping[str, Any], branches: BranchTopics, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
         self._kafka, self._branches, self._held_up = kafka, branches, held_up
@@ -41,7 +41,7 @@ class Clients:
         headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
         size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
         limit = self._limits.get(record.topic)
-        if limit is None or size_bytes > limit:  # it may have been raised
+        if limit is None or size_bytes > limit:  # the limit may have been raised
             if record.topic not in self._topics.partitions():
                 raise InvalidInput(f"topic {record.topic!r} does not exist")
             limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
@@ -53,7 +53,7 @@ class Clients:
 
     @contextmanager
     def slot(self, transactional_id: str, *, own: bool) -> Iterator[Slot]:
-        """The one for an id; that of another process is closed again."""
+        """Yield the slot of a transactional id. The slot of another process's id is closed afterwards."""
         if not own:
             slot = self._slot(transactional_id, ahead=False)
             try:
@@ -67,7 +67,7 @@ class Clients:
         yield self._slots[transactional_id]
 
     def turn(self, transactional_id: str) -> threading.Lock:
-        """Whoever has it ends the branches that wait for the id."""
+        """Return the lock whose holder ends the branches that wait for the id."""
         with self._lock:
             return self._turns.setdefault(transactional_id, threading.Lock())
 

@@ -11,12 +11,12 @@ from bascule.xa.kafka_records import LogEntry, Make, SideRecord
 
 
 class AppendReceipt(Protocol):
-    """An append that is under way."""
+    """An append in progress."""
 
     async def offset(self) -> int | None:
-        """Return the offset when all in-sync replicas have the record; None if it is stored at an unknown offset.
+        """Return the offset when all in-sync replicas have the record, or None if it is stored at an unknown offset.
 
-        Raises TooLarge; Unavailable if it may be stored or not.
+        Raises TooLarge, and Unavailable if the record may be stored or not.
         """
 
 
@@ -24,13 +24,13 @@ class BranchCalls(Protocol):
     """The effects. Each may raise XaError if there is no connection to Kafka."""
 
     def now_ms(self) -> int:
-        """Return the wall clock, in ms since the epoch: a monotonic clock may stand still with its machine."""
+        """Return the wall clock, in milliseconds since the epoch: a monotonic clock may stop while its machine is suspended."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that no correction of the clock changes."""
+        """Return the seconds of a monotonic clock."""
 
     def turn(self, slot: str) -> AbstractAsyncContextManager[object]:
-        """Wait until nobody else of this process ends branches under a transactional id."""
+        """Wait until nobody else in this process ends branches under a transactional id."""
 
     def get_ready(self, slot: str) -> None:
         """Prepare a Kafka transaction in the background."""
@@ -42,22 +42,22 @@ class BranchCalls(Protocol):
         """Return the size of a record in bytes. Raises InvalidInput, TooLarge if its topic does not take it; Unavailable."""
 
     def append(self, record: Outgoing) -> AppendReceipt:
-        """Hand a record over, outside of Kafka transactions."""
+        """Send a record outside of Kafka transactions."""
 
     async def transact(self, slot: str, make: Make) -> None:
-        """Write what ``make`` gives for the log's partition of ``slot`` as it is, in one Kafka transaction (``writer.table``).
+        """Write the records that ``make`` returns for the current log partition of ``slot``, in one Kafka transaction (``writer.table``).
 
-        Raises RecordRefused; Unavailable if the outcome is unknown.
+        Raises RecordRefused, and Unavailable if the outcome is unknown.
         """
 
     async def table(self) -> Mapping[bytes, LogEntry]:
         """Return the log, read behind a barrier. Raises Unavailable."""
 
     async def side(self, partition: int, first: int, last: int) -> Iterable[SideRecord]:
-        """Return the records of the side topic between two offsets, both included. Raises Unavailable, also while they are taken."""
+        """Return the records of the side topic between two offsets, both included. Raises Unavailable, also during the iteration."""
 
     async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
-        """Return for each partition of the side topic the first offset that is not older than a time. Raises Unavailable."""
+        """Return, for each partition of the side topic, the first offset that is not older than a time. Raises Unavailable."""
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """Delete the records of the side topic before these offsets, as far as possible now."""

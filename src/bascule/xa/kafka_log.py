@@ -1,4 +1,4 @@
-"""The decision log in a compacted Kafka topic of one partition; ``log_topic`` has the rules."""
+"""The decision log in a compacted Kafka topic with one partition. ``log_topic`` has the rules."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _Clients(NamedTuple):
 class KafkaLog:
     """A decision log for managers on any number of machines.
 
-    The first call creates the topic, and looks whether its settings keep what is decided, as does each ``read``, by which a manager begins,
-    and each recovery: UnsafeTopic is raised where they do not, and nothing is recovered until they do. What Kafka has deleted by
-    then nobody knows: a branch prepared under it has its outcome at the other resources.
+    The first call creates the topic and checks that its settings keep decisions. Each ``read``, with which a manager and a recovery begin,
+    checks them again. Otherwise UnsafeTopic is raised, and nothing is recovered until the settings are safe. Decisions that Kafka has
+    deleted by then are lost: the outcome of a branch prepared under them is known only to the other resources.
     """
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = DECISIONS) -> None:
-        """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
+        """``kafka`` are librdkafka settings: ``bootstrap.servers``, security."""
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic
         self._lock = threading.Lock()
@@ -61,13 +61,11 @@ class KafkaLog:
             state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if not state.log_id:
                 if self._log_id:
-                    raise LogDamaged(
-                        f"the topic was replaced by an empty one while a manager uses it; the former log id was {self._log_id}"
-                    )
+                    raise LogDamaged(f"the topic was replaced by an empty one while a manager uses it. Restore log {self._log_id}")
                 run_blocking(log_topic.identify(_Calls(clients, self._topic), new_log_id(), now_ms()))
                 state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
             if state.log_id != (self._log_id or state.log_id):
-                raise LogDamaged(f"the topic was replaced by another log: its id is {state.log_id}, expected {self._log_id}")
+                raise LogDamaged(f"the topic was replaced by another log: its id is {state.log_id}. Restore log {self._log_id}")
             self._log_id = state.log_id
             return state
 
@@ -76,8 +74,8 @@ class KafkaLog:
         run_blocking(log_topic.store_heuristic(_Calls(self._clients(), self._topic), heuristic))
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
-        """See DecisionLog. Nobody waits for it."""
-        with suppress(Unavailable):  # it comes back, and is forgotten then
+        """See DecisionLog. Does not wait."""
+        with suppress(Unavailable):  # the decision reappears and is forgotten then
             log_topic.forget(_Calls(self._clients(), self._topic), gtrids)
 
     def forget_heuristic(self, xid: Xid) -> None:
@@ -85,7 +83,7 @@ class KafkaLog:
         log_topic.forget_heuristic(_Calls(self._clients(), self._topic), xid)
 
     def close(self) -> None:
-        """Waits for what is under way, and frees the clients."""
+        """Wait for pending operations, and close the clients."""
         with self._lock:
             opened, self._open = self._open, None
         if opened is not None:
@@ -100,7 +98,7 @@ class KafkaLog:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors about an entry name the topic."""
+        """Add the topic to errors about entries."""
         try:
             yield
         except LogDamaged as error:

@@ -1,13 +1,14 @@
 """Kafka as a resource, without IO: how a branch is prepared, found, ended and cleaned up.
 
-    side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
-    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know;
-                 or, of a branch that another process has ended, how it was
+    side topic   the messages of all branches, in the order of sending; headers name the branch and the target of each message
+    log          a compacted topic. The record XID means prepared, and has the place of the messages. The record XID/started means that
+                 the branch sends; if another process has ended the branch, the record has the outcome
 
-Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
-topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
-theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. Branches that end at
-the same time share a transaction. A record XID never expires; XID/started does, and messages that no record needs are deleted.
+Prepare writes one record to the log, after all messages are stored. Commit is one Kafka transaction that copies the messages to their
+topics and deletes the log's record. Rollback is one that only deletes the record. Both look for the record only after they have fenced
+other processes off the transactional id, which the record names: if several processes try, only one finds the record, and ends the branch
+once. Branches that end at the same time share a transaction. A record XID never expires. A record XID/started expires, and messages that
+no record needs are deleted.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class KafkaBranchViolation(enum.StrEnum):
     DOUBT_IS_DONE = "kafka-branch-doubt-is-done"
     #: The record of a branch is deleted before the Kafka transaction that copies the messages has ended.
     RECORD_DELETED_FIRST = "kafka-branch-record-deleted-first"
-    #: The messages are copied without a look whether the log still has the record.
+    #: The messages are copied without a check that the log still has the record.
     RECORD_UNCHECKED = "kafka-branch-record-unchecked"
     #: A process ends the branch of another process under a transactional id of its own.
     OWN_SLOT_TAKEN = "kafka-branch-own-slot-taken"
-    #: A process that ends the branch of another process leaves no word of that.
+    #: A process that ends the branch of another process does not record the outcome.
     ROLLBACK_UNTOLD = "kafka-branch-rollback-untold"
     #: Messages are deleted although a prepared branch needs them.
     NEEDED_DELETED = "kafka-branch-needed-deleted"
@@ -67,18 +68,18 @@ class KafkaBranchViolation(enum.StrEnum):
 
 
 class BranchLimits(NamedTuple):
-    """What a branch may send, and how long what is left of one is kept."""
+    """The limits on what a branch may send, and how long its remains are kept."""
 
-    #: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s, and 5 min for the next try (``slot``): as much
-    #: takes some 3 s with a Kafka on one machine. Branches that end together share that.
+    #: A prepared branch is copied within one Kafka transaction, whose timeout is 15 s, and 5 min for the next try (``slot``). Copying this
+    #: much takes about 3 s with Kafka on the same machine. Branches that end together share the limit.
     records_max: int = 500_000
     bytes_max: int = 256 << 20
     #: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.
     kept_bytes_max: int = 16 << 20
-    #: A branch must be prepared within this time; messages of branches that were not are deleted long after it.
+    #: A branch must be prepared within this time, in seconds; messages of branches that were not are deleted long after it.
     prepare_within_s: float = 3600.0
     unprepared_kept_s: float = 24 * 3600.0
-    #: The side topic is looked at so often for messages that nobody needs.
+    #: Interval, in seconds, at which obsolete messages of the side topic are deleted.
     clean_interval_s: float = 600.0
 
 
@@ -87,7 +88,7 @@ LIMITS: Final = BranchLimits()
 
 @dataclass(slots=True)
 class _Sent:
-    """What a branch of this process has sent."""
+    """State of a branch of this process: its messages and their receipts."""
 
     slot: str
     started_ms: int
@@ -95,7 +96,7 @@ class _Sent:
     messages: list[Outgoing] | None = field(default_factory=list)
     size_bytes: int = 0
     record: PreparedBranch | None = None
-    #: Calls of the application that are at work.
+    #: Calls of the application in progress.
     calls: int = 0
 
 
@@ -106,10 +107,10 @@ class _Ending:
     xid: Xid
     outcome: Outcome
     one_phase: bool
-    #: 1 for as much as one transaction is to take, or for a branch of another process, of which that is not known.
+    #: The share of the limit of one transaction, from 0 to 1. It is 1 for a branch of another process, whose size is unknown.
     weight: float
     messages: Sequence[Outgoing] = ()
-    #: Why the messages could not be read back.
+    #: The error if the messages could not be read back.
     unreadable: BasculeError | None = None
     done: bool = False
     tried: bool = False
@@ -131,7 +132,7 @@ class KafkaBranches:
         lock: AbstractContextManager[Any] | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``slots`` are the transactional ids of this process, ``instance`` names it; ``lock`` is one where several threads call."""
+        """``slots`` are the transactional ids of this process, ``instance`` names it. ``lock`` is needed if several threads call."""
         self.name = name
         self.slots = tuple(slots)
         self.limits = limits
@@ -166,7 +167,7 @@ class KafkaBranches:
 
     @contextmanager
     def call(self, xid: Xid) -> Iterator[_Sent]:
-        """Around a call of the application in a branch: the branch does not end with success beside it. Raises OutOfOrder."""
+        """Surround a call of the application in a branch: the branch cannot end with success meanwhile. Raises OutOfOrder."""
         with self._lock:
             self._check_active(xid)
             sent = self._sent[xid]
@@ -224,7 +225,7 @@ class KafkaBranches:
         return Vote.YES
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Commit a branch. One-phase saves the manager's log, not this one: it tells what became of a commit in doubt."""
+        """Commit a branch. A one-phase commit saves the manager's log, not this one, which tells the outcome of a commit in doubt."""
         if one_phase:
             self._branches.check(xid, Call.COMMIT_ONE_PHASE)
             try:
@@ -240,18 +241,18 @@ class KafkaBranches:
         self._gone(xid)
 
     async def rollback(self, xid: Xid) -> None:
-        """Undo a branch, whatever its state."""
+        """Roll back a branch, whatever its state."""
         state = self._branches.state(xid)
         try:
             if state in (BranchState.NONE, BranchState.PREPARED):
                 await self._finish(xid, Outcome.ROLLBACK)
             elif (sent := self._sent[xid]).receipts:
                 self._write(sent, xid, STARTED, None)
-        finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
+        finally:  # if Kafka is unavailable, recovery finds the branch in the log, if it was ever stored
             self._gone(xid)
 
     async def recover(self) -> Sequence[Xid]:
-        """Return the prepared branches: what was started and not prepared is nobody's. Cleans up now and then."""
+        """Return the prepared branches: branches that were not prepared belong to nobody. Cleans up from time to time."""
         asked_ms = self._calls.now_ms()
         table = await self._table()
         prepared = [self._xid_of(key, entry) for key, entry in table.items() if not key.endswith(STARTED)]
@@ -264,7 +265,7 @@ class KafkaBranches:
         return prepared
 
     async def started(self) -> dict[Xid, float]:
-        """Return the branches that send and are not prepared, by their age in seconds."""
+        """Return the branches that send and are not prepared, with their age in seconds."""
         now_ms, table = self._calls.now_ms(), await self._table()
         return {
             self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000
@@ -275,18 +276,18 @@ class KafkaBranches:
     # -- preparing -----------------------------------------------------------------------------------------------------------
 
     async def _store(self, xid: Xid) -> None:
-        """Make the branch prepared, in the log. Whatever it raises, the branch may be rolled back; by BranchRolledBack it is."""
+        """Store in the log that the branch is prepared. After any error the branch can be rolled back; after BranchRolledBack it is."""
         calls, sent = self._calls, self._sent[xid]
         try:
-            # What Kafka cannot commit now for a reason that stays, it could not roll back, either: its branches elsewhere kept their locks.
-            # One that works goes away after the vote like any resource; then commit is repeated until it is back.
+            # If Kafka cannot commit now for a lasting reason, it could not roll back either, and the branches elsewhere would keep their
+            # locks. If Kafka fails after the vote, like any resource, the commit is repeated until Kafka is back.
             await calls.reach(sent.slot)
         except Unavailable as error:
             raise await self._refused(xid, str(error), Code.XA_RBCOMMFAIL, error) from error
         try:
             offsets = [await receipt.offset() for receipt in sent.receipts]
             places = [offset for offset in offsets if offset is not None]
-            if len(places) < len(offsets):  # by their offsets what was sent is found when the branch is committed
+            if len(places) < len(offsets):  # the commit needs the offsets to find the messages
                 raise await self._refused(xid, f"Kafka did not return the offset of a record in topic {self._topics.side!r}")
             sent.record = PreparedBranch(sent.slot, self._side_partition, min(places), max(places), len(places), calls.now_ms())
             stored = self._write(sent, xid, b"", sent.record.encode())
@@ -295,7 +296,7 @@ class KafkaBranches:
         except TooLarge as error:
             raise await self._refused(xid, str(error), cause=error) from error
         except Unavailable as error:
-            # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
+            # Unprepared, or prepared without its manager's knowledge, which rolls it back: this needs the state PREPARED.
             self._branches.move(xid, BranchState.PREPARED)
             raise ResourceFailed(f"{self.name}: {error}") from error
         self._branches.move(xid, BranchState.PREPARED)
@@ -304,7 +305,7 @@ class KafkaBranches:
             raise await self._refused(xid, f"more than {self.limits.prepare_within_s:g} s have passed since its start", Code.XA_RBTIMEOUT)
 
     async def _refused(self, xid: Xid, why: str, code: Code = Code.XA_RBOTHER, cause: BaseException | None = None) -> BranchRolledBack:
-        """Roll a branch back that cannot be prepared, and return what to raise."""
+        """Roll back a branch that cannot be prepared, and return the error to raise."""
         await self.rollback(xid)
         return BranchRolledBack(f"could not prepare branch {xid}: {why}", code, cause=cause)
 
@@ -340,7 +341,7 @@ class KafkaBranches:
                     try:
                         self._next_batch(slot, batch)
                         await self._end(slot, batch)
-                    except BaseException:  # this thread is interrupted; those who wait for it in others are told
+                    except BaseException:  # this thread is interrupted; tell the threads that wait for it
                         self._take_away(slot, batch)
                         for each in batch:
                             each.error = each.error or (
@@ -348,18 +349,18 @@ class KafkaBranches:
                             )
                             each.done = True
                         raise
-        except BaseException:  # to commit it again would copy its messages twice if it still waited
+        except BaseException:  # a second commit would copy the messages twice if this ending still waited
             self._take_away(slot, [mine])
             raise
 
     def _take_away(self, slot: str, endings: Sequence[_Ending]) -> None:
-        """These wait no more."""
+        """Remove endings from the queue."""
         with self._lock:
             if rest := [each for each in self._waiting.pop(slot, ()) if each not in endings]:
                 self._waiting[slot] = rest
 
     async def _found(self, xid: Xid, outcome: Outcome) -> PreparedBranch:
-        """Return the log's record of a branch of another process: it says by which transactional id the branch is to be ended."""
+        """Return the log's record of a branch of another process, which has the transactional id to end it with."""
         table = await self._table()
         if (entry := table.get(key_of(xid))) is None:
             told = told_outcome(table.get(key_of(xid) + STARTED))
@@ -369,7 +370,7 @@ class KafkaBranches:
         return PreparedBranch.decode(entry.value)
 
     async def _read_back(self, mine: _Ending, record: PreparedBranch) -> None:
-        """Get the messages of a branch from the side topic. A failure counts if the branch is still prepared when it is to be ended."""
+        """Read the messages of a branch from the side topic. An error counts only if the branch is still prepared when it is ended."""
         try:
             mine.messages = copies_of(mine.xid, await self._calls.side(record.partition, record.first, record.last))
         except BasculeError as error:
@@ -381,11 +382,11 @@ class KafkaBranches:
             )
 
     def _next_batch(self, slot: str, batch: list[_Ending]) -> None:
-        """Move to ``batch``, of the branches that wait, in their order, as many as one transaction is to take; one at least."""
+        """Move waiting branches, in order, to ``batch``: as many as fit into one transaction, and at least one."""
         with self._lock:
             waiting = self._waiting[slot]
             count = max(1, sum(total <= 1.0 for total in itertools.accumulate(each.weight for each in waiting)))
-            batch += waiting[:count]  # an interrupt loses none of them: whoever has ``batch`` tells them
+            batch += waiting[:count]  # an interrupt loses none of them: the owner of ``batch`` tells them
             if rest := waiting[count:]:
                 self._waiting[slot] = rest
             else:
@@ -395,7 +396,7 @@ class KafkaBranches:
         try:
             await self._calls.transact(slot, lambda table: [record for each in batch for record in self._ended(slot, each, table)])
         except RecordRefused as error:
-            if len(batch) > 1:  # it is one of them; the others shall not wait for it
+            if len(batch) > 1:  # one of them is refused; the others must not wait for it
                 for each in batch:
                     await self._end(slot, [each])
                 return
@@ -412,7 +413,7 @@ class KafkaBranches:
             each.done = True
 
     def _ended(self, slot: str, each: _Ending, table: Mapping[bytes, LogEntry]) -> list[Outgoing]:
-        """Return the records that end a branch, given the log as it is now; none where it has ended."""
+        """Return the records that end a branch, given the current log, or none if the branch has ended."""
         each.error = None
         key = key_of(each.xid)
         if (entry := table.get(key)) is None and KafkaBranchViolation.RECORD_UNCHECKED not in self._violations:
@@ -422,11 +423,11 @@ class KafkaBranches:
             elif not each.tried and not (each.one_phase and told is Outcome.COMMIT):
                 each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
             return []
-        each.tried = True  # if it is gone the next time, our own transaction has done it, or somebody else's after ours failed
+        each.tried = True  # if it is gone the next time, our own transaction has ended it, or somebody else after ours failed
         if each.outcome is Outcome.COMMIT and each.unreadable is not None:
             each.error = each.unreadable
             return []
-        # Its own process may be about to commit it in one phase, where no decision says what became of it.
+        # The branch's own process may be about to commit it in one phase, where no decision has the outcome.
         tell = each.xid not in self._sent and KafkaBranchViolation.ROLLBACK_UNTOLD not in self._violations
         mark = started(slot, self._calls.now_ms(), each.outcome) if tell else None
         partition = entry.partition if entry is not None else self._topics.partition_of(slot)
@@ -443,10 +444,10 @@ class KafkaBranches:
     # -- cleaning up ---------------------------------------------------------------------------------------------------------
 
     async def _clean(self, table: Mapping[bytes, LogEntry], asked_ms: int) -> None:
-        """Delete the messages that no prepared branch needs, and what is left of branches that were never prepared.
+        """Delete the messages that no prepared branch needs, and the remains of branches that were never prepared.
 
-        ``asked_ms`` is when the read of the table began. By that what is old is told, and not by now: this process may have stood still
-        since, and what is older than that by ``unprepared_kept_s`` is prepared, and in the table, or never will be.
+        ``asked_ms`` is when the read of the table began. The age is measured from then, not from now, because this process may have stalled
+        since: a branch that was older by ``unprepared_kept_s`` at that time is prepared, and in the table, or never will be.
         """
         old_ms = asked_ms - int(self.limits.unprepared_kept_s * 1000)
         needed: dict[int, int] = {}
@@ -460,7 +461,7 @@ class KafkaBranches:
         try:
             young = await self._calls.side_offsets(old_ms)
         except Unavailable:
-            return  # the next time
+            return  # try again the next time
         await self._calls.trim({at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
 
     # -- inside --------------------------------------------------------------------------------------------------------------
@@ -487,7 +488,10 @@ class KafkaBranches:
 
 
 def _ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
-    """In one phase nothing but the branch was to commit; in two phases the other outcome had been decided."""
+    """Return the error for a branch that another process has ended the other way.
+
+    In one phase, only the branch was to commit; in two phases, the other outcome had been decided.
+    """
     if one_phase:
         return BranchRolledBack(f"another process considered branch {xid} abandoned and rolled it back", Code.XA_RBTRANSIENT)
     code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB

@@ -30,7 +30,7 @@ class LogEntry(Protocol):
         """Return the partition of the log."""
 
     def place(self, topic: str, key: bytes) -> str:
-        """Return where the record stands, for people."""
+        """Return the place of the record, for error messages."""
 
 
 class SideRecord(NamedTuple):
@@ -43,7 +43,7 @@ class SideRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BranchTopics:
-    """The side topic and the log, each with as many ``partitions``."""
+    """The side topic and the log, with the same number of ``partitions``."""
 
     side: str
     log: str
@@ -89,13 +89,13 @@ def xid_of(key: bytes) -> Xid:
 
 
 def started(slot: str, at_ms: int, outcome: Outcome | None = None) -> bytes:
-    """Return the value of a record XID/started; ``outcome`` is how another process has ended the branch."""
+    """Return the value of a record XID/started. ``outcome`` is how another process has ended the branch."""
     fields = {"at_ms": at_ms, "slot": slot, "rolled_back": outcome is Outcome.ROLLBACK}
     return json.dumps(fields | ({"committed": True} if outcome is Outcome.COMMIT else {})).encode()
 
 
 def told_outcome(entry: LogEntry | None) -> Outcome | None:
-    """Return how another process has ended the branch of a record XID/started; None if none has."""
+    """Return how another process has ended the branch of a record XID/started, or None."""
     fields = {} if entry is None else json.loads(entry.value)
     if fields.get("rolled_back"):
         return Outcome.ROLLBACK
@@ -103,7 +103,7 @@ def told_outcome(entry: LogEntry | None) -> Outcome | None:
 
 
 def started_ms(entry: LogEntry) -> int:
-    """Return when a branch began to send, by its record XID/started."""
+    """Return when a branch began to send, from its record XID/started, in milliseconds since the epoch."""
     at_ms: int = json.loads(entry.value)["at_ms"]
     return at_ms
 
@@ -120,7 +120,7 @@ def on_side(record: Outgoing, xid: Xid, topic: str, partition: int) -> Outgoing:
 
 
 def copies_of(xid: Xid, records: Iterable[SideRecord]) -> list[Outgoing]:
-    """Return the messages of a branch as they go to their topics. Records of other branches are passed over."""
+    """Return the messages of a branch as they go to their topics. Records of other branches are skipped."""
     copies = []
     for record in records:
         headers: Any = list(record.headers)

@@ -1,9 +1,10 @@
-"""Databases without two-phase commit as a resource: SQLite, MySQL or MariaDB by any driver of PEP 249. The commit is the decision."""
+"""Databases without two-phase commit as a resource: SQLite, MySQL or MariaDB with any PEP 249 driver. The commit is the decision."""
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Self
@@ -17,14 +18,14 @@ from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority
 from bascule.xa.xid import Xid
 
-#: How long the end of a transaction waits for a call of the application that is still within it, and that is rolled back.
+#: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
 INTERRUPT_WITHIN_S: Final = 3.0
-#: After the last row.
+#: Marks the end of the rows.
 _END: Final = object()
 
 
 class LocalCalls:
-    """The calls of the application in one branch, on its connection and the cursors of that."""
+    """The calls of the application in one branch, on its connection and cursors."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,7 +35,7 @@ class LocalCalls:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call. Raises OutOfOrder if the branch is over."""
+        """Surround a call. Raises OutOfOrder if the branch is over."""
         with self._changed:
             self.check()
             self._within += 1
@@ -54,13 +55,13 @@ class LocalCalls:
             raise OutOfOrder("the transaction of this connection is over; enlist the resource in the next transaction")
 
     def end(self, timeout_s: float = 0.0) -> bool:
-        """Let no call in any more. Return whether none is at work, now or within ``timeout_s``."""
+        """Refuse new calls. Return True if no call is in progress, now or within ``timeout_s`` seconds."""
         with self._changed:
             self._over = True
             return self._changed.wait_for(lambda: self._within == 0, timeout_s)
 
     def afterwards(self, function: Callable[[], None]) -> None:
-        """Let no call in any more, and call ``function`` once: now, or at the end of the last call, in its thread."""
+        """Refuse new calls, and call ``function`` once: now, or at the end of the last call, in its thread."""
         with self._changed:
             self._over, self._afterwards = True, function
             due = self._take_due()
@@ -75,7 +76,7 @@ class LocalCalls:
 
 
 class LocalCursor:
-    """A cursor of the driver. Its calls are calls in the branch."""
+    """A cursor of the driver whose calls count as calls in the branch."""
 
     __slots__ = ("_calls", "_raw")
 
@@ -110,13 +111,13 @@ class LocalCursor:
             return next(self._raw)
 
     def close(self) -> None:
-        """Close it. When the branch is over, its end has done so, or will."""
+        """Close the cursor, unless the end of the branch has closed or will close it."""
         with suppress(OutOfOrder), self._calls.call():
             self._raw.close()
 
 
 class LocalConnection:
-    """The handle: a connection of the driver whose commit and rollback are the manager's. It ends with its branch."""
+    """The handle: a driver connection that only the manager commits and rolls back. It ends with its branch."""
 
     def __init__(self, raw: Any) -> None:
         self._raw: Any = raw
@@ -127,23 +128,23 @@ class LocalConnection:
             return _counted(getattr(self._raw, name), self._raw, self._calls)
 
     def commit(self) -> NoReturn:
-        """Raises OutOfOrder."""
+        """Raise OutOfOrder."""
         raise OutOfOrder("cannot commit this connection: the transaction manager commits the transaction")
 
     def rollback(self) -> NoReturn:
-        """Raises OutOfOrder."""
+        """Raise OutOfOrder."""
         raise OutOfOrder("cannot roll back this connection: the transaction manager rolls back the transaction")
 
     def close(self) -> NoReturn:
-        """Raises OutOfOrder."""
+        """Raise OutOfOrder."""
         raise OutOfOrder("cannot close this connection: the transaction manager closes the connection")
 
     def cut_off(self) -> bool:
-        """End the use of the connection. Return whether no thread is within a call."""
+        """End the use of the connection. Return True if no thread is within a call."""
         return self._calls.end()
 
     def interrupt(self) -> bool:
-        """End the use of the connection, and the call that a thread is within, if the driver can. Return whether there was one."""
+        """End the use of the connection, and a call in progress if the driver can. Return True if there was one."""
         if self.cut_off():
             return False
         if (cancel := getattr(self._raw, "interrupt", None)) is not None:  # SQLite has it
@@ -152,14 +153,14 @@ class LocalConnection:
         return True
 
     def afterwards(self, function: Callable[[], None]) -> None:
-        """End the use of the connection, and call ``function`` when no thread is within a call: now, or in the thread that was the last."""
+        """End the use of the connection, and call ``function`` when no thread is within a call: now, or in the last thread."""
         self._calls.afterwards(function)
 
 
 def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:
-    """An attribute of a driver's object. A method is called as a call in the branch; the cursor that it returns is a LocalCursor.
+    """Return an attribute of a driver object. A method counts as a call in the branch; a cursor that it returns becomes a LocalCursor.
 
-    A class is what it is: a driver's connection may have its errors.
+    A class is returned unchanged: a driver connection may have its error classes as attributes.
     """
     if not callable(found) or isinstance(found, type):
         return found
@@ -180,7 +181,7 @@ def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:
 
 
 class LocalWork:
-    """A branch in the implicit transaction of a driver's connection ``raw``. The application works by ``lent``."""
+    """A branch in the implicit transaction of a driver connection ``raw``. The application works with ``lent``."""
 
     raw: Any
     lent: LocalConnection
@@ -194,7 +195,7 @@ class LocalWork:
         self.lent.cut_off()
 
     def prepare(self) -> NoReturn:
-        """Raises OutOfOrder."""
+        """Raise OutOfOrder."""
         raise OutOfOrder("a database without two-phase commit cannot prepare a branch")
 
     def commit(self) -> None:
@@ -212,36 +213,36 @@ class LocalWork:
 
     def _leave(self, *, reusable: bool) -> None:
         if not reusable:
-            with suppress(Exception):  # SQLite goes on with a transaction behind its close, as long as somebody has a cursor
+            with suppress(Exception):  # SQLite continues a transaction after close as long as there is an open cursor
                 self.raw.rollback()
         self.let_go(reusable=reusable)
 
     def let_go(self, *, reusable: bool) -> None:
-        """Give the connection back, or close it."""
+        """Return the connection to its owner, or close it."""
         raise NotImplementedError
 
 
 class _OwnWork(LocalWork):
-    """On a connection of its own."""
+    """A branch on a connection of its own."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.handle = self.lent = LocalConnection(raw)
 
     def begin(self, xid: Any) -> None:
-        """The first statement begins the transaction."""
+        """Do nothing: the first statement begins the transaction."""
 
     def flush(self) -> None:
-        """A connection sends at once."""
+        """Do nothing: a connection sends at once."""
 
     def let_go(self, *, reusable: bool) -> None:  # noqa: ARG002 - none is used again
         close_quietly(self.raw)
 
 
 class LocalRules(DecidingDatabase[HandleT]):
-    """What databases do differently that cannot prepare, for every way to them; at most one such resource takes part in a transaction.
+    """The rules of databases that cannot prepare, for every kind of connection. Only one such resource can take part in a transaction.
 
-    The table ``bascule_decisions``, which ``check`` creates, has the decisions; rows are deleted when nobody needs them.
+    The table ``bascule_decisions``, which ``check`` creates, has the decisions. Rows are deleted when nobody needs them.
     """
 
     def __init__(self, name: str, *, placeholder: str, **rest: Any) -> None:
@@ -271,7 +272,7 @@ class LocalRules(DecidingDatabase[HandleT]):
         return True
 
     def listed(self, raw: Any) -> Sequence[Xid]:  # noqa: ARG002
-        """See DatabaseResource: nothing is prepared."""
+        """See DatabaseResource: nothing is ever prepared."""
         return []
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
@@ -281,12 +282,20 @@ class LocalRules(DecidingDatabase[HandleT]):
 class LocalDatabaseResource(LocalRules[Any]):
     """A database that cannot prepare. The handle is a connection."""
 
-    def __init__(self, name: str, connect: Callable[[], Any], *, placeholder: str = "?", priority: int = CommitPriority.DATABASE) -> None:
-        """``connect`` opens a connection that does not commit by itself, and that any thread may use (SQLite: ``check_same_thread``).
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Any],
+        *,
+        placeholder: str = "?",
+        priority: int = CommitPriority.DATABASE,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``connect`` opens a connection that has no autocommit and that any thread may use (SQLite: ``check_same_thread``).
 
-        For ``placeholder`` see LocalRules, for ``priority`` CommitPriority.
+        See LocalRules for ``placeholder`` and CommitPriority for ``priority``.
         """
-        super().__init__(name, placeholder=placeholder, priority=priority)
+        super().__init__(name, placeholder=placeholder, priority=priority, violations=violations)
         self._connect = connect
 
     def opened(self, xid: Xid) -> Work[Any]:  # noqa: ARG002 - the database does not know it

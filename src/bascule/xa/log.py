@@ -1,8 +1,8 @@
-"""The decision log: for each transaction the first outcome that was stored is the one that stands.
+"""The decision log: for each transaction, the first outcome that was stored counts.
 
-That rule is all that the safety of a transaction rests on. A manager asks for COMMIT when every branch is prepared, a recoverer that finds
-a branch without a decision asks for ROLLBACK, and both obey the answer. So any number of managers and recoverers may work on one
-transaction at once. A manager that rolls back stores nothing (presumed abort), nor does one whose branches were read-only or one alone.
+The safety of a transaction depends only on this rule. A manager asks for COMMIT when every branch is prepared, a recoverer that finds a
+branch without a decision asks for ROLLBACK, and both obey the answer. So any number of managers and recoverers may work on one transaction
+at once. A manager that rolls back stores nothing (presumed abort), nor does one with only read-only branches or a single branch.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.xa.errors import Code
 from bascule.xa.xid import LOG_ID, Xid, named
 
-#: A decision that the process of its transaction may still ask about is remembered for so long: a rollback, in case a manager that stood
-#: still in between asks for COMMIT after all, and a commit of a database whose answer that process may have lost. The time counts from when
-#: the process that forgets it has first seen it, for the clocks of processes need not agree.
+#: How long, in seconds, a decision is kept that the process of its transaction may still ask about: a ROLLBACK, in case a stalled manager
+#: asks for COMMIT later, and the COMMIT of a database whose answer that process may have lost. The time counts from when the process that
+#: deletes the decision first saw it, because the clocks of processes may differ.
 DECISION_KEPT_S = 24 * 3600.0
 
 
-#: The format of entries that this version writes. Entries without a format have format 0, which has no tokens; format 2 has brought the
-#: id of the log.
+#: The format of entries that this version writes. Entries without a format have format 0, which has no tokens; format 2 introduced the id
+#: of the log.
 FORMAT = 2
 
 
 class LogDamaged(BasculeError):
-    """What the decision log holds cannot be read. Nothing is guessed: decisions may be missing."""
+    """Raised if the content of the decision log cannot be read. Bascule does not guess: decisions may be missing."""
 
     retriable = False
     scope = Scope.PROCESS
 
 
 class Outcome(enum.StrEnum):
-    """Of a whole transaction."""
+    """The outcome of a whole transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -44,10 +44,10 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An outcome. ``resources`` are those that are prepared, ``at_ms`` is when (since the epoch), ``by`` who decided.
+    """An outcome. ``resources`` are the prepared ones, ``at_ms`` is the time (since the epoch), ``by`` who decided.
 
-    ``tokens`` has for each resource what tells the outcome of its branch in any process, or "" (see ``TellsOutcome``); it is empty if no
-    resource has given one, and in entries of format 0.
+    ``tokens`` has for each resource the token that tells the outcome of its branch in any process, or "" (see ``TellsOutcome``). It is
+    empty if no resource has given one, and in entries of format 0.
     """
 
     gtrid: bytes
@@ -58,13 +58,13 @@ class Decision:
     tokens: tuple[str, ...] = ()
 
     def token(self, resource: str) -> str:
-        """Return the token of a resource, "" if there is none."""
+        """Return the token of a resource, or "" if there is none."""
         return dict(zip(self.resources, self.tokens, strict=False)).get(resource, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Heuristic:
-    """A branch that was finished from outside; kept until the operator forgets it. ``wanted`` is what had been decided."""
+    """A branch that was finished from outside. It is kept until the operator forgets it. ``wanted`` is the decision."""
 
     xid: Xid
     code: Code
@@ -75,7 +75,7 @@ class Heuristic:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """The id of a log, which is part of each global transaction id. Two logs never have the same; the first entry of a log stands."""
+    """The id of a log, which is part of each global transaction id. Two logs never have the same id; the first entry of a log counts."""
 
     log_id: str
     at_ms: int
@@ -86,14 +86,14 @@ Entry = Decision | Heuristic | LogIdentity
 
 @dataclass(slots=True)
 class LogState:
-    """What a decision log says. ``log_id`` is "" for a log without an id."""
+    """The content of a decision log. ``log_id`` is "" for a log without an id."""
 
     decisions: dict[bytes, Decision] = field(default_factory=dict)
     heuristics: dict[Xid, Heuristic] = field(default_factory=dict)
     log_id: str = ""
 
     def add(self, entry: Entry) -> None:
-        """An entry that comes after those that were added before it."""
+        """Add an entry that comes after all entries added before."""
         if isinstance(entry, Decision):
             self.decisions.setdefault(entry.gtrid, entry)
         elif isinstance(entry, Heuristic):
@@ -107,35 +107,35 @@ class LogState:
 
 
 class DecisionLog(Protocol):
-    """Durable, and shared by all that work under one manager's name. Safe for threads.
+    """A durable log, shared by all processes that work under one manager's name. Thread-safe.
 
-    Calls raise Unavailable when the log does not answer; then the entry may be stored or not. ``forget`` never raises.
+    Calls raise Unavailable if the log does not answer; the entry may then be stored or not. ``forget`` never raises.
     """
 
     def decide(self, decision: Decision) -> Decision:
-        """Stores it, and returns the decision that stands: the first that was stored for this transaction."""
+        """Store a decision, and return the one that counts: the first that was stored for this transaction."""
 
     def read(self) -> LogState:
-        """All that had been stored when the call began; it is durable, for it is acted on.
+        """Return all entries that were stored when the call began. They are durable, because callers act on them.
 
         A log that has an id has it from the first read.
         """
 
     def record(self, heuristic: Heuristic) -> None:
-        """Stores it."""
+        """Store a heuristic outcome."""
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
-        """Decisions that nobody needs any more. Lazy: one that comes back is forgotten again by the next recovery."""
+        """Forget decisions that nobody needs any more, at some time. The next recovery forgets those that reappear."""
 
     def forget_heuristic(self, xid: Xid) -> None:
-        """Drops what was recorded of a branch."""
+        """Delete the heuristic outcome of a branch."""
 
     def close(self) -> None:
-        """Frees what is held."""
+        """Close the log."""
 
 
 def encode(entry: Entry) -> bytes:
-    """An entry as JSON."""
+    """Return an entry as JSON."""
     fields: dict[str, Any]
     if isinstance(entry, Decision):
         fields = {"gtrid": entry.gtrid.decode("latin-1"), "outcome": entry.outcome, "resources": entry.resources, "by": entry.by}
@@ -149,7 +149,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(data: bytes) -> Entry:
-    """The entry that ``encode`` gave. Raises LogDamaged."""
+    """Return the entry that ``encode`` was given. Raises LogDamaged."""
     try:
         return _entry(json.loads(data))
     except (ValueError, TypeError, KeyError, BasculeError) as error:

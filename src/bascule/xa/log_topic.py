@@ -1,7 +1,7 @@
-"""The decision log as a topic, without IO: the first decision in the order of the offsets stands.
+"""The decision log as a topic, without IO: the first decision in the order of the offsets counts.
 
-Each entry has a key of its own, so compaction deletes no entry that was not forgotten, and the order never changes. To decide is to append,
-and to read up to one's own record. No Kafka transaction and no fence is needed: any number of processes may decide at once.
+Each entry has its own key, so compaction deletes only forgotten entries, and the order never changes. A decision is an append, followed by
+a read up to that record. No Kafka transaction and no fence is needed: any number of processes may decide at once.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ class TopicCalls(Protocol):
         """Return a new unique key."""
 
     async def append(self, key: bytes, value: bytes) -> int | None:
-        """Store a record. Returns its offset when all in-sync replicas have it; None if it is stored at an unknown offset."""
+        """Store a record. Return its offset when all in-sync replicas have it, or None if it is stored at an unknown offset."""
 
     async def reach(self, offset: int) -> Mapping[bytes, LogRecord]:
         """Return the newest record of each key, read up to an offset that the caller knows to be stored."""
 
     async def tail(self, *, barrier: bool = True) -> Mapping[bytes, LogRecord]:
-        """Return the newest record of each key. Behind a barrier nothing is missing that was stored before the call.
+        """Return the newest record of each key. With a barrier, nothing is missing that was stored before the call.
 
-        Without a barrier the end is the one that a node names; no decision may rest on it.
+        Without a barrier, the end is the one that a node reports; no decision may depend on it.
         """
 
     def known(self) -> Iterable[bytes]:
         """Return the keys that the last read has found."""
 
     def post(self, key: bytes, value: bytes | None) -> None:
-        """Hand over a record, or with None the deletion of a key; nobody waits for it."""
+        """Send a record, or with None the deletion of a key, without waiting for it."""
 
 
 async def decide(calls: TopicCalls, decision: Decision, *, violations: Collection[enum.StrEnum] = frozenset()) -> Decision:
-    """Store a decision and return the one that stands. Raises LogDamaged."""
+    """Store a decision and return the one that counts. Raises LogDamaged."""
     if LogTopicViolation.DECISION_UNSTORED in violations:
         calls.post(prefix_of(decision) + calls.new_key(), encode(decision))
         return decision
@@ -70,7 +70,7 @@ async def decide(calls: TopicCalls, decision: Decision, *, violations: Collectio
         return decision
     mine = prefix_of(decision)
     found = sorted((record.offset, key) for key, record in table.items() if key.startswith(mine))
-    if not found:  # another process has seen the decision, has finished what it says and has forgotten it
+    if not found:  # another process has seen the decision, carried it out and forgotten it
         return decision
     offset, key = found[-1 if LogTopicViolation.LAST_DECISION_STANDS in violations else 0]
     first = _entry(key, table[key])
@@ -90,7 +90,7 @@ async def read(calls: TopicCalls, *, violations: Collection[enum.StrEnum] = froz
 
 
 async def identify(calls: TopicCalls, log_id: str, at_ms: int) -> None:
-    """Give the log an id, if it has none. Of processes that do so at once the first one's id stands."""
+    """Give the log an id if it has none. If processes do so at once, the first id counts."""
     await _append(calls, LogIdentity(log_id, at_ms))
 
 
@@ -100,7 +100,7 @@ async def store_heuristic(calls: TopicCalls, heuristic: Heuristic) -> None:
 
 
 def forget(calls: TopicCalls, gtrids: Iterable[bytes]) -> None:
-    """Delete decisions. One whose deletion is lost is found again by the next recovery."""
+    """Delete decisions. The next recovery finds a decision again whose deletion was lost."""
     _delete(calls, tuple(gtrid + b"#" for gtrid in gtrids))
 
 
@@ -110,14 +110,14 @@ def forget_heuristic(calls: TopicCalls, xid: Xid) -> None:
 
 
 def prefix_of(entry: Entry) -> bytes:
-    """Return the beginning of the keys of entries about the same transaction or branch, or of the log's identity."""
+    """Return the prefix of the keys of entries about the same transaction or branch, or of the log's identity."""
     if isinstance(entry, LogIdentity):
         return b"#"
     return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"
 
 
 async def _append(calls: TopicCalls, entry: Entry, violations: Collection[enum.StrEnum] = frozenset()) -> Mapping[bytes, LogRecord]:
-    """Return the table as it is once the entry is in it."""
+    """Return the table after the entry was added to it."""
     offset = None
     while offset is None:  # an entry at an unknown offset is stored before the next one, and of two entries the first counts
         offset = await calls.append(prefix_of(entry) + calls.new_key(), encode(entry))

@@ -44,20 +44,20 @@ from bascule.xa.transaction import FollowsTransaction, HandleT, Transaction, Tra
 from bascule.xa.two_phase import ENDED, TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
-#: Long for a person's patience, short for a database that keeps locks.
+#: Default timeout of a transaction, in seconds: long enough for a person, short for a database that keeps locks.
 TIMEOUT_S = 60.0
-#: Branches that other processes left are looked for so often.
+#: Interval, in seconds, at which recovery looks for branches of other processes.
 RECOVERY_INTERVAL_S = 30.0
-#: What could not be finished is tried again after this time, then after twice as long, up to the interval.
+#: Pause, in seconds, before recovery retries a failed step. It doubles with each retry up to the interval.
 FIRST_RETRY_S = 0.5
-#: In the background: a resource that hangs shall not keep the branches of the others waiting, and their locks.
+#: Timeout of a resource in background recovery, in seconds, so that a hanging resource does not delay the branches of others.
 ANSWER_WITHIN_S = 10.0
-#: Longer than one resource that hangs takes a pass of the recovery; whoever closes a manager shall not hang with what it works with.
+#: Timeout of ``close``, in seconds: longer than a recovery pass with one hanging resource, so that ``close`` does not hang.
 CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
-#: Transactions whose end a manager remembers for ``outcome``, beyond what the log has of them.
+#: Number of ended transactions that a manager remembers for ``outcome``, in addition to those in the log.
 ENDED_MAX = 10_000
 _FINDINGS = {TransactionStatus.COMMITTED: TransactionFinding.COMMITTED, TransactionStatus.ROLLED_BACK: TransactionFinding.ROLLED_BACK}
-#: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
+#: Pause before a retry, in seconds, multiplied by a random number up to 1 and doubled each time, so that conflicting transactions separate.
 RETRY_PAUSE_S = 0.05
 
 _log = get_log("bascule.xa")
@@ -73,7 +73,7 @@ class _Entered(NamedTuple):
 
 
 class TransactionManager:
-    """Safe for threads and tasks. Nothing is opened before ``open`` (or ``with``), so a module may hold one."""
+    """Begins transactions and recovers them. Thread-safe. It opens nothing before ``open`` or ``with``, so a module can hold one."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class TransactionManager:
         parallel: bool = False,
         finish_within_s: float = 0.0,
     ) -> None:
-        """``name`` marks its transactions: the same after a restart, another one for each application on the same resources.
+        """``name`` identifies the manager's transactions. It must stay the same after a restart, and be unique among applications.
 
-        ``shared``: several processes with this name are at work at once, on one log. Then what one of them has not decided is left
-        alone until its deadline; else a start finishes it at once. Neither can split a transaction.
+        ``shared``: several processes with this name work at once, on one log. Recovery then leaves undecided transactions of other
+        processes alone until their deadline; otherwise it finishes them at once. Neither can split a transaction.
 
-        Branches of this name that were begun with another decision log are named, and left alone. ``lost_logs`` has the ids of logs that
-        are gone for good: their branches are then finished as this log says, which is a rollback where it says nothing.
+        Branches of this name that were begun with another decision log are reported and left alone. ``lost_logs`` has the ids of logs that
+        are permanently lost: their branches are finished as this log says, with a rollback if it has no decision.
 
-        ``parallel``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it the last branch
-        commits in one phase if no other one has written.
+        ``parallel``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it, the last
+        branch commits in one phase if no other has written.
 
-        ``finish_within_s``: how long a commit waits for resources that cannot be told at once, until recovery has told them.
+        ``finish_within_s``: how many seconds a commit waits for resources that could not be told at once, until recovery has told them.
         """
         self.name = named(MANAGER_NAME, name, "transaction manager")
         self.log = log
@@ -128,16 +128,16 @@ class TransactionManager:
         self._statistics = Statistics()
 
     def open(self) -> Pass:
-        """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
+        """Finish transactions that an earlier process has left, as far as resources answer, and continue that in the background.
 
-        Returns what was found. Raises Unavailable when the log does not answer, UnsafeTopic when its topic would lose what is decided;
-        Unavailable and InvalidInput for a resource that cannot take part, such as a PostgreSQL without prepared transactions.
+        Returns what was found. Raises Unavailable if the log does not answer, UnsafeTopic if the log's topic could lose decisions, and
+        Unavailable or InvalidInput for a resource that cannot take part, such as a PostgreSQL without prepared transactions.
         """
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is already open")
         self._closing = threading.Event()
         self._failure = ""
-        if len(self.resources) > 1:  # one alone prepares nothing
+        if len(self.resources) > 1:  # a single resource prepares nothing
             self._check()
         first = self.recoverer().run()
         self._statistics.recovered(first, (), time.monotonic())
@@ -153,9 +153,9 @@ class TransactionManager:
         return first
 
     def close(self) -> None:
-        """Ends the recovery in the background and closes the log. Resources are their owner's to close.
+        """Stop the background recovery and close the log. The owner of a resource closes it.
 
-        Where resources or the log hang, the recovery is left behind after ``CLOSE_WITHIN_S``, to end by itself, and the log stays open.
+        If resources or the log hang, the recovery thread is left behind after ``CLOSE_WITHIN_S`` to end by itself, and the log stays open.
         """
         if self._thread is not None:
             self._reaper.close()
@@ -169,16 +169,16 @@ class TransactionManager:
             self._thread = None
 
     def __enter__(self) -> Self:
-        """Open it."""
+        """Open the manager."""
         self.open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
+        """Close the manager."""
         self.close()
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
-        """A new transaction: use it with ``with`` (or ``async with``), which makes it the current one, or end it by yourself."""
+        """Begin a transaction. Use it with ``with`` or ``async with``, which makes it the current transaction, or end it explicitly."""
         if self._thread is None:
             raise OutOfOrder(f"transaction manager {self.name} is not open; open it with `with manager:`, which also runs recovery")
         if self._failure:
@@ -205,7 +205,7 @@ class TransactionManager:
 
     @property
     def current(self) -> Transaction:
-        """The transaction of this thread or task. A task has that of the task that has started it, until it begins its own.
+        """The transaction of this thread or task. A task inherits that of the task that has started it, until it begins its own.
 
         Raises NoTransaction.
         """
@@ -215,10 +215,10 @@ class TransactionManager:
 
     @property
     def entered(self) -> Transaction | None:
-        """The transaction whose block this thread or task is in; None if it is in none.
+        """The transaction whose block this thread or task is in, or None.
 
-        Raises NoTransaction if that transaction has ended within its block, TransactionTimedOut if its time was over: what comes then
-        must not happen without it. ``with aside()`` works outside of it.
+        Raises NoTransaction if that transaction has ended within its block, or TransactionTimedOut if its time was over: later work must
+        not happen without it. ``with aside()`` works outside of it.
         """
         entered = self._current.get()
         if entered is not None:
@@ -226,12 +226,12 @@ class TransactionManager:
         return None if entered is None else entered.transaction
 
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
-        """As ``enlist`` of the current transaction."""
+        """Do the same as ``enlist`` of the current transaction."""
         return self.current.enlist(resource)
 
     @contextmanager
     def suspended(self) -> Iterator[Transaction]:
-        """Within the block the current transaction is not the current one: another may begin."""
+        """Suspend the current transaction within the block, so that another can begin."""
         transaction = self.current
         with self.aside():
             yield transaction
@@ -244,12 +244,12 @@ class TransactionManager:
         retry_on: tuple[type[Exception], ...] = (),
         propagation: Propagation = Propagation.REQUIRED,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-        """Makes each call of a function, or coroutine function, part of a transaction: of the caller's, or of a new one.
+        """Make each call of a function, or coroutine function, part of a transaction: the caller's, or a new one.
 
-        A new one that was rolled back is tried again, up to ``attempts`` times in all, as is one that failed with one of ``retry_on`` (a
-        database's serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
-        A function that fails in its caller's transaction makes sure that this one does not commit. Raises InvalidInput for a generator
-        function, and at the call if it returns what is still to be awaited.
+        A new transaction that was rolled back is retried, up to ``attempts`` attempts in all, as is one that failed with one of
+        ``retry_on`` (for example a database's serialization failure). Any other exception rolls back and passes on. A transaction in doubt
+        is never retried. A function that fails in its caller's transaction marks this transaction for rollback. Raises InvalidInput for a
+        generator function, and at the call if the function returns an awaitable.
         """
         again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
@@ -298,9 +298,9 @@ class TransactionManager:
         return decorate
 
     def outcome(self, transaction_id: str) -> TransactionReport:
-        """Look what has become of a transaction: by ``Transaction.id``, ``TransactionError.transaction_id``, or the xid of a branch.
+        """Return a report on a transaction, by ``Transaction.id``, ``TransactionError.transaction_id``, or the xid of a branch.
 
-        Nothing is changed. Raises Unavailable when the log does not answer, InvalidInput for an id of another manager or decision log.
+        Changes nothing. Raises Unavailable if the log does not answer, InvalidInput for an id of another manager or decision log.
         """
         gtrid = Xid.parse(transaction_id).gtrid if transaction_id.count(":") == 2 else transaction_id.encode()
         if manager_of_gtrid(gtrid) != self.name:
@@ -311,24 +311,24 @@ class TransactionManager:
         return found if ended is None or found.decision is not None else dataclasses.replace(found, finding=ended)
 
     def statistics(self) -> ManagerStatistics:
-        """Return what the manager has counted since it was made; ``bascule.xa.metrics`` gives it to Prometheus."""
+        """Return the counts since the manager was created; ``bascule.xa.metrics`` exports them to Prometheus."""
         return self._statistics.snapshot(time.monotonic())
 
     @property
     def active(self) -> int:
-        """How many transactions are at work in this process."""
+        """The number of active transactions of this process."""
         return len(self._at_work())
 
     def owns(self, gtrid: bytes) -> bool:
-        """Return whether a transaction is one of this manager, by its name and its decision log. The manager must be open."""
+        """Return True if a transaction belongs to this manager, by its name and its decision log. The manager must be open."""
         return manager_of_gtrid(gtrid) == self.name and own_log(gtrid, self._log_id, self._lost_logs)
 
     def recover_soon(self) -> None:
-        """Wakes the recovery in the background: there is something that it need not wait for."""
+        """Wake the background recovery."""
         self._wake.set()
 
     def recoverer(self, answer_within_s: float | None = None) -> Recoverer:
-        """For one look or pass by hand; for ``answer_within_s`` see Recoverer."""
+        """Return a Recoverer for one manual look or pass. See Recoverer for ``answer_within_s``."""
         resources = list(self.resources.values())
         return Recoverer(
             self.name,
@@ -345,7 +345,7 @@ class TransactionManager:
             if isinstance(resource, Checks):
                 try:
                     resource.check()
-                except XaError as error:  # it is away: its branches are finished when it is back
+                except XaError as error:  # unavailable: its branches are finished when it is back
                     _log.warning("could not check resource", resource=name, error=error)
 
     def _knows(self, resource: Resource[Any]) -> bool:
@@ -353,7 +353,7 @@ class TransactionManager:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within the block there is no current transaction."""
+        """Work without a current transaction within the block."""
         take_back = self._set_current(None)
         try:
             yield
@@ -361,7 +361,7 @@ class TransactionManager:
             take_back()
 
     def use_of(self, propagation: Propagation) -> TransactionUse:
-        """Return what a function does here that is called so. Raises NoTransaction, OutOfOrder."""
+        """Return where a function with this propagation runs here. Raises NoTransaction, OutOfOrder."""
         entered = self._current.get()
         inside = entered is not None and entered.transaction.status not in ENDED
         use = USES[propagation][0 if inside else 1]
@@ -373,7 +373,7 @@ class TransactionManager:
 
     @contextmanager
     def _used(self, use: TransactionUse) -> Iterator[None]:
-        """Around a function that begins no transaction."""
+        """Run a function that begins no transaction."""
         if use is TransactionUse.OUTSIDE:
             with self.aside():
                 yield
@@ -392,7 +392,7 @@ class TransactionManager:
         return self._set_current(_Entered(transaction, here))
 
     def _set_current(self, entered: _Entered | None) -> Callable[[], None]:
-        """Set the current transaction, for the resources that follow it too. Return what takes that back."""
+        """Set the current transaction, also for the resources that follow it. Return a function that undoes this."""
         with ExitStack() as undo:
             undo.callback(self._current.reset, self._current.set(entered))
             for each in self._following:
@@ -421,9 +421,9 @@ class TransactionManager:
             return set(self._live)
 
     def _told(self, transactions: Collection[Transaction], done: Pass) -> None:
-        """Tell transactions what a pass, which began after their end, has found, and whether it has left nothing to do for them."""
+        """Tell transactions what a pass that began after their end has found, and whether it has left nothing to do for them."""
         heuristics = {each.xid: each for each in done.heuristics}
-        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()  # others wait for an operator alone
+        waiting = {step.xid for step in done.steps if step.action is Action.WAIT} - heuristics.keys()  # the rest needs an operator
         left = {xid.gtrid for xid in waiting} | {step.xid.gtrid for step in done.failed}
         for each in transactions:
             finished = each.gtrid not in left and not done.unreachable.keys() & each.unfinished.keys()
@@ -436,7 +436,7 @@ class TransactionManager:
         self._failure = f"the thread that ends timed-out transactions failed: {error!r}"
 
     def after_fork(self) -> None:
-        """See Forks. In the child the manager is closed, and nothing of the parent's is its own; ``open`` opens it."""
+        """See Forks. In the child the manager is closed and shares nothing with the parent; ``open`` opens it."""
         abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
         self._by = _this_process()
         self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
@@ -475,7 +475,7 @@ class TransactionManager:
                 self._failure = f"the decision log is damaged: {error}"
                 _log.error("recovery stopped, decision log damaged", error=said_of(error))
                 finished = False
-            except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
+            except Exception as error:  # if this thread ended, nothing would be recovered any more, and nobody would know
                 _log.warning("recovery failed, will retry", error=said_of(error))
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
@@ -483,12 +483,12 @@ class TransactionManager:
 
 
 def _this_process() -> str:
-    """Name this process in its decisions."""
+    """Return the name of this process for its decisions."""
     return f"{socket.gethostname()}/{os.getpid()}"
 
 
 def _here() -> object:
-    """The task that is running, or else the thread."""
+    """Return the running task, or else the thread."""
     try:
         return asyncio.current_task() or threading.get_ident()
     except RuntimeError:
@@ -496,5 +496,5 @@ def _here() -> object:
 
 
 def retry_pause_s(attempt: int) -> float:
-    """How long to wait before the next attempt."""
+    """Return how many seconds to wait before the next attempt."""
     return random.random() * RETRY_PAUSE_S * 2.0**attempt

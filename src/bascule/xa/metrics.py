@@ -1,4 +1,4 @@
-"""How a transaction manager stands, as Prometheus reads it."""
+"""Prometheus metrics of a transaction manager."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KINDS = {Code.XA_HEURCOM: "commit", Code.XA_HEURRB: "rollback", Code.XA_HEURMIX:
 
 
 class TransactionCollector(Collector):
-    """Register it where your program's metrics are: ``REGISTRY.register(TransactionCollector(manager))``."""
+    """Collects metrics. Register it in your program's registry: ``REGISTRY.register(TransactionCollector(manager))``."""
 
     def __init__(self, *managers: TransactionManager) -> None:
-        """All managers of a registry belong into one collector."""
+        """Collect metrics of ``managers``. All managers of a registry must be in one collector."""
         self._managers = managers
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, by manager."""
+        """Yield all metrics, labelled with the manager."""
         labels = ("manager",)
         ended = CounterMetricFamily(
             "bascule_xa_transactions", "ended transactions, by the outcome reported to the application", labels=("manager", "outcome")
@@ -71,7 +71,7 @@ class TransactionCollector(Collector):
 
 
 def serve_metrics(manager: TransactionManager, port: int, host: str = "127.0.0.1") -> int:
-    """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, chosen if it was 0. Raises Unavailable."""
+    """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, which 0 selects freely. Raises Unavailable."""
     registry = CollectorRegistry()
     registry.register(TransactionCollector(manager))
     try:

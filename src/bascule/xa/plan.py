@@ -1,4 +1,4 @@
-"""What recovery does with branches and decisions that a crash has left: a pure function of what resources and log say.
+"""The plan of recovery for branches and decisions that a crash has left: a pure function of what resources and log report.
 
 ``bascule xa recover --explain`` shows the plan and the reason for each step.
 """
@@ -32,27 +32,29 @@ class PlanViolation(enum.StrEnum):
     ROLLBACK_FORGOTTEN_EARLY = "plan-rollback-forgotten-early"
     #: Branches and decisions of a manager of the same name that has another decision log count as the manager's own.
     OTHER_LOG_IGNORED = "plan-other-log-ignored"
+    #: A listed branch counts as committed, although the second look has not found its decision.
+    WAITING_IS_COMMITTED = "plan-waiting-is-committed"
 
 
 class Action(enum.StrEnum):
-    """What recovery does with a branch, or with a decision."""
+    """What recovery does with a branch or with a decision."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
-    #: The resource does not list the branch of a committed transaction; it is told to commit once more, and answers what has become of it.
+    #: The resource does not list the branch of a committed transaction. It is told to commit once more, and answers how the branch ended.
     CONFIRM = "confirm"
     WAIT = "wait"
-    #: The branch bears the manager's name, and another decision log has its decision. It is named, and not touched.
+    #: The branch has the manager's name, and another decision log has its decision. It is reported and not changed.
     FOREIGN = "foreign"
-    #: A decision is deleted. A COMMIT only if all steps of its transaction have succeeded.
+    #: Delete a decision: a COMMIT only if all steps of its transaction have succeeded.
     FORGET = "forget"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do.
+    """One step of a plan.
 
-    ``xid`` has no bqual where the step is about a decision; ``why`` is a sentence for the operator; for ``token`` see Decision.
+    ``xid`` has no bqual if the step is about a decision; ``why`` is a sentence for the operator; for ``token`` see Decision.
     """
 
     action: Action
@@ -64,35 +66,35 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryView:
-    """What is known when a plan is made. ``before`` is the log before the resources were asked, ``after`` the log after that."""
+    """The input of a plan. ``before`` is the log before the resources were asked, ``after`` the log afterwards."""
 
     branches: Mapping[str, Sequence[Xid]]
     before: LogState
     after: LogState
     live: Collection[bytes]
     now_ms: int
-    #: How long this process has known each decision that is kept for a time, in seconds of its own clock that no correction changes.
+    #: How long, in seconds of a monotonic clock, this process has known each decision that is kept for a time.
     known_s: Mapping[bytes, float] = field(default_factory=dict)
-    #: Ids of decision logs that are lost for good: the decisions of their transactions are in this one, or nowhere.
+    #: Ids of decision logs that are permanently lost: the decisions of their transactions are in this log, or nowhere.
     lost_logs: Collection[str] = ()
-    #: Transactions whose decision a database has, and not the log.
+    #: Transactions whose decision is in a database and not in the log.
     in_database: Collection[bytes] = ()
-    #: Databases that may have decisions, and do not answer.
+    #: Databases that may have decisions and do not answer.
     silent: Collection[str] = ()
-    #: Of those in a database the COMMITs that this process has carried out for another one, which may still ask about them.
+    #: Of those in a database, the COMMITs that this process has carried out for another process, which may still ask about them.
     carried_out: Collection[bytes] = ()
 
 
 def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
-    """Return whether a log has the decision of a transaction of its manager. Earlier releases did not say in which log it is."""
+    """Return True if a log has the decision of a transaction of its manager. Gtrids of earlier releases do not name the log."""
     named = log_id_of_gtrid(gtrid)
     return named in ("", log_id or NO_LOG) or named in lost_logs
 
 
 def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
-    """Return what is to be done with the manager's own branches and decisions; nothing that bears another name is touched.
+    """Return the steps for the manager's own branches and decisions. Nothing with another manager's name is changed.
 
-    ``patient`` leaves a transaction without a decision alone until its deadline: the process that began it may still be at work.
+    ``patient`` leaves a transaction without a decision alone until its deadline: the process that began it may still work on it.
     """
     return list(_Planner(manager, view, patient, violations).steps())
 
@@ -100,7 +102,7 @@ def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collect
 def missing_resources(manager: str, view: RecoveryView, known: Collection[str]) -> dict[str, int]:
     """Return the resources that the manager does not have and that its transactions wait for, with the number of transactions.
 
-    A resource that was removed is named by decisions, one that was renamed by branches that the database or cluster still lists.
+    Decisions name a resource that was removed. Branches that the database or cluster still lists name a resource that was renamed.
     """
     waiting: dict[str, set[bytes]] = {}
     for decision in view.before.decisions.values():
@@ -169,10 +171,13 @@ class _Planner:
         return Step(Action.ROLLBACK, resource, xid, "the log has no decision, so the transaction was not committed (presumed abort)")
 
     def _of_decision(self, decision: Decision) -> Iterator[Step]:
-        """A decision is needed until each of its resources has said that its branch has ended; that it is not listed says nothing."""
+        """Yield the steps for a decision.
+
+        It is needed until each of its resources has confirmed the end of its branch; being unlisted proves nothing.
+        """
         whole = Xid(0, decision.gtrid, b"")
         if decision.outcome is Outcome.ROLLBACK or decision.gtrid in self.view.carried_out:
-            # Not by the time of the entry: whoever has made the decision may have another time.
+            # Not by the time in the entry: the clock of its writer may differ.
             early = PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations
             if early or self.view.known_s.get(decision.gtrid, 0.0) > DECISION_KEPT_S:
                 yield Step(
@@ -186,10 +191,17 @@ class _Planner:
             xid = branch(decision.gtrid, resource)
             if resource not in self.view.branches:
                 needed = needed or PlanViolation.UNREACHABLE_IS_COMMITTED not in self.violations
-            elif xid in self.view.branches[resource]:  # and not only one of its transaction: two resources may be one database
-                needed = needed or xid in self.view.after.heuristics
+            elif xid in self.view.branches[resource]:  # not just one of its transaction: two resources may be one database
+                needed = needed or not self._is_committed(resource, xid)
             elif xid not in self.view.after.heuristics and PlanViolation.NOT_LISTED_IS_COMMITTED not in self.violations:
                 why = f"the log says commit, by {decision.by}; {resource} does not list the branch and must confirm the commit"
                 yield Step(Action.CONFIRM, resource, xid, why, decision.token(resource))
         if not needed:
             yield Step(Action.FORGET, "", whole, f"committed in {', '.join(decision.resources)}")
+
+    def _is_committed(self, resource: str, xid: Xid) -> bool:
+        """Whether this plan commits a listed branch. It waits if the database with the decision has not answered the second look."""
+        if PlanViolation.WAITING_IS_COMMITTED in self.violations:
+            return xid not in self.view.after.heuristics
+        step = self._of_branch(resource, xid)
+        return step is not None and step.action is Action.COMMIT

@@ -1,4 +1,4 @@
-"""PostgreSQL as a resource: by PREPARE TRANSACTION, or by its commit as the decision where the server has no prepared transactions."""
+"""PostgreSQL as a resource: with PREPARE TRANSACTION, or with its commit as the decision if the server has no prepared transactions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
@@ -25,7 +26,7 @@ from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
-#: By SQLSTATE: why a prepared branch cannot be finished from this connection, though it can from another one.
+#: By SQLSTATE: why this connection cannot finish a prepared branch although another connection can.
 _NOT_NOW = {
     "42501": "connect as the role that prepared the transaction, or as a superuser",
     "25006": "the server is a standby; connect to the primary, for example with target_session_attrs=read-write",
@@ -37,17 +38,17 @@ _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
 
 
 class PostgresRules(DecidingDatabase[HandleT]):
-    """What PostgreSQL does differently, for every way to it. ``raw`` is a connection of psycopg.
+    """The special rules of PostgreSQL, for every kind of connection. ``raw`` is a psycopg connection.
 
-    A branch that has written nothing votes read-only. PREPARE TRANSACTION of a failed transaction rolls it back and reports success, so
-    the state is looked at before. The transaction's number, kept until it is finished, tells a branch that somebody has finished by hand
-    from one that was told before.
+    A branch that has written nothing votes read-only. PREPARE TRANSACTION of a failed transaction rolls it back and reports success, so the
+    state is checked before. The transaction number, kept until the end, distinguishes a branch that somebody finished by hand from a branch
+    that was told before.
     """
 
     def __init__(self, name: str, *, prepared: bool | None = None, **rest: Any) -> None:
-        """``prepared``: whether branches are prepared; None: if the server has ``max_prepared_transactions`` above 0.
+        """``prepared``: whether branches are prepared; None means if the server has ``max_prepared_transactions`` above 0.
 
-        Where branches are not prepared, the commit of the database is the decision of the transaction.
+        If branches are not prepared, the commit of the database is the decision of the transaction.
         """
         super().__init__(name, table=DecisionTable(cursor=_tuples), **rest)
         self._numbers: dict[Xid, str] = {}
@@ -55,11 +56,11 @@ class PostgresRules(DecidingDatabase[HandleT]):
         self._checked = False
 
     def begun(self, raw: Any, timeout_s: float) -> None:
-        """An application that stands still loses its locks at the transaction's deadline."""
+        """Limit the idle time, so that a stalled application loses its locks at the transaction's deadline."""
         raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}")
         if self._prepares is None:
             self._prepares = _prepares(raw)
-        if not self._prepares and not self._checked:  # the server was away when the manager opened
+        if not self._prepares and not self._checked:  # the server was unavailable when the manager opened
             self.check()
 
     def vote(self, raw: Any, xid: Xid) -> Vote:
@@ -73,7 +74,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
         return Vote.YES
 
     def listed(self, raw: Any) -> Sequence[Xid]:
-        """PostgreSQL lists the branches of all databases; one can only be finished in its own. Raises ResourceFailed for a standby."""
+        """Return the prepared branches of this database. PostgreSQL lists all databases. Raises ResourceFailed for a standby."""
         self._refuse_standby(raw)
         database = _one(raw, "SELECT current_database()")
         recovered = [each for each in raw.tpc_recover() if each.database == database and each.format_id is not None]
@@ -82,11 +83,11 @@ class PostgresRules(DecidingDatabase[HandleT]):
 
     @property
     def decides(self) -> bool | None:
-        """See Decides. Known when the server was asked."""
+        """See Decides. Known once the server was asked."""
         return None if self._prepares is None else not self._prepares
 
     def check(self) -> None:
-        """See Checks. Creates the table of decisions, where branches are not prepared."""
+        """See Checks. Creates the table of decisions if branches are not prepared."""
         failure: Exception | None = None
         with translated(), self.connected() as raw:
             self._refuse_standby(raw)
@@ -129,7 +130,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
             raise RetryLater(f"{self.name}: {error}: {reason}") from error
 
     def token(self, xid: Xid) -> str:
-        """See TellsOutcome. The number of the transaction."""
+        """See TellsOutcome. The token is the number of the transaction."""
         return self._numbers.get(xid, "")
 
     def outcome(self, xid: Xid, token: str = "") -> Outcome | None:
@@ -144,7 +145,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
         return {"committed": Outcome.COMMIT, "aborted": Outcome.ROLLBACK}.get(str(status))
 
     def _refuse_standby(self, raw: Any) -> None:
-        """A standby may be behind its primary: what it does not list may be prepared, and what it lists may have ended."""
+        """Raise ResourceFailed for a standby, which may lag: an unlisted branch may be prepared, and a listed branch may have ended."""
         if _one(raw, "SELECT pg_is_in_recovery()"):
             raise ResourceFailed(
                 f"{self.name}: the server is a standby; connect to the primary, for example with target_session_attrs=read-write"
@@ -162,7 +163,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
 
 
 class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psycopg.Connection[Any]]):
-    """A PostgreSQL database through psycopg 3. The handle is a connection: execute, and leave commit and rollback alone."""
+    """A PostgreSQL database through psycopg 3. The handle is a connection: use ``execute``, not commit and rollback."""
 
     def __init__(
         self,
@@ -173,18 +174,23 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
         priority: int = CommitPriority.DATABASE,
         prepared: bool | None = None,
     ) -> None:
-        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches.
+        """Connect with ``conninfo``, a connection string of libpq. Up to ``idle_max`` connections are kept between branches.
 
-        For ``priority`` see CommitPriority, for ``prepared`` PostgresRules.
+        See CommitPriority for ``priority`` and PostgresRules for ``prepared``. Raises InvalidInput if libpq cannot parse ``conninfo``.
         """
+        try:
+            conninfo_to_dict(conninfo)
+        except psycopg.Error:  # its text may quote a password
+            form = "use postgresql://USER@HOST/DATABASE or host=HOST dbname=DATABASE"
+            raise InvalidInput(f"connection string of resource {name!r} is invalid; {form}") from None
         super().__init__(name, prepared=prepared, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
 
     def lent(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-        """A copy of the object on the same session: what the application keeps of it ends with its branch, and the session goes on."""
+        """Return a copy of the object on the same session: it becomes invalid with its branch, and the session stays open."""
         return copy.copy(connection)
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> LoopConnection:
-        """See WorksOnLoop. The handle is a psycopg.AsyncConnection, for the tasks of the loop."""
+        """See WorksOnLoop. The handle is a psycopg.AsyncConnection for the tasks of the loop."""
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
             work = self._work[xid]
@@ -194,11 +200,11 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
         return handle
 
     def interrupt(self, connection: psycopg.Connection[Any]) -> bool:
-        """See DbapiResource. Whoever works with the handle holds the lock of the connection: the handle is a copy."""
+        """See DbapiResource. A thread in a call on the handle holds the lock of the connection, because the handle is a copy."""
         return interrupt(connection)
 
     def cut_off(self, handle: psycopg.Connection[Any] | LoopConnection) -> None:
-        """See DbapiResource. The handle, and each cursor of it, says that it is closed."""
+        """See DbapiResource. Afterwards the handle and its cursors report that they are closed."""
         if isinstance(handle, LoopConnection):
             handle.cut_off()
         else:
@@ -214,5 +220,5 @@ def _tuples(raw: Any) -> Any:
 
 
 def _one(raw: Any, query: str, *parameters: str) -> Any:
-    """The one value of a query, whatever kind of rows the application has asked the connection for."""
+    """Return the single value of a query, whatever row type the application has set on the connection."""
     return _tuples(raw).execute(query, parameters).fetchone()[0]

@@ -1,4 +1,4 @@
-"""What a transactional function does with the transaction that its caller has, or has not: the words are those of Jakarta Transactions."""
+"""How a transactional function relates to the transaction of its caller, in the terms of Jakarta Transactions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import enum
 
 
 class Propagation(enum.Enum):
-    """How a function is called that is marked as transactional."""
+    """How a transactional function is called."""
 
-    #: In the caller's transaction, or in a new one if there is none.
+    #: In the caller's transaction, or in a new transaction if there is none.
     REQUIRED = "required"
-    #: In a new transaction; the caller's is set aside.
+    #: In a new transaction; the caller's is suspended.
     REQUIRES_NEW = "requires new"
-    #: In the caller's transaction; NoTransaction is raised if there is none.
+    #: In the caller's transaction. Raises NoTransaction if there is none.
     MANDATORY = "mandatory"
     #: In the caller's transaction if there is one.
     SUPPORTS = "supports"
-    #: Without a transaction; the caller's is set aside.
+    #: Without a transaction; the caller's is suspended.
     NOT_SUPPORTED = "not supported"
-    #: Without a transaction; OutOfOrder is raised if the caller has one.
+    #: Without a transaction. Raises OutOfOrder if the caller has one.
     NEVER = "never"
 
 
@@ -30,7 +30,7 @@ class TransactionUse(enum.Enum):
     OUTSIDE = "without a transaction"
 
 
-#: By the propagation: where the function runs if the caller has a transaction, and if not; None is refused.
+#: By propagation: where the function runs with and without a transaction of the caller. None means that the call is refused.
 USES: dict[Propagation, tuple[TransactionUse | None, TransactionUse | None]] = {
     Propagation.REQUIRED: (TransactionUse.JOINED, TransactionUse.NEW),
     Propagation.REQUIRES_NEW: (TransactionUse.NEW, TransactionUse.NEW),

@@ -1,4 +1,4 @@
-"""A session of PostgreSQL in two hands: the application's (a thread, or the tasks of an event loop), and those of the phases of its branch.
+"""A PostgreSQL session with two users: the application (a thread, or tasks of an event loop), and the phases of its branch.
 
 They work on one session, one after the other: the application's connection is taken out of use before a phase begins.
 """
@@ -17,13 +17,13 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from bascule.threads.loops import LoopGone, on_loop
 from bascule.xa.errors import BranchRolledBack, Code
 
-#: For who is within a statement when its transaction ends: the server is asked to cancel the statement; then the session is ended.
+#: If a statement is in progress when its transaction ends, the server is asked to cancel it. After this time, in seconds, the session ends.
 CANCEL_WITHIN_S = 3.0
 RELEASE_WITHIN_S = CANCEL_WITHIN_S + 2.0
 
 
 class Finished:
-    """Stands for the session of a connection whose branch has ended."""
+    """Replaces the session of a connection whose branch has ended."""
 
     status = ConnStatus.BAD
     transaction_status = TransactionStatus.UNKNOWN
@@ -36,23 +36,23 @@ class Finished:
 
 
 class LoopConnection(psycopg.AsyncConnection[Any]):
-    """The handle for asyncio: commit and rollback are refused, as on every connection with a two-phase transaction."""
+    """The handle for asyncio. Commit and rollback are refused, as on every connection with a two-phase transaction."""
 
     _on: asyncio.AbstractEventLoop
 
     @classmethod
     def of(cls, connection: psycopg.Connection[Any], loop: asyncio.AbstractEventLoop) -> Self:
-        """A second object on the session of a connection. It shares what psycopg knows of the session."""
+        """Return a second object on the session of a connection. It shares psycopg's state of the session."""
         handlers = connection.pgconn.notice_handler, connection.pgconn.notify_handler
         handle = cls(connection.pgconn)
         connection.pgconn.notice_handler, connection.pgconn.notify_handler = handlers
-        handle._prepared = connection._prepared  # or both would give the same name to different statements
+        handle._prepared = connection._prepared  # otherwise both would give the same name to different statements
         handle._tpc = connection._tpc
         handle._on = loop
         return handle
 
     def cut_off(self) -> None:
-        """End the use of the object. From any thread but the loop's.
+        """End the use of the object. Call this from any thread but the loop's.
 
         Raises BranchRolledBack if a task is within a statement, which is cancelled.
         """
@@ -85,7 +85,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 
 
 def interrupt(connection: psycopg.Connection[Any]) -> bool:
-    """Cancel the statement that a thread is within on a connection, or end the session. Return whether there was one."""
+    """Cancel the statement of a thread in progress on a connection, or end the session. Return True if there was one."""
     if not connection.lock.locked():
         return False
     with suppress(psycopg.Error):
@@ -98,7 +98,7 @@ def interrupt(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _shut_down(pgconn: Any) -> None:
-    """End a session that another thread or task may be reading from: it finds the end of the stream."""
+    """End a session that another thread or task may be reading from: the reader gets the end of the stream."""
     try:
         with socket.socket(fileno=os.dup(pgconn.socket)) as copy:
             copy.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Ends transactions whose time is over: nobody may come back to them, and what they hold is withheld from others."""
+"""Ends transactions whose time is over: their application may never return, and they hold locks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-#: After its deadline an application has so long to hear of it by a call of its own.
+#: After the deadline, an application has this time, in seconds, to notice it in a call of its own.
 GRACE_S = 1.0
 
 
 class Reaper:
-    """Calls ``expire`` of each transaction that is watched beyond its deadline, again after ``GRACE_S`` until it is dropped."""
+    """Calls ``expire`` of each watched transaction after its deadline, and again every ``GRACE_S`` seconds until it is dropped."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -22,7 +22,7 @@ class Reaper:
         self._closed = False
 
     def watch(self, gtrid: bytes, deadline_s: float, expire: Callable[[], object]) -> None:
-        """Call ``expire``, which does not wait, when the deadline on the monotonic clock is over."""
+        """Call ``expire``, which must not block, after the deadline on the monotonic clock."""
         due_s = deadline_s + GRACE_S
         with self._changed:
             self._due_s[gtrid], self._expire[gtrid] = due_s, expire
@@ -30,7 +30,7 @@ class Reaper:
                 self._changed.notify()
 
     def drop(self, gtrid: bytes) -> None:
-        """The transaction is over."""
+        """Stop watching a transaction that is over."""
         with self._changed:
             self._due_s.pop(gtrid, None)
             self._expire.pop(gtrid, None)
@@ -42,7 +42,7 @@ class Reaper:
             self._changed.notify()
 
     def run(self) -> None:
-        """Work until it is closed."""
+        """Run until ``close``."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()

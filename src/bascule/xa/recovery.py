@@ -1,4 +1,4 @@
-"""Recovery in threads: asks the resources, in time or not at all, and runs the passes of ``recovery_protocol``."""
+"""Recovery in threads: asks the resources with a timeout, and runs the passes of ``recovery_protocol``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_log("bascule.xa")
 
 
 class Recoverer:
-    """Carries plans out. Any number of them may be at work on the same branches."""
+    """Carries out plans. Any number of recoverers may work on the same branches."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class Recoverer:
         answer_within_s: float | None = None,
         lost_logs: Collection[str] = (),
     ) -> None:
-        """``by`` stands in the decisions it makes; for ``patient`` see ``plan``, for ``lost_logs`` TransactionManager.
+        """``by`` names this process in its decisions. See ``plan`` for ``patient`` and TransactionManager for ``lost_logs``.
 
-        ``answer_within_s``: a resource that lists its branches, or finishes one, later than that counts as away, and is asked nothing
-        more before it has answered. None waits for each.
+        ``answer_within_s``: a resource that takes longer, in seconds, to list or finish branches counts as unavailable, and gets no further
+        request before it has answered. None waits without a limit.
         """
         participants = {resource.name: BlockingParticipant(resource, self._ask) for resource in resources}
         self._protocol = RecoveryProtocol(manager, BlockingLog(log), participants, SystemClock(), by, lost_logs=lost_logs)
@@ -60,23 +60,26 @@ class Recoverer:
         return run_blocking(self._protocol.report(gtrid, live))
 
     def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "") -> Outcome:
-        """Somebody's word on a transaction's branches in all resources; what stands in the log already goes before it.
+        """Finish a transaction's branches in all resources as ``who`` asks. A decision that is already stored in the log takes precedence.
 
-        With ``only`` the branch in one resource is finished now, and recovery finishes the rest. Returns what was done.
-        Raises XaError when a branch cannot be finished (recovery goes on with it), InvalidInput for a transaction of another manager.
+        With ``only``, the branch in one resource is finished now, and recovery finishes the rest. Returns what was done. Raises XaError if
+        a branch cannot be finished (recovery continues with it), InvalidInput for a transaction of another manager.
         """
         return run_blocking(self._protocol.finish_now(xid, outcome, who=who, only=only))
 
     def forget(self, xid: Xid) -> None:
-        """Drop a heuristic outcome that the operator has seen to, at its resource and in the log.
+        """Drop a heuristic outcome that the operator has handled, at its resource and in the log.
 
-        Raises UnknownXid if none is recorded, InvalidInput for a branch of another manager or decision log, XaError if the
-        resource does not answer: then it stays recorded.
+        Raises UnknownXid if none is recorded, InvalidInput for a branch of another manager or decision log, XaError if the resource does
+        not answer: then the outcome stays recorded.
         """
         run_blocking(self._protocol.forget(xid))
 
     def _ask(self, resource: str, question: Callable[[], T]) -> T:
-        """Its answer. One that comes late is not used: the log was read too long before, and what it has done is seen by the next pass."""
+        """Return a resource's answer.
+
+        A late answer is not used, because the log was read too long before; the next pass sees its effect.
+        """
         if self._answer_within_s is None:
             return question()
         if (last := self._asked.get(resource)) is not None and not last.done():

@@ -1,6 +1,6 @@
 """One pass of recovery, without IO: look at log and resources, make a plan, take its steps.
 
-Any number of recoverers may work on the same branches at once: the decision log says what becomes of a transaction, and each obeys.
+Any number of recoverers may work on the same branches at once: the decision log has the outcome of a transaction, and all obey it.
 """
 
 from __future__ import annotations
@@ -34,39 +34,43 @@ class RecoveryViolation(enum.StrEnum):
     NOTHING_DONE = "recovery-nothing-done"
     #: A decision is deleted although a step of its transaction has failed.
     FAILED_STEP_IS_DONE = "recovery-failed-step-is-done"
+    #: A transaction without a row of its decision in the database that decides counts as committed.
+    MISSING_ROW_IS_COMMIT = "recovery-missing-row-is-commit"
+    #: A COMMIT that a database has decided is deleted before the process of the transaction asks about it.
+    CARRIED_OUT_IS_FORGOTTEN = "recovery-carried-out-is-forgotten"
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass of recovery has found and done."""
+    """The findings and actions of one pass of recovery."""
 
     steps: list[Step] = field(default_factory=list)
-    #: Resources that did not answer, and what they said instead.
+    #: Resources that did not answer, with the error.
     unreachable: dict[str, str] = field(default_factory=dict)
-    #: Resources that the manager does not have, though so many of its transactions wait for them: they were removed, or renamed.
+    #: Resources that were removed or renamed, with the number of the manager's transactions that wait for them.
     missing: dict[str, int] = field(default_factory=dict)
-    #: Steps that failed, to be tried again.
+    #: Steps that failed, with the error. They will be retried.
     failed: dict[Step, str] = field(default_factory=dict)
-    #: What the log had of branches that were finished from outside, and what the pass has found.
+    #: Heuristic outcomes in the log, and those that the pass has found.
     heuristics: list[Heuristic] = field(default_factory=list)
-    #: Transactions whose COMMIT each resource has carried out, and that the log has no more.
+    #: Transactions whose COMMIT each resource has carried out, and that are no longer in the log.
     committed: list[bytes] = field(default_factory=list)
-    #: The id of the decision log, "" if it has none.
+    #: The id of the decision log, or "" if it has none.
     log_id: str = ""
 
     def note(self, heuristic: Heuristic | None) -> None:
-        """Keep the heuristic outcome that a step has found, if it has found one."""
+        """Keep the heuristic outcome that a step has found, if any."""
         if heuristic is not None:
             self.heuristics = [*(each for each in self.heuristics if each.xid != heuristic.xid), heuristic]
 
     @property
     def foreign(self) -> list[Step]:
-        """Branches of the manager's name whose decisions are in another log. They are not touched."""
+        """The steps for branches of the manager's name whose decisions are in another log. They are not changed."""
         return [step for step in self.steps if step.action is Action.FOREIGN]
 
     @property
     def finished(self) -> bool:
-        """Whether the next pass would find nothing, of a pass that has taken its steps."""
+        """Whether the next pass would find nothing. Valid for a pass that has taken its steps."""
         return not self.unreachable and not self.failed and all(step.action is not Action.WAIT for step in self.steps)
 
 
@@ -84,7 +88,7 @@ class RecoveryProtocol:
         lost_logs: Collection[str] = (),
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``by`` names this process in the decisions that it makes; for ``lost_logs`` see RecoveryView."""
+        """``by`` names this process in its decisions. See RecoveryView for ``lost_logs``."""
         self._manager = manager
         self._log = log
         self._participants = dict(sorted(participants.items(), key=lambda item: item[1].priority))
@@ -98,7 +102,7 @@ class RecoveryProtocol:
         self._missing: dict[str, int] = {}
 
     async def look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
-        """Return what a pass would do now. ``live`` gives the transactions of this process. Raises Unavailable without the log."""
+        """Return what a pass would do now. ``live`` returns the transactions of this process. Raises Unavailable without the log."""
         return (await self._look(live, patient=patient))[0]
 
     async def _look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> tuple[Pass, RecoveryView]:
@@ -109,9 +113,9 @@ class RecoveryProtocol:
         for name, participant in self._participants.items():
             try:
                 branches[name] = await participant.recover()
-            except Exception as error:  # of one resource: it does not keep the branches of others from being finished
+            except Exception as error:  # a failing resource does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
-        at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
+        at_work.update(dict.fromkeys(live()))  # a transaction that began meanwhile may have listed branches
         after, _ = await self._read(found)
         self._carried_out &= before.decisions.keys()
         view = RecoveryView(
@@ -153,7 +157,10 @@ class RecoveryProtocol:
         return [(name, decider) for name, decider in found if decider is not None]
 
     async def _decide(self, decision: Decision) -> Decision:
-        """Ask the databases that may have the decision, and the log, for an outcome; return what stands. Raises XaError, Unavailable."""
+        """Ask the databases that may have the decision, and the log, for an outcome. Return the one that counts.
+
+        Raises XaError, Unavailable.
+        """
         if may_be_in_database(decision.gtrid):
             if not (deciders := self._deciders()):
                 raise InvalidInput("the decision may be in a database that the manager does not have; add the resource of that database")
@@ -173,27 +180,29 @@ class RecoveryProtocol:
         return report(gtrid, view, found.steps, found.unreachable)
 
     def _known_s(self, log: LogState) -> dict[bytes, float]:
-        """Return how long this process has known each decision that is kept for a time."""
+        """Return how many seconds this process has known each decision that is kept for a time."""
         now_s = self._clock.monotonic_s()
         rollbacks = (gtrid for gtrid, decision in log.decisions.items() if decision.outcome is Outcome.ROLLBACK)
         self._seen_s = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *self._carried_out)}
         return {gtrid: now_s - seen_s for gtrid, seen_s in self._seen_s.items()}
 
     def _keep(self, gtrid: bytes, view: RecoveryView) -> bool:
-        """Whether a decision that is carried out stays for now.
+        """Return True if a decision that is carried out must be kept for now.
 
-        The process whose database has committed it may have lost the answer: it then asks the database for ROLLBACK, and would get it.
+        The process whose database has committed it may have lost the answer: it would then ask the database for ROLLBACK, and get it.
         """
         decision = view.before.decisions[gtrid]
+        if RecoveryViolation.CARRIED_OUT_IS_FORGOTTEN in self._violations:
+            return False
         if decision.by == self._by or gtrid not in view.in_database or gtrid in view.carried_out or decision.outcome is Outcome.ROLLBACK:
             return False
         self._carried_out.add(gtrid)
         return True
 
     async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
-        """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""
+        """Take the steps of a plan. Raises Unavailable without the log; the result has the resources that do not answer."""
         done, view = await self._look(live, patient=patient)
-        if done.missing != self._missing:  # once, and not at each pass
+        if done.missing != self._missing:  # log it once, not at each pass
             self._missing = done.missing
             for name, count in done.missing.items():
                 _log.error("transactions wait for an unknown resource", resource=name, transactions=count)
@@ -217,7 +226,7 @@ class RecoveryProtocol:
                 done.failed[step] = said_of(error)
                 _log.warning("recovery step failed", action=step.action, xid=step.xid, error=said_of(error))
         if any(step.action is Action.FORGET for step in done.steps):
-            await self._read_databases(LogState(), done)  # which deletes what was forgotten: this process may look no more
+            await self._read_databases(LogState(), done)  # this deletes forgotten decisions; this process may not look again
         return done
 
     def _needed(self, gtrid: bytes, done: Pass) -> bool:
@@ -248,15 +257,17 @@ class RecoveryProtocol:
         return None
 
     async def _stands(self, gtrid: bytes) -> Outcome:
-        """Ask the log for ROLLBACK, and return what stands: the application may have been only slow."""
+        """Ask the log for ROLLBACK, and return the outcome that counts: the application may only have been slow."""
         if RecoveryViolation.ROLLBACK_UNDECIDED in self._violations:
             return Outcome.ROLLBACK
+        if RecoveryViolation.MISSING_ROW_IS_COMMIT in self._violations and may_be_in_database(gtrid):
+            return Outcome.COMMIT
         decision = await self._decide(Decision(gtrid, Outcome.ROLLBACK, (), self._clock.now_ms(), self._by))
         crash.point("xa.recover.decided")
         return Outcome.ROLLBACK if RecoveryViolation.DECISION_IGNORED in self._violations else decision.outcome
 
     async def finish_now(self, xid: Xid, outcome: Outcome, *, who: str, only: str) -> Outcome:
-        """Finish a transaction as somebody says, unless the log says otherwise. See ``Recoverer.finish_now``."""
+        """Finish a transaction as requested, unless the log has another decision. See ``Recoverer.finish_now``."""
         self._refuse_other_manager(xid)
         found = Pass()
         state, _ = await self._read(found)
@@ -267,7 +278,7 @@ class RecoveryProtocol:
                     f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
                 )
             raise InvalidInput(f"cannot commit branch {xid}: the database that decides has not committed it. Roll the branch back")
-        # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
+        # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
         decision = await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
         for participant in [self._participants[only]] if only else self._participants.values():
@@ -291,7 +302,7 @@ class RecoveryProtocol:
             )
 
     async def forget(self, xid: Xid) -> None:
-        """Drop a heuristic outcome that the operator has seen to. See ``Recoverer.forget``."""
+        """Drop a heuristic outcome that the operator has handled. See ``Recoverer.forget``."""
         self._refuse_other_manager(xid)
         state = await self._log.read()
         self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
@@ -306,5 +317,5 @@ class RecoveryProtocol:
 
 
 def said_of(error: Exception) -> str:
-    """Return the text of an error, with its class if it is not one of Bascule's: the text of a driver's error may be empty."""
+    """Return the text of an error. An error of another library gets its class name, because its text may be empty."""
     return str(error) if isinstance(error, BasculeError) else f"{type(error).__name__}: {error}"

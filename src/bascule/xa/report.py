@@ -1,4 +1,4 @@
-"""What is known of one transaction, for an application that was told "in doubt" and for an operator."""
+"""A report on one transaction, for an application whose transaction is in doubt and for an operator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bascule.xa.xid import may_be_in_database
 
 
 class TransactionFinding(enum.StrEnum):
-    """What became of a transaction, as far as log and resources say."""
+    """The state of a transaction according to log and resources."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
-    #: A process is at work on it, or may be until its deadline.
+    #: A process works on the transaction, or may do so until its deadline.
     AT_WORK = "at work"
     #: Branches are prepared and nothing is decided: recovery will roll them back, unless their process commits first.
     UNDECIDED = "undecided"
-    #: Neither log nor resources have anything of it, and this process does not remember it: it was rolled back, or it was committed and its
-    #: decision is forgotten.
+    #: Neither log nor resources have anything of the transaction, and this process does not remember it: it was rolled back, or it was
+    #: committed and its decision is forgotten.
     NOTHING_LEFT = "nothing is left of it"
-    #: Neither log nor resources have anything of it, as far as they answer: one that does not may have the decision, or a branch.
+    #: Neither log nor resources that answer have anything of the transaction; a silent one may have the decision, or a branch.
     NOT_KNOWN = "not known"
 
 
@@ -39,7 +39,7 @@ class BranchReport:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    """One transaction. ``decision`` is what the log has of it, ``heuristics`` its branches that were finished from outside."""
+    """One transaction. ``decision`` is the log's decision, ``heuristics`` are its branches that were finished from outside."""
 
     id: str
     finding: TransactionFinding
@@ -49,7 +49,7 @@ class TransactionReport:
 
 
 def report(gtrid: bytes, view: RecoveryView, steps: Collection[Step], unreachable: Mapping[str, str]) -> TransactionReport:
-    """Return what a look at log and resources says about a transaction; ``steps`` is the plan for all transactions."""
+    """Return a report on a transaction from a view of log and resources. ``steps`` is the plan for all transactions."""
     decision = view.after.decisions.get(gtrid)
     listed = {name: any(xid.gtrid == gtrid for xid in xids) for name, xids in view.branches.items()}
     planned = {step.resource: step for step in steps if step.xid.gtrid == gtrid and step.resource}
@@ -73,7 +73,7 @@ def _branch(name: str, listed: Mapping[str, bool], step: Step | None, unreachabl
 def _finding(
     gtrid: bytes, decision: Decision | None, heuristics: Collection[Heuristic], view: RecoveryView, steps: Collection[Step]
 ) -> TransactionFinding:
-    # A heuristic outcome is kept longer than the decision, which it repeats; of a rollback the log may never have had one.
+    # A heuristic outcome is kept longer than the decision, which it repeats. The log may never have had a ROLLBACK.
     outcomes = [each.wanted for each in heuristics] if decision is None else [decision.outcome]
     if outcomes:
         return TransactionFinding.COMMITTED if outcomes[0] is Outcome.COMMIT else TransactionFinding.ROLLED_BACK

@@ -1,4 +1,4 @@
-"""The contract of a resource: which calls, in which order, and what each answer promises. In prose: docs/reference/xa.md.
+"""The contract of a resource: the calls, their order, and what each answer promises. In prose: docs/reference/xa.md.
 
 A resource is a whole resource manager (a database, a Kafka cluster, a broker), and takes calls for many branches from many threads.
 """
@@ -27,10 +27,10 @@ class Vote(enum.Enum):
 
 
 class CommitPriority(enum.IntEnum):
-    """In which order branches are told to commit: the smallest number first, and equal ones in the order of enlisting.
+    """The order in which branches are told to commit: the smallest number first, equal numbers in the order of enlisting.
 
-    Who reads a message shall find the row that it speaks of: databases commit first, then Kafka, then the broker. A resource that has no
-    ``priority`` commits with the databases.
+    A reader of a message must find the row that the message refers to: databases commit first, then Kafka, then the broker. A resource
+    without ``priority`` commits with the databases.
     """
 
     DATABASE = 100
@@ -46,10 +46,10 @@ def priority_of(resource: object) -> int:
 
 
 class Resource(Protocol[Handle_co]):
-    """What takes part in transactions. Each call may raise ResourceFailed; then its effect is not known, and it may be repeated.
+    """A participant in transactions. Each call may raise ResourceFailed: its effect is then unknown, and it may be repeated.
 
-    ``commit``, ``rollback`` and ``forget`` of a prepared branch may be called by any process, again and again and by several at once:
-    one has the effect, the others return or raise UnknownXid.
+    Any process may call ``commit``, ``rollback`` and ``forget`` of a prepared branch, repeatedly and concurrently: one call has the effect,
+    the others return or raise UnknownXid.
     """
 
     @property
@@ -90,39 +90,40 @@ class Resource(Protocol[Handle_co]):
 
 @runtime_checkable
 class TellsOutcome(Protocol):
-    """A resource that can tell how a branch has ended, after any crash, although it does not list the branch any more.
+    """A resource that can tell how a branch has ended, after any crash, even if it no longer lists the branch.
 
     The decision log keeps the token of each prepared branch. Recovery uses it when the resource answers UnknownXid to a commit: the branch
     was committed before, or somebody has rolled it back. Without this a branch that the resource does not know counts as committed.
     """
 
     def token(self, xid: Xid) -> str:
-        """Return what identifies a prepared branch of this process for ``outcome``; "" if there is nothing."""
+        """Return the token that identifies a prepared branch of this process for ``outcome``, or ""."""
 
     def outcome(self, xid: Xid, token: str) -> Outcome | None:
-        """Return how the branch has ended; None if the resource does not know. Raises RetryLater, ResourceFailed."""
+        """Return how the branch has ended, or None if the resource does not know. Raises RetryLater, ResourceFailed."""
 
 
 @runtime_checkable
 class Decides(Protocol):
     """A database that has its own table of decisions, for transactions in which its branch cannot be prepared.
 
-    When the branches of all others are prepared, its commit is the decision: it writes the decision by the same local transaction as the
-    work. At most one resource of a transaction can do so.
+    When the branches of all others are prepared, its commit is the decision: it writes the decision in the same local transaction as the
+    work. At most one resource of a transaction can do this.
     """
 
     @property
     def decides(self) -> bool | None:
-        """Whether branches cannot be prepared; None while that is not known. It is known when a branch has started."""
+        """Whether branches cannot be prepared; None while that is unknown. It is known once a branch has started."""
 
     def commit_deciding(self, xid: Xid, decision: Decision) -> None:
         """Commit a branch that was ended and not prepared, together with the decision.
 
-        Raises BranchRolledBack, also if another decision was stored before; ResourceError: it is rolled back; ResourceFailed: in doubt.
+        Raises BranchRolledBack, also if another decision was stored before; ResourceError if it is rolled back; ResourceFailed if it is in
+        doubt.
         """
 
     def decide(self, decision: Decision) -> Decision:
-        """Store a decision without a branch, and return the one that stands: the first that was stored. Raises XaError."""
+        """Store a decision without a branch, and return the one that counts: the first that was stored. Raises XaError."""
 
     def decisions(self, manager: str) -> Sequence[Decision]:
         """Return the decisions of a manager's transactions. Raises XaError."""
@@ -133,10 +134,10 @@ class Decides(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """A resource that looks, when its manager opens, whether it can take part in transactions over several resources."""
+    """A resource that checks, when its manager opens, whether it can take part in transactions over several resources."""
 
     def check(self) -> None:
-        """Raise Unavailable or InvalidInput, with what would be right, if it cannot; XaError if that is not known now."""
+        """Raise Unavailable or InvalidInput, with the remedy, if it cannot, or XaError if that is unknown now."""
 
 
 class BranchState(enum.Enum):
@@ -151,7 +152,7 @@ class BranchState(enum.Enum):
 
 
 class Call(enum.Enum):
-    """A call, as far as its legality goes."""
+    """A call whose order is checked."""
 
     START = "start"
     END = "end"
@@ -163,7 +164,7 @@ class Call(enum.Enum):
     FORGET = "forget"
 
 
-#: The legal orders: (state, call) -> the state after success. What is not here is refused, by ``refusal``.
+#: The legal orders: (state, call) -> the state after success. ``refusal`` has the errors of all others.
 NEXT: Final = Transitions[BranchState, Call](
     "branch",
     {

@@ -1,4 +1,4 @@
-"""SQLAlchemy sessions as a resource: sessions of an application work in the branch of its transaction."""
+"""SQLAlchemy sessions as a resource: an application's own sessions work in the branch of its transaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRIVERS = ("psycopg",)
 
 
 class _SessionWork:
-    """A branch on a connection of the pool. Sessions work on a second object for the same session of PostgreSQL."""
+    """A branch on a pooled connection. Sessions use a second object for the same PostgreSQL session."""
 
     def __init__(self, pooled: Connection) -> None:
         self._pooled = pooled
@@ -52,13 +52,13 @@ class _SessionWork:
         self._shared.commit = self._shared.rollback = self._shared.close = _nothing
 
     def lend(self, engine: Engine) -> None:
-        """The handle is a Session."""
+        """Make a Session as the handle."""
         self._connection = JoinedConnection(engine, self)
         self._connection.begin()
         self.handle = Session(bind=self._connection, join_transaction_mode="rollback_only")
 
     def lend_on_loop(self, engine: AsyncEngine, on_loop: LoopSession) -> AsyncSession:
-        """The handle is an AsyncSession."""
+        """Make an AsyncSession as the handle, and return it."""
         self._let_go()
         self.on_loop = on_loop
         self.handle = on_loop.open(engine, self)
@@ -113,13 +113,13 @@ class _SessionWork:
 
 
 def _nothing() -> None:
-    """What a session of the application does to a branch by commit, rollback and close."""
+    """Do nothing: commit, rollback and close of an application's session do not affect the branch."""
 
 
 class SqlAlchemyResource(PostgresRules[Session]):
-    """An Engine (PostgreSQL by psycopg). The handle is a Session; ``session.connection()`` gives its Connection for SQLAlchemy Core.
+    """A SQLAlchemy Engine (PostgreSQL through psycopg). The handle is a Session; ``session.connection()`` is its Connection for Core.
 
-    Sessions of the application's own take part if they are bound to ``engine`` or ``async_engine`` of the resource.
+    The application's own sessions take part if they are bound to ``engine`` or ``async_engine`` of the resource.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class SqlAlchemyResource(PostgresRules[Session]):
         priority: int = CommitPriority.DATABASE,
         prepared: bool | None = None,
     ) -> None:
-        """``async_engine`` is for AsyncSession outside of transactions; without it each use of AsyncSession opens a connection.
+        """Use ``engine`` and, for AsyncSession outside of transactions, ``async_engine``. Without it, each use opens a connection.
 
-        For ``priority`` see CommitPriority, for ``prepared`` PostgresRules.
+        See CommitPriority for ``priority`` and PostgresRules for ``prepared``.
         """
         super().__init__(name, prepared=prepared, priority=priority)
         for driver in (engine.dialect.driver, *([] if async_engine is None else [async_engine.dialect.driver])):
@@ -142,7 +142,7 @@ class SqlAlchemyResource(PostgresRules[Session]):
                     f"resource {name}: driver {driver!r} is not supported; use one of {', '.join(DRIVERS)} (postgresql+psycopg://)"
                 )
         self._plain = engine
-        #: As the engine that was given, but a connection takes part in the current transaction, if there is one.
+        #: Like the given engine, but its connections take part in the current transaction if there is one.
         self.engine: Engine = JoiningEngine(engine, {}, self)
         self._plain_async = async_engine
         self._async_engine: AsyncEngine | None = None
@@ -154,7 +154,7 @@ class SqlAlchemyResource(PostgresRules[Session]):
         return lambda: self._current.reset(token)
 
     def joined(self, engine: Engine) -> _SessionWork | None:
-        """See Joins. Raises what ``enlist`` of the transaction raises, as TransactionTimedOut."""
+        """See Joins. Raises the errors of the transaction's ``enlist``, such as TransactionTimedOut."""
         transaction = self._at_work()
         if transaction is None:
             return None
@@ -200,7 +200,7 @@ class SqlAlchemyResource(PostgresRules[Session]):
 
     @property
     def async_engine(self) -> AsyncEngine:
-        """As ``engine``, for AsyncSession. Raises InvalidInput if greenlet is not installed."""
+        """The same as ``engine``, for AsyncSession. Raises InvalidInput if greenlet is not installed."""
         try:
             from bascule.xa.sqlalchemy_loop import async_engine, joining
         except ImportError as error:

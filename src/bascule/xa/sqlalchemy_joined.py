@@ -1,6 +1,6 @@
 """An Engine whose connections join the transaction: an application's own sessions work in its branch, and none of them ends it.
 
-Outside of a transaction the engine is like the one that it was made from.
+Outside of a transaction, the engine behaves like the engine that it was made from.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import NullPool
 
-#: What PostgreSQL says has been done, by the first word, where nothing was written.
+#: The first word of PostgreSQL's command tag for statements that write nothing.
 READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
 ROLLED_BACK = "the application rolled back its session"
 LEFT = "a session with uncommitted changes was closed"
-#: In ``Session.info``: see Joins.gives_up.
+#: Key in ``Session.info``: see Joins.gives_up.
 _GIVES_UP = "bascule.xa.gives_up"
 
 
@@ -26,27 +26,27 @@ class JoinedBranch(Protocol):
     """A branch that connections join."""
 
     def dbapi_connection(self, engine: Engine) -> Any:
-        """A connection of the driver on the session of the branch. Its commit, rollback and close do nothing."""
+        """Return a driver connection on the session of the branch. Its commit, rollback and close do nothing."""
 
     def doom(self, reason: str) -> None:
-        """The branch will not be prepared or committed."""
+        """Make sure that the branch is not prepared or committed."""
 
 
 class Joins(Protocol):
-    """What knows the branch of the current transaction."""
+    """Knows the branch of the current transaction."""
 
     def joined(self, engine: Engine) -> JoinedBranch | None:
-        """The branch of the current transaction of this thread or task, which begins if there is none; None without a transaction."""
+        """Return the branch of the current transaction of this thread or task, begun if necessary, or None without a transaction."""
 
     def gives_up(self) -> Callable[[str], None] | None:
-        """What makes sure that the current transaction does not commit, for a reason; None without a transaction."""
+        """Return a function that marks the current transaction for rollback, with a reason, or None without a transaction."""
 
 
 class JoinedConnection(Connection):
-    """A connection in a branch. Its commit sends what there is, and its rollback makes sure that the branch does not commit."""
+    """A connection in a branch. Its commit flushes, and its rollback makes sure that the branch does not commit."""
 
     def __init__(self, engine: Engine, branch: JoinedBranch) -> None:
-        # A pool would roll back what is given back to it.
+        # A pool would roll back a connection that is returned to it.
         pool = NullPool(lambda: branch.dbapi_connection(engine), dialect=engine.dialect, reset_on_return=None)
         super().__init__(engine, connection=pool.connect())
         self.branch = branch
@@ -54,7 +54,7 @@ class JoinedConnection(Connection):
         event.listen(self, "after_cursor_execute", self._executed)
 
     def begin(self) -> RootTransaction:
-        """As that of Connection."""
+        """Return a transaction of SQLAlchemy, as Connection does."""
         return super().begin() if self.in_transaction() else _JoinedTransaction(self)
 
     def _executed(self, _connection: Any, cursor: Any, *_: Any) -> None:
@@ -81,14 +81,14 @@ class _JoinedTransaction(RootTransaction):
 
 
 class JoiningEngine(OptionEngine):
-    """Shares pool, dialect and events with the engine that it was made from."""
+    """An engine that shares pool, dialect and events with the engine that it was made from."""
 
     def __init__(self, proxied: Any, execution_options: Mapping[str, Any], joins: Joins | None = None) -> None:
         super().__init__(proxied, execution_options)
         self.joins: Joins = proxied.joins if joins is None else joins
 
     def connect(self) -> Connection:
-        """A connection in the branch of the current transaction, or one of its own."""
+        """Return a connection in the branch of the current transaction, or a separate connection without one."""
         branch = self.joins.joined(self)
         return super().connect() if branch is None else JoinedConnection(self, branch)
 
@@ -104,6 +104,6 @@ def _began(session: Session, transaction: SessionTransaction) -> None:
 
 @event.listens_for(Session, "after_soft_rollback")
 def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
-    """Also a session that has not sent anything, and has no connection, gives its work up."""
+    """Give up the work even of a session that has sent nothing and has no connection."""
     if transaction.parent is None and (gives_up := session.info.pop(_GIVES_UP, None)) is not None:
         gives_up(ROLLED_BACK)

@@ -1,4 +1,4 @@
-"""SQLAlchemy's AsyncSession for the tasks of an event loop, on the session of PostgreSQL that a branch has."""
+"""SQLAlchemy's AsyncSession for the tasks of an event loop, on the PostgreSQL session of a branch."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ if TYPE_CHECKING:
 
 
 class _SharedConnection(LoopConnection):
-    """A connection that is SQLAlchemy's to use and not to end: the branch is the transaction manager's."""
+    """A connection that SQLAlchemy uses but must not end: the branch belongs to the transaction manager."""
 
     async def commit(self) -> None:
-        """Nothing is committed before the transaction is."""
+        """Do nothing: the transaction commits."""
 
     async def rollback(self) -> None:
-        """The branch hears of it by JoinedConnection."""
+        """Do nothing: JoinedConnection tells the branch."""
 
     async def close(self) -> None:
-        """The session is given back with the branch."""
+        """Do nothing: the session is returned with the branch."""
 
 
 def async_engine(url: URL) -> AsyncEngine:
-    """Return an engine that opens a connection for each use: one that is kept would belong to an event loop."""
+    """Return an engine that opens a connection for each use: a kept connection would belong to one event loop."""
     return create_async_engine(url, poolclass=NullPool)
 
 
 def joining(engine: AsyncEngine, joins: Joins) -> AsyncEngine:
-    """Return the engine whose connections join the current transaction."""
+    """Return an engine whose connections join the current transaction."""
     return AsyncEngine(JoiningEngine(engine.sync_engine, {}, joins))
 
 
 def enlist_from_connect(transaction: Transaction, resource: Resource[Any]) -> None:
-    """Enlist, while SQLAlchemy waits for a connection on the event loop."""
+    """Enlist the resource, while SQLAlchemy waits for a connection on the event loop."""
     participant = LoopParticipant(resource, asyncio.get_running_loop())
     await_(in_thread(lambda: transaction.enlist_as(resource, participant)))
 
 
 class LoopSession:
-    """An AsyncSession in a branch. Its methods are called from threads."""
+    """An AsyncSession in a branch. Threads call its methods."""
 
     handle: AsyncSession
 
     def __init__(self, raw: psycopg.Connection[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """``raw`` has begun the branch."""
+        """Use the branch that ``raw`` has begun."""
         self._loop = loop
         self._shared = _SharedConnection.of(raw, loop)
         self._connection: AsyncConnection | None = None
 
     def open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
-        """Make the handle."""
+        """Make and return the handle."""
         return on_loop(self._loop, lambda: self._open(engine, branch))
 
     async def _open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
-        if engine.sync_engine.dialect.server_version_info is None:  # only a connection of its own tells an engine of its server
+        if engine.sync_engine.dialect.server_version_info is None:  # only a separate connection tells an engine the version of its server
             await greenlet_spawn(lambda: Engine.connect(engine.sync_engine).close())
         joined = await greenlet_spawn(JoinedConnection, engine.sync_engine, branch)
         await greenlet_spawn(joined.begin)
@@ -77,14 +77,14 @@ class LoopSession:
         return self.handle
 
     def dbapi_connection(self, engine: Engine) -> Any:
-        """See JoinedBranch. Called by SQLAlchemy on the event loop."""
+        """See JoinedBranch. SQLAlchemy calls it on the event loop."""
         return engine.dialect.connect(async_creator_fn=self._offered)
 
     async def _offered(self) -> LoopConnection:
         return self._shared
 
     def interrupt(self) -> bool:
-        """Cancel the statement that a task is within, and end the use of the handle. Return whether there was one."""
+        """Cancel the statement of a task in progress, and end the use of the handle. Return True if there was one."""
         if not self._shared.lock.locked():
             return False
         with suppress(BranchRolledBack):
@@ -92,7 +92,7 @@ class LoopSession:
         return True
 
     def flush(self) -> None:
-        """Send what is still to be sent."""
+        """Send pending changes."""
         on_loop(self._loop, self.handle.flush)
 
     def cut_off(self) -> None:
@@ -100,7 +100,7 @@ class LoopSession:
         self._shared.cut_off()
 
     def close(self) -> None:
-        """Detach what the session has loaded. Nothing is sent."""
+        """Detach the objects that the session has loaded. Sends nothing."""
         with suppress(BranchRolledBack):
             self._shared.cut_off()
         on_loop(self._loop, self._close, RELEASE_WITHIN_S)

@@ -1,4 +1,4 @@
-"""What a transaction manager counts: how transactions ended, how long each phase took, what is in doubt."""
+"""The counts of a transaction manager: how transactions ended, how long each phase took, which are in doubt."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from bascule.xa.plan import Action
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.two_phase import TransactionPhase, TransactionStatus
 
-#: Upper bounds of the histogram of phases: from a commit in memory to a resource that hangs.
+#: Upper bounds, in seconds, of the histogram of phases: from a commit in memory to a resource that hangs.
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """How long a phase took. ``counts`` has a number for each of BOUNDS_S, not cumulative, and one for what took longer."""
+    """The durations of a phase. ``counts`` has a number for each of BOUNDS_S, not cumulative, and one for longer durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     sum_s: float = 0.0
 
     def with_one(self, seconds: float) -> PhaseTimes:
-        """Return these and one more."""
+        """Return these durations and one more."""
         place = bisect_left(BOUNDS_S, seconds)
         return PhaseTimes((*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]), self.sum_s + seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatistics:
-    """The numbers of a moment.
+    """The counts at one moment.
 
-    ``ended`` counts what applications were told. ``in_doubt`` has the transactions that are not finished in all resources, as far as this
-    process knows, and for how many seconds it has known that. ``heuristics`` are recorded in the log and not forgotten.
+    ``ended`` counts the outcomes that were reported to applications. ``in_doubt`` has the transactions that are not finished in all
+    resources, as far as this process knows, and for how many seconds it has known that. ``heuristics`` are recorded in the log and not
+    forgotten.
     """
 
     ended: Mapping[TransactionStatus, int]
@@ -45,7 +46,7 @@ class ManagerStatistics:
 
 
 class Statistics:
-    """Safe for threads."""
+    """Thread-safe counters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class Statistics:
     def ended(
         self, gtrid: bytes, status: TransactionStatus, times_s: Mapping[TransactionPhase, float], pending: bool, now_s: float
     ) -> None:
-        """A transaction of this process has ended; ``pending`` if recovery has something left to do."""
+        """Count the end of a transaction of this process. ``pending`` says that recovery has something left to do."""
         with self._lock:
             self._ended[status] += 1
             for phase, seconds in times_s.items():
@@ -71,12 +72,12 @@ class Statistics:
             return set(self._in_doubt)
 
     def recovered(self, done: Pass, before: Collection[bytes], now_s: float) -> None:
-        """A pass of recovery has ended, which began when ``before`` was in doubt."""
-        over = {each.xid for each in done.heuristics}  # the operator has to look at them, and no branch is prepared
+        """Record the end of a recovery pass that began when ``before`` was in doubt."""
+        over = {each.xid for each in done.heuristics}  # they wait for the operator, and no branch is prepared
         waiting = {step.xid.gtrid for step in done.steps if step.action in (Action.WAIT, Action.FOREIGN) and step.xid not in over}
         left = waiting | {step.xid.gtrid for step in done.failed}
         with self._lock:
-            if not done.unreachable:  # else nobody knows what the silent resource has
+            if not done.unreachable:  # otherwise the state of the silent resource is unknown
                 for gtrid in set(before) - left:
                     self._in_doubt.pop(gtrid, None)
             for gtrid in left:

@@ -1,4 +1,4 @@
-"""One global transaction, as its application uses it: in one thread at a time, or by tasks of an event loop."""
+"""One global transaction, as its application uses it: in one thread at a time, or in tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _log = get_log("bascule.xa")
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnvironment:
-    """What a transaction needs of its manager."""
+    """The parts of a manager that a transaction needs."""
 
     manager: str
     log: DecisionLog
     by: str
     known: Callable[[Resource[Any]], bool]
     entered: Callable[[Transaction], Callable[[], None]]
-    #: Called once, at the end; true when recovery has something left to do.
+    #: Called once, at the end, with True if recovery has something left to do.
     left: Callable[[Transaction, bool], None]
     log_id: str = ""
-    #: A resource may have the decision in its own table.
+    #: Whether a resource may have the decision in its own table.
     decides: bool = False
     #: See TransactionManager.
     parallel: bool = False
@@ -53,7 +53,7 @@ class TransactionEnvironment:
 
 
 class Transaction:
-    """Made by ``TransactionManager.begin``; ends with its ``with`` block, or by ``commit`` or ``rollback``."""
+    """A transaction from ``TransactionManager.begin``. It ends with its ``with`` block, or by ``commit`` or ``rollback``."""
 
     def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
         self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000), environment.log_id, decides=environment.decides)
@@ -78,39 +78,39 @@ class Transaction:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and its application knows: the application has ended it or left its block, where it may have expired."""
+        """Whether the transaction has ended and its application knows: it has ended the transaction, or left its block after a timeout."""
         return self.status in ENDED and (self._left or not self._expired)
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """After a commit, the resources that could not be told yet, and why; recovery tells them."""
+        """After a commit, the resources that could not be told yet, with the reason. Recovery tells them."""
         return self._protocol.unfinished
 
     @property
     def times_s(self) -> Mapping[TransactionPhase, float]:
-        """How long each phase took, in seconds."""
+        """The duration of each phase, in seconds."""
         return self._protocol.times_s
 
     @property
     def deadline_s(self) -> float:
-        """When its time is over, on the monotonic clock."""
+        """The deadline on the monotonic clock, in seconds."""
         return self._protocol.deadline_s
 
     @property
     def enlisted(self) -> Collection[str]:
-        """The names of the resources whose branches are not finished, or were not read-only."""
+        """The names of the resources with branches that are not finished, or were not read-only."""
         return self._protocol.enlisted
 
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
-        """The resource takes part from now on; gives what to work with, the same at every call.
+        """Enlist a resource, and return the handle to work with, which is the same for every call.
 
-        Raises TransactionTimedOut, OutOfOrder when the transaction is over, and what ``start`` of the resource raises.
+        Raises TransactionTimedOut, OutOfOrder if the transaction is over, and the errors of the resource's ``start``.
         """
         handle: HandleT = self.enlist_as(resource, BlockingParticipant(resource))
         return handle
 
     def enlist_as(self, resource: Resource[Any], participant: Participant) -> Any:
-        """As ``enlist``, by a participant that makes the calls on the resource."""
+        """Do the same as ``enlist``, with a participant that makes the calls on the resource."""
         with self._locked():
             if (known := self._resources.get(resource.name, resource)) is not resource or not self._environment.known(known):
                 raise InvalidInput(
@@ -134,12 +134,14 @@ class Transaction:
             self._protocol.mark()
 
     def give_up(self) -> None:
-        """As ``set_rollback_only``, if the transaction has not ended."""
+        """Do the same as ``set_rollback_only``, unless the transaction has ended."""
         with suppress(OutOfOrder):
             self.set_rollback_only()
 
     def before_completion(self, hook: Callable[[], object]) -> None:
-        """Call ``hook`` before the first phase of a commit: it may still work in the transaction. What it raises rolls back.
+        """Call ``hook`` before the first phase of a commit. It may still work in the transaction.
+
+        If it raises, the transaction is rolled back.
 
         Raises OutOfOrder, TransactionTimedOut if the transaction ends or has ended.
         """
@@ -149,7 +151,7 @@ class Transaction:
         self._hooks.add_before(hook)
 
     def after_completion(self, hook: Callable[[TransactionStatus], object]) -> None:
-        """Call ``hook`` with the status when the transaction has ended, however it was ended. What it raises is logged.
+        """Call ``hook`` with the status after the end of the transaction, however it ends. An error of the hook is logged.
 
         The thread that ends the transaction calls it. Raises OutOfOrder, TransactionTimedOut if the hooks were called before.
         """
@@ -158,9 +160,9 @@ class Transaction:
             raise self._refusal()
 
     def commit(self) -> None:
-        """Both phases. Returns when all of it is decided, and done but for what ``unfinished`` names.
+        """Run both phases. Return when the transaction is committed, except in the resources in ``unfinished``.
 
-        Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder when it is over.
+        Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome, and OutOfOrder if the transaction is over.
         """
         self._check_process()
         try:
@@ -177,7 +179,7 @@ class Transaction:
             self.wait_finished(self._environment.finish_within_s)
 
     def wait_finished(self, timeout_s: float) -> bool:
-        """After a commit: wait until recovery has told the resources in ``unfinished``. Return whether all have committed in time.
+        """Wait after a commit until recovery has told the resources in ``unfinished``. Return True if all have committed in time.
 
         Raises HeuristicOutcome if a branch was rolled back from outside.
         """
@@ -186,7 +188,10 @@ class Transaction:
         return finished
 
     def told(self, heuristics: Collection[Heuristic], *, finished: bool) -> None:
-        """Recovery has told resources in ``unfinished``, all of them if ``finished``. ``heuristics`` were finished from outside."""
+        """Note that recovery has told resources in ``unfinished``, all of them if ``finished``.
+
+        ``heuristics`` were finished from outside.
+        """
         known = {each.xid for each in self._protocol.heuristics}
         self._protocol.heuristics += [each for each in heuristics if each.xid not in known]
         if finished:
@@ -214,7 +219,7 @@ class Transaction:
                 self._lock.release()
 
     def enter(self) -> None:
-        """Make it the current transaction of this thread or task. Raises OutOfOrder if there is one."""
+        """Make this the current transaction of this thread or task. Raises OutOfOrder if there is one."""
         self._leave = self._environment.entered(self)
 
     def leave(self) -> None:
@@ -224,7 +229,7 @@ class Transaction:
             self._leave()
 
     def __enter__(self) -> Self:
-        """It is the current transaction of this thread or task. Whatever it raises, the transaction is over."""
+        """Make this the current transaction of this thread or task. If that raises, the transaction is rolled back."""
         try:
             self.enter()
         except BaseException:
@@ -233,30 +238,30 @@ class Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Commits, or rolls back when an exception passes. What was ended within the block is left as it is."""
+        """Commit, or roll back if an exception passes. A transaction that ended within the block stays as it is."""
         try:
             self.finish(failed=kind is not None)
         finally:
             self.leave()
 
     async def __aenter__(self) -> Self:
-        """It is the current transaction of this task."""
+        """Make this the current transaction of this task."""
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """As ``__exit__``, in a thread: the event loop goes on.
+        """Do the same as ``__exit__``, in a thread, so that the event loop continues.
 
-        A cancellation that comes meanwhile is passed on when the transaction has ended: ``status`` says how.
+        A cancellation that arrives meanwhile is raised when the transaction has ended; ``status`` has the outcome.
         """
         try:
-            # A future of the executor, and no task: what ends all tasks of an event loop does not leave it behind.
+            # A future of the executor, not a task: code that cancels all tasks of an event loop does not abandon it.
             finish = functools.partial(contextvars.copy_context().run, self.finish, failed=kind is not None)
             await to_the_end(asyncio.get_running_loop().run_in_executor(None, finish))
         finally:
             self.leave()
 
     def finish(self, *, failed: bool) -> None:
-        """At the end of the block: commit or roll back, unless that was done within the block."""
+        """End the block: commit or roll back, unless that was done within the block."""
         if self._process != os.getpid():
             if not failed:
                 self._check_process()
@@ -272,7 +277,7 @@ class Transaction:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Around a call of the application. Raises OutOfOrder in a forked child, TransactionTimedOut."""
+        """Surround a call of the application. Raises OutOfOrder in a forked child, TransactionTimedOut."""
         self._check_process()
         with self._lock:
             if self._expired:
@@ -280,7 +285,7 @@ class Transaction:
             yield
 
     def _check_process(self) -> None:
-        """In the child of a fork the lock may be held by a thread that only the parent has: it is never taken there."""
+        """Raise OutOfOrder in the child of a fork. The lock must not be taken there: a thread that only the parent has may hold it."""
         if self._process != os.getpid():
             raise OutOfOrder(f"transaction {self.id} belongs to the parent process {self._process}, which forked this process")
 
@@ -297,9 +302,9 @@ class Transaction:
 
     @contextmanager
     def _hooks_after(self) -> Iterator[None]:
-        """Around what may end the transaction. The thread that has ended it calls the hooks.
+        """Surround code that may end the transaction. The thread that has ended it calls the hooks.
 
-        It calls them without the lock of the transaction: a hook may wait for another thread that asks for it.
+        The hooks are called without the lock of the transaction, because a hook may wait for another thread that needs the lock.
         """
         over = self.status in ENDED
         try:
@@ -314,13 +319,13 @@ class Transaction:
 
 @runtime_checkable
 class FollowsTransaction(Protocol):
-    """A resource that is used without a handle: what a thread or task does with it belongs to the transaction that is current there.
+    """A resource that is used without a handle: work in a thread or task belongs to the current transaction there.
 
     The resource enlists itself when the code first uses it.
     """
 
     def follow(self, transaction: Transaction | None) -> Callable[[], None]:
-        """From now on ``transaction`` is the current one of this thread or task; None: there is no current one. No IO.
+        """Make ``transaction`` the current one of this thread or task for the resource; None: no current transaction. No IO.
 
-        Return what takes that back, for the same thread or task. Raises OutOfOrder if the transaction cannot become the current one here.
+        Returns a function that undoes this in the same thread or task. Raises OutOfOrder if the transaction cannot become current here.
         """

@@ -1,4 +1,4 @@
-"""The states of a transaction, what changes them, and the phases of its end."""
+"""The states of a transaction, their events, and the phases of its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TransactionStatus(enum.Enum):
 
 
 class TransactionEvent(enum.Enum):
-    """What changes the state of a transaction."""
+    """An event that changes the state of a transaction."""
 
     MARK = "marked to be rolled back"
     COMMIT = "commit is called"
@@ -38,16 +38,16 @@ class TransactionEvent(enum.Enum):
 
 
 class TransactionPhase(enum.StrEnum):
-    """What takes time when a transaction ends."""
+    """A timed phase at the end of a transaction."""
 
-    #: Or the commit, where one resource commits in one phase.
+    #: Or the commit, if one resource commits in one phase.
     PREPARE = "prepare"
     DECIDE = "decide"
     COMMIT = "commit"
     ROLLBACK = "rollback"
 
 
-#: The states of a transaction. An event that is not here is refused.
+#: The states of a transaction. Other events are refused.
 TRANSITIONS: Final = Transitions(
     "XA transaction",
     {
@@ -68,9 +68,9 @@ TRANSITIONS: Final = Transitions(
         (TransactionStatus.ROLLING_BACK, TransactionEvent.TOLD): TransactionStatus.ROLLED_BACK,
     },
 )
-#: The states that no event leaves.
+#: The final states.
 ENDED = frozenset({TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT})
-#: What becomes of an end that is interrupted in a state: what stands, stands; the rest is in doubt, and recovery sees to it.
+#: The event of an end that is interrupted in a state: a stored outcome counts, anything else is in doubt and left to recovery.
 BEGUN: Final = {
     TransactionStatus.PREPARING: TransactionEvent.UNANSWERED,
     TransactionStatus.PREPARED: TransactionEvent.UNANSWERED,

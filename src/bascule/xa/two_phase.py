@@ -1,7 +1,7 @@
 """One global transaction and its two phases, without IO.
 
-The transaction ends and prepares its branches, has the decision log store COMMIT, and tells the branches the outcome that stands. A branch
-that cannot be told is left to recovery.
+The transaction ends and prepares its branches, stores COMMIT in the decision log, and tells the branches the outcome that counts. Recovery
+handles branches that cannot be told.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bascule.xa.xid import Xid, branch, may_be_in_database
 _log = get_log("bascule.xa")
 
 
-#: Of a branch until it is told: recovery has it to tell, if an interrupt comes before.
+#: The status of a branch until it is told. After an interrupt, recovery tells it.
 _NOT_TOLD: Final = "not told yet"
 
 
@@ -67,6 +67,8 @@ class TwoPhaseViolation(enum.StrEnum):
     UNTOLD_IS_FORGOTTEN = "two-phase-untold-is-forgotten"
     #: A transaction with several branches commits the last one in one phase although others are prepared.
     LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
+    #: A commit that came after a rollback by recovery is reported as if the work itself had failed.
+    RECOVERY_IS_FAILURE = "two-phase-recovery-is-failure"
 
 
 @dataclass(slots=True)
@@ -75,8 +77,8 @@ class _Enlisted:
     xid: Xid
     handle: Any
     token: str = ""
-    ended: bool = False  # the application's work
-    undone: bool = False  # the resource has answered when it was told to roll back, or has failed
+    ended: bool = False  # the application's work has ended
+    undone: bool = False  # the resource has answered a rollback, or has failed
 
 
 def _priority(each: _Enlisted) -> int:
@@ -84,11 +86,11 @@ def _priority(each: _Enlisted) -> int:
 
 
 class TwoPhase:
-    """The protocol of one transaction; one call at a time.
+    """The protocol of one transaction. Make one call at a time.
 
-    ``status`` is the state, ``unfinished`` names the resources that could not be told their outcome and says why, ``pending`` says
-    whether recovery has something left to do when the transaction has ended, ``times_s`` how long each phase
-    took, ``heuristics`` which branches were finished from outside.
+    ``status`` is the state. ``unfinished`` has the resources that could not be told their outcome, with the reason. ``pending`` says
+    whether recovery has something left to do after the end. ``times_s`` has the duration of each phase, ``heuristics`` the branches that
+    were finished from outside.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class TwoPhase:
         at_once: AtOnce | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``by`` names this process in the decision. After ``timeout_s`` the transaction takes no more work and does not commit.
+        """``by`` names this process in the decision. After ``timeout_s`` seconds the transaction takes no more work and does not commit.
 
-        ``at_once``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it they prepare
-        one after the other, so that the last one commits in one phase if no other has anything to commit.
+        ``at_once``: all branches prepare at the same time, and those of equal priority commit at the same time. Without it they prepare one
+        after the other, so that the last one commits in one phase if no other has anything to commit.
         """
         self.gtrid = gtrid
         self.id = gtrid.decode()
@@ -123,12 +125,12 @@ class TwoPhase:
         self._branches: dict[str, _Enlisted] = {}
         self.heuristics: list[Heuristic] = []
         self._refused_by: XaError | None = None
-        self._deciding: _Enlisted | None = None  # its commit is the decision
+        self._deciding: _Enlisted | None = None  # the branch whose commit is the decision
         self._asked = False  # a branch was asked to commit in one phase, and has not refused
 
     @property
     def deadline_s(self) -> float:
-        """When the time of the transaction is over, on the monotonic clock."""
+        """The deadline of the transaction on the monotonic clock, in seconds."""
         return self._deadline_s
 
     @property
@@ -137,10 +139,10 @@ class TwoPhase:
         return self._branches.keys()
 
     async def enlist(self, participant: Participant) -> Any:
-        """Start a branch, once for each resource. Returns the application's handle.
+        """Start a branch, once for each resource, and return the application's handle.
 
-        Raises OutOfOrder if the transaction does not take work any more, TransactionTimedOut, and what ``start`` of the resource raises;
-        the last two mark the transaction to be rolled back.
+        Raises OutOfOrder if the transaction does not take more work, TransactionTimedOut, and the errors of the resource's ``start``. The
+        last two mark the transaction for rollback.
         """
         if self.status is not TransactionStatus.ACTIVE:
             raise self._refusal()
@@ -169,13 +171,14 @@ class TwoPhase:
         return handle
 
     def mark(self) -> None:
-        """Make sure that the transaction does not commit. Raises OutOfOrder if it has ended."""
+        """Mark the transaction for rollback. Raises OutOfOrder if it has ended."""
         self._move(TransactionEvent.MARK)
 
     async def commit(self) -> None:
-        """Run both phases. Returns when COMMIT stands and each branch is told, except those in ``unfinished``.
+        """Run both phases. Return when COMMIT counts and each branch is told, except those in ``unfinished``.
 
-        Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder if the transaction has ended.
+        Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome, and OutOfOrder if the transaction has
+        ended.
         """
         try:
             await self._commit()
@@ -186,7 +189,7 @@ class TwoPhase:
             raise
 
     async def _settle(self) -> None:
-        """Leave no state between two steps, after an interrupt: an application and recovery would pass the transaction over."""
+        """Leave no intermediate state after an interrupt: the application and recovery would both skip the transaction."""
         try:
             if self.status is TransactionStatus.PREPARING and not self._asked:
                 self._move(TransactionEvent.REFUSED)
@@ -226,7 +229,10 @@ class TwoPhase:
         self.report_heuristics()
 
     async def rollback(self) -> None:
-        """Undo everything. Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended."""
+        """Roll back all branches.
+
+        Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended.
+        """
         try:
             self._move(TransactionEvent.ROLLBACK)
             await self._undo()
@@ -333,16 +339,14 @@ class TwoPhase:
             await self._undo()
             if (refused := self._refused_by) is not None:
                 raise TransactionRolledBack(f"was rolled back: {refused}", transaction_id=self.id, cause=refused) from refused
-            text = f"was rolled back by {decision.by} before the commit"
-            # Nothing is wrong with the work: it may be repeated.
-            raise TransactionRolledBack(text, transaction_id=self.id, cause=BranchRolledBack(text, Code.XA_RBTRANSIENT))
+            raise rolled_back_by(decision.by, self.id, self._violations)
         self._move(TransactionEvent.COMMIT_STANDS)
         self.unfinished.update({each.participant.name: _NOT_TOLD for each in prepared})
         try:
             with self._timed(TransactionPhase.COMMIT):
                 for _, equal in groupby(sorted(prepared, key=_priority), key=_priority):
                     await self._tell_all(list(equal), Outcome.COMMIT)
-        finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
+        finally:  # also if the process is told to end: COMMIT counts, and recovery carries it out
             self.pending = bool(self.unfinished)
             self._move(TransactionEvent.TOLD)
         if not self.unfinished or TwoPhaseViolation.UNTOLD_IS_FORGOTTEN in self._violations:
@@ -370,7 +374,7 @@ class TwoPhase:
         return decision
 
     async def _decided_by(self, each: _Enlisted, wanted: Decision) -> Decision:
-        """Commit the branch that cannot be prepared, with the decision. Return what stands."""
+        """Commit the branch that cannot be prepared, with the decision. Return the decision that counts."""
         if (decider := each.participant.decider) is None:
             raise OutOfOrder(f"{each.participant.name} has no table of decisions")
         try:
@@ -397,13 +401,13 @@ class TwoPhase:
         self._move(TransactionEvent.TOLD)
 
     async def _end_work(self, each: _Enlisted) -> None:
-        """End the work of a branch that is to be rolled back: what comes later is refused, and finds no other branch on the session."""
+        """End the work of a branch before its rollback, so that later calls are refused and do not reach the next branch of the session."""
         if each.ended:
             return
         each.ended = True
         try:
             await each.participant.end(each.xid, success=False)
-        except Exception as error:  # the branch is to be rolled back, whatever its resource says
+        except Exception as error:  # the branch is rolled back whatever its resource answers
             _log.debug("end of a branch failed", xid=each.xid, error=error)
 
     async def _tell_all(self, branches: list[_Enlisted], outcome: Outcome) -> None:
@@ -453,17 +457,27 @@ class TwoPhase:
             raise self.timed_out()
 
     def timed_out(self) -> TransactionTimedOut:
-        """Return what to raise when the time of the transaction is over."""
+        """Return the error for a transaction whose time is over."""
         return TransactionTimedOut(f"took longer than {self._timeout_s:g} s", transaction_id=self.id)
 
     def _in_doubt(self, text: str, error: BaseException) -> BaseException:
-        """Return what to raise: what ends the process passes."""
+        """Return the error to raise. An exception that ends the process is returned unchanged."""
         self._move(TransactionEvent.UNANSWERED)
         self.pending = True
         return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 
     def report_heuristics(self) -> None:
-        """Raise HeuristicOutcome if a branch was finished from outside, and not, or perhaps not, as decided."""
+        """Raise HeuristicOutcome if a branch was finished from outside against the decision, or possibly against it."""
         if bad := [each for each in self.heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
             raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)
+
+
+def rolled_back_by(by: str, transaction_id: str, violations: Collection[enum.StrEnum] = frozenset()) -> TransactionRolledBack:
+    """Return what to raise for a commit that came after another process had rolled the transaction back.
+
+    The work may be repeated: the cause has the code XA_RBTRANSIENT (XA specification, section 4.3).
+    """
+    text = f"was rolled back by {by} before the commit"
+    cause = None if TwoPhaseViolation.RECOVERY_IS_FAILURE in violations else BranchRolledBack(text, Code.XA_RBTRANSIENT)
+    return TransactionRolledBack(text, transaction_id=transaction_id, cause=cause)

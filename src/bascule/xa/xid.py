@@ -1,4 +1,4 @@
-"""Names of transactions: how a manager makes them, and knows its own among others'."""
+"""Names of transactions: how a manager makes them, and recognises its own."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
     "new_log_id",
 ]
 
-#: "BASC": says that the gtrid was made by ``new_gtrid``.
+#: "BASC": identifies a gtrid that ``new_gtrid`` has made.
 FORMAT_ID = 0x42415343
 #: A gtrid has at most 64 bytes: NAME/ and 32 characters.
 MANAGER_NAME = re.compile(r"[A-Za-z0-9._-]{1,31}")
-#: A bqual is the resource's name.
+#: A bqual is the name of the resource.
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 #: The id of a decision log.
@@ -50,10 +50,10 @@ def new_log_id() -> str:
 
 
 def new_gtrid(manager: str, deadline_ms: int, log_id: str = "", *, decides: bool = False) -> bytes:
-    """A new global transaction of a manager; ``deadline_ms`` (since the epoch) is when it ends unless it is decided before.
+    """Return the gtrid of a new transaction, which ends at ``deadline_ms`` (since the epoch) unless it is decided before.
 
-    ``log_id`` is the id of the decision log that has its decision, "" for a log without an id. ``decides``: the decision may also be in a
-    database of the manager.
+    ``log_id`` is the id of the decision log that has the decision, or "" for a log without an id. ``decides``: the decision may also be in
+    a database of the manager.
     """
     if not log_id and not decides:
         return f"{manager}/{deadline_ms:012x}{secrets.token_hex(10)}".encode()
@@ -62,35 +62,35 @@ def new_gtrid(manager: str, deadline_ms: int, log_id: str = "", *, decides: bool
 
 
 def branch(gtrid: bytes, resource: str) -> Xid:
-    """The branch of a transaction in a resource."""
+    """Return the branch of a transaction in a resource."""
     return Xid(FORMAT_ID, gtrid, resource.encode())
 
 
 def manager_of(xid: Xid) -> str | None:
-    """The name of the manager that made it; None for a foreign one."""
+    """Return the name of the manager that made a branch, or None for a foreign branch."""
     return manager_of_gtrid(xid.gtrid) if xid.format_id == FORMAT_ID else None
 
 
 def manager_of_gtrid(gtrid: bytes) -> str | None:
-    """The name of the manager that began a transaction; None for a foreign one."""
+    """Return the name of the manager that began a transaction, or None for a foreign transaction."""
     match = _match(gtrid)
     return match[1].decode() if match else None
 
 
 def log_id_of_gtrid(gtrid: bytes) -> str:
-    """The id of the decision log that a transaction of ours was begun with; "" if the gtrid does not say it."""
+    """Return the id of the decision log with which a transaction was begun, or "" if the gtrid does not contain it."""
     match = _GTRID.fullmatch(gtrid)
     return match[4].decode() if match else ""
 
 
 def may_be_in_database(gtrid: bytes) -> bool:
-    """Whether the decision of a transaction of ours may be in a database of its manager."""
+    """Return True if the decision of a transaction may be in a database of its manager."""
     match = _GTRID.fullmatch(gtrid)
     return match is not None and match[3] == b"-"
 
 
 def deadline_ms_of(gtrid: bytes) -> int:
-    """When a transaction of ours ends unless it is decided before, in ms since the epoch."""
+    """Return when a transaction ends unless it is decided before, in milliseconds since the epoch. Raises InvalidInput if it is foreign."""
     match = _match(gtrid)
     if match is None:
         raise InvalidInput(f"{gtrid!r} is not a transaction of Bascule")
@@ -102,7 +102,7 @@ def _match(gtrid: bytes) -> re.Match[bytes] | None:
 
 
 def named(pattern: re.Pattern[str], name: str, what: str) -> str:
-    """The name, if it can stand in an Xid. Raises InvalidInput."""
+    """Return the name if it can be part of an Xid. Raises InvalidInput."""
     if pattern.fullmatch(name) is None:
         raise InvalidInput(f"{name!r} is not a valid name of a {what}; the name must match {pattern.pattern}")
     return name

@@ -1,4 +1,4 @@
-"""An admin client of Kafka in memory."""
+"""An admin client of the Kafka in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from tests.support.kafka_in_memory.state import Topic, failure
 
 
 class MemoryAdmin(MemoryClient):
-    """A client for questions."""
+    """A client for administrative requests."""
 
     def poll(self, timeout: float = -1) -> int:
         return 0
 
     def _answer_of_controller(self, call: str, answer: Callable[[], Any]) -> Future[Any]:
-        """A client that knows no controller waits in vain: it does not ask for a newer list of nodes meanwhile."""
+        """Answer a call to the controller.
+
+        A client that knows no controller waits in vain: it does not ask for a newer list of nodes meanwhile.
+        """
         if self.knows_controller:
             return self._answer(call, answer)
         future: Future[Any] = Future()

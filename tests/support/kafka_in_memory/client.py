@@ -1,4 +1,4 @@
-"""What the clients of Kafka in memory share."""
+"""The common part of the clients of the Kafka in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster of Kafka in memory: its state, the clients it makes, and faults on demand."""
+"""The cluster of the Kafka in memory: its state, the clients that it makes, and faults on demand."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class KafkaInMemory:
         self.offsets: dict[str, dict[At, tuple[int, str]]] = defaultdict(dict)  # of groups
         self.members: dict[str, list[MemoryConsumer]] = defaultdict(list)
         self.brokers = 1
-        #: By the name of a call: each error fails one of them. "delivery" and "fetch" are what a report, or a message, says.
+        #: Errors by the name of a call: each error fails one such call. "delivery" and "fetch" are errors of a report, or of a message.
         self.faults: dict[str, deque[KafkaException]] = defaultdict(deque)
-        #: A call that has a place here waits before it is done, for as long as the event is not set.
+        #: Events by the name of a call: the call waits until the event is set.
         self.held: dict[str, threading.Event] = {}
-        #: What a former leader, which is cut off, says of the end of a partition, each once.
+        #: The end of a partition as a former leader reports it, which is cut off; each answer is used once.
         self.former: dict[At, deque[dict[str, int]]] = defaultdict(deque)
-        #: A topic with a name here may not be written.
+        #: Names of topics that may not be written.
         self.denied: set[str] = set()
         self.made: list[tuple[str, weakref.ref[Any]]] = []
         self._ids = iter(range(1, 1 << 30))
@@ -61,7 +61,7 @@ class KafkaInMemory:
     def put(
         self, name: str, value: bytes | None, key: bytes | None = None, *, partition: int = 0, transaction: object = None, **headers: bytes
     ) -> int:
-        """Append a record as somebody outside would; of an open transaction if there is a name for it."""
+        """Append a record as a program outside would; as part of an open transaction if one is given."""
         with self.turn:
             offset = self.partition(name, partition).append(
                 Stored(key, value, list(headers.items()) or None, int(time.time() * 1000), transaction)
@@ -70,7 +70,7 @@ class KafkaInMemory:
             return offset
 
     def values(self, name: str, partition: int = 0) -> list[bytes | None]:
-        """What a reader of committed records finds."""
+        """Return the values that a reader of committed records finds."""
         there = self.partition(name, partition)
         return [each.value for at, each in sorted(there.records.items()) if readable(there, at, each, committed=True)]
 
@@ -78,14 +78,14 @@ class KafkaInMemory:
         self.faults[call].extend(failure(code, **flags) for _ in range(times))
 
     def open_clients(self) -> list[str]:
-        """The kinds of the clients that are neither closed nor freed."""
+        """Return the kinds of the clients that are neither closed nor freed."""
         gc.collect()
         return sorted(kind for kind, ref in self.made if (client := ref()) is not None and not getattr(client, "closed", False))
 
     # -- for the clients ---------------------------------------------------------------------------------------------
 
     def meet(self, call: str) -> None:
-        """Wait where the call is held, and raise what it shall fail of."""
+        """Wait while the call is held, and raise its next error."""
         if (held := self.held.get(call)) is not None:
             held.wait(30)
         with self.turn:
@@ -121,7 +121,7 @@ class KafkaInMemory:
         return next(self._ids)
 
     def balance(self, group: str) -> None:
-        """Partitions stay where they are; those of nobody go to who has fewest."""
+        """Assign partitions to members: they stay where they are, and unassigned ones go to the member with the fewest."""
         members = self.members[group]
         names = {name for member in members for name in member.wanted_topics()}
         every = [(name, number) for name in sorted(names) for number in range(len(self.topics[name].partitions))]

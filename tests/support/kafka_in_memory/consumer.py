@@ -1,4 +1,4 @@
-"""A consumer of Kafka in memory, with groups."""
+"""A consumer of the Kafka in memory, with groups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class MemoryConsumer(MemoryClient):
-    """A consumer: of partitions that it is given, or as a member of a group."""
+    """A consumer, either with assigned partitions or as a member of a group."""
 
     def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any]) -> None:
         super().__init__(kafka, settings)
         self.closed = False
         self.group = str(self.settings["group.id"])
         self.instance = self.settings.get("group.instance.id")
-        self.target: set[At] = set()  # what the coordinator gives this member
+        self.target: set[At] = set()  # the partitions that the coordinator assigns to this member
         self._at: dict[At, int] = {}
         self._told_end: set[At] = set()
         self._paused: set[At] = set()
@@ -60,7 +60,7 @@ class MemoryConsumer(MemoryClient):
         return partition.end if self.settings.get("auto.offset.reset") == "latest" else partition.first
 
     def _validate(self, at: TopicPartition) -> None:
-        """Say what librdkafka says of a log that does not reach an offset within the leader epoch that is given with it."""
+        """Report a truncation, as librdkafka does, if the log ends before an offset in the leader epoch that is given with it."""
         if at.leader_epoch is not None and (end := self.kafka.there(at).end_of(at.leader_epoch)) < at.offset:
             text = f"Partition log truncation detected at offset {at.offset}: broker end offset is {end} (offset leader epoch 0)"
             self._says.append(KafkaError(KafkaError._AUTO_OFFSET_RESET, text))
@@ -162,12 +162,12 @@ class MemoryConsumer(MemoryClient):
             self.kafka.balance(self.group)
 
     def fence(self) -> None:
-        """Kafka has given the name of this member to another client; its partitions are gone without a call."""
+        """Fence this member: Kafka has given its name to another client, and its partitions are gone without a call."""
         self._says.append(KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", fatal=True))
         self._callbacks = {}
 
     def expire(self) -> None:
-        """The session ends: others get what this one has, and it hears of that from its own client."""
+        """End the session: other members get the partitions, and this one hears of it from its own client."""
         with self.kafka.turn:
             self.kafka.members[self.group].remove(self)
             self.target = set()
@@ -233,7 +233,7 @@ class MemoryConsumer(MemoryClient):
     def close(self) -> None:
         self.kafka.meet("close")
         self.closed = True
-        if self.settings.get("enable.auto.commit", True):  # as Kafka's clients do unless they are told not to
+        if self.settings.get("enable.auto.commit", True):  # as Kafka's clients do by default
             with self.kafka.turn:
                 self.kafka.offsets[self.group].update({at: (offset, "") for at, offset in self._at.items()})
         if self.instance is None:

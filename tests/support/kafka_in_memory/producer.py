@@ -1,4 +1,4 @@
-"""A producer of Kafka in memory, with transactions."""
+"""A producer of the Kafka in memory, with transactions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MemoryProducer(MemoryClient):
-    """A producer; with a ``transactional.id`` its records are in transactions."""
+    """A producer. With a ``transactional.id`` its records are in transactions."""
 
     def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any], logger: Any) -> None:
         super().__init__(kafka, settings)
@@ -134,7 +134,7 @@ class MemoryProducer(MemoryClient):
             known = self.kafka.transactional.setdefault(str(self._id), Transactional(self.kafka.new_producer_id()))
             if known.open is not None:
                 self._end(known, committed=False)
-                known.epoch += 1  # to fence who has it open
+                known.epoch += 1  # fences the earlier incarnation
             known.epoch += 1
             self._producer_id, self._epoch = known.producer_id, known.epoch
         if self._logger is not None and "eos" in str(self.settings.get("debug", "")):

@@ -1,4 +1,4 @@
-"""What Kafka in memory keeps: topics with their partitions and records, and transactional ids."""
+"""The state of the Kafka in memory: topics with their partitions and records, and transactional ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 At = tuple[str, int]
-#: As Kafka has them where a topic says nothing else.
+#: Kafka's defaults for topic settings.
 DEFAULTS = {
     "cleanup.policy": "delete",
     "retention.ms": "604800000",
@@ -20,13 +20,13 @@ DEFAULTS = {
 
 
 def failure(code: int, **flags: Any) -> KafkaException:
-    """What a call raises."""
+    """Return the exception of a failed call."""
     return KafkaException(KafkaError(code, **flags))
 
 
 @dataclass
 class Stored:
-    """A record of a partition; ``marker`` for the end of a transaction."""
+    """A record of a partition; ``marker`` is true for the end of a transaction."""
 
     key: bytes | None
     value: bytes | None
@@ -38,7 +38,7 @@ class Stored:
 
 @dataclass
 class Partition:
-    """A log. A transaction is open from its first record to its marker. ``epochs`` says where each leader began, by its epoch."""
+    """A log. A transaction is open from its first record to its marker. ``epochs`` is the first offset of each leader, by its epoch."""
 
     first: int = 0
     end: int = 0
@@ -52,7 +52,7 @@ class Partition:
         return max(self.epochs)
 
     def new_leader(self, end: int | None = None) -> None:
-        """Another replica leads from now on; one that lagged has nothing behind ``end``."""
+        """Let another replica lead from now on. A replica that lagged has no records behind ``end``."""
         if end is not None and end < self.end:
             self.end = end
             self.records = {offset: record for offset, record in self.records.items() if offset < end}
@@ -60,7 +60,7 @@ class Partition:
         self.epochs[self.leader_epoch + 1] = self.end
 
     def end_of(self, leader_epoch: int) -> int:
-        """As Kafka answers OffsetForLeaderEpoch; -1 for an epoch that is not known."""
+        """Return the end of a leader epoch, as Kafka answers OffsetForLeaderEpoch; -1 for an unknown epoch."""
         if leader_epoch > self.leader_epoch:
             return -1
         return min((start for epoch, start in self.epochs.items() if epoch > leader_epoch), default=self.end)
@@ -87,7 +87,7 @@ class Partition:
         self.records = {offset: record for offset, record in self.records.items() if offset >= self.first}
 
     def compact(self) -> None:
-        """The newest record of each key is left, and no deletion."""
+        """Keep only the newest record of each key, and no deletions."""
         newest = {record.key: offset for offset, record in self.records.items() if not record.marker}
         self.records = {
             at: each for at, each in self.records.items() if not each.marker and newest[each.key] == at and each.value is not None
@@ -96,7 +96,7 @@ class Partition:
 
 @dataclass
 class Topic:
-    """Partitions and settings; another topic of the same name has another id."""
+    """Partitions and settings. A recreated topic of the same name has another id."""
 
     id: str
     partitions: list[Partition]
@@ -107,7 +107,7 @@ class Topic:
 
 @dataclass
 class Transactional:
-    """What the coordinator knows of a transactional id."""
+    """The coordinator's state of a transactional id."""
 
     producer_id: int
     epoch: int = -1

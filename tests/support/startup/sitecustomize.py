@@ -1,4 +1,4 @@
-"""What each Python process of a test run imports first, for its directory is on PYTHONPATH: it can be asked for its stacks."""
+"""Startup code of each Python process of a test run (by PYTHONPATH): the process writes its stacks on request."""
 
 import os
 from contextlib import suppress

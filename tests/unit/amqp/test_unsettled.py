@@ -5,7 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bascule.amqp.unsettled import UINT_MAX, Unsettled
+from bascule.amqp.events import Delivery
+from bascule.amqp.unsettled import UINT_MAX, SentDeliveries, Unsettled
+from tests.support.costs import calls_of
+from tests.unit.amqp.pair import Pair
 
 IDS = st.sets(st.one_of(st.integers(0, 30), st.integers(UINT_MAX - 30, UINT_MAX)))
 BOUND = st.one_of(st.integers(0, 30), st.integers(UINT_MAX - 30, UINT_MAX))
@@ -33,3 +36,20 @@ def test_range_in_pieces_has_the_deliveries_of_the_whole_range_in_the_same_order
             break
     assert found == whole.pop_range(first, last)
     assert pieces.by_id == whole.by_id
+
+
+def test_end_of_the_only_link_with_deliveries_costs_no_more_where_they_are_many() -> None:
+    pair = Pair()
+    (link, _), (other, _) = pair.producer(), pair.producer()
+    sent = SentDeliveries()
+    for number in range(1_000):
+        sent.add(Delivery(link, number, number))
+    sent.decide(0, 9)
+    found: list[Delivery] = []
+    assert calls_of(lambda: found.extend(sent.pop_link(link))) < 100
+    assert sorted(delivery.delivery_id for delivery in found) == list(range(1_000))
+    assert (len(sent), sent.by_id(), link.held) == (0, {}, set())
+    sent.add(Delivery(link, 1_000, 0))
+    sent.add(Delivery(other, 1_001, 0))
+    assert [delivery.delivery_id for delivery in sent.pop_link(other)] == [1_001]
+    assert list(sent.by_id()) == [1_000]

@@ -1,4 +1,4 @@
-"""Work of a branch, for tests of the engine."""
+"""The work of a branch, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = Xid(7, b"gtrid", b"other")
 
 
 class Work:
-    """A bench whose broker has one message in "in", and a transaction that takes it and sends one to "out"."""
+    """A bench whose broker has one message in "in", and a transaction that receives it and sends one to "out"."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -46,14 +46,14 @@ class Work:
         branches.end(self.bench.engine, xid, ending, lambda: self.answers.append(ending))
 
     def where(self) -> tuple[list[Any], list[Any]]:
-        """What waits in the two queues."""
+        """Return the messages that wait in the two queues."""
         return self.bench.waiting(self.bench.queue("in")), self.bench.waiting(self.bench.queue("out"))
 
     def listed(self) -> list[Xid]:
         return [each.xid for each in branches.listed(self.bench.engine)]
 
     def fresh(self, queue: str = "in") -> Receiver:
-        """A new consumer, the one before being gone."""
+        """Return a new consumer, after detaching the previous one."""
         self.bench.engine.detach(self.consumer.consumer)
         return self.bench.consumer(self.bench.queue(queue))
 

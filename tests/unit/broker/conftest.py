@@ -1,4 +1,4 @@
-"""A broker on a log in memory, a clock in hand, and short ways to send and receive."""
+"""A broker on a log in memory, a clock under the test's control, and short ways to send and receive."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Bench:
         return message_bytes(content, **options)
 
     def content(self, message: BrokerMessage) -> Any:
-        """What the test called it: the body, whatever stands before it."""
+        """Return the content that the test chose: the body, without the sections before it."""
         body = self.engine.bodies.read(message)
         return next(decode(body, start)[0] for section, start, _ in places(body) if section == VALUE)
 
     def put(self, content: Any, *, to: str = "q", container: str = "client", transaction: Any = None, **options: Any) -> None:
-        """Send to a queue, or to the topics, whose names begin with "t"; the content is the token too."""
+        """Send to a queue, or to a topic if the name begins with "t". The content is also the token."""
         routing = Routing.MULTICAST if to.startswith("t") else Routing.ANYCAST
         body = self.encode(content, **options)
         self.broker.send(to, body, self.sender, content, routing=routing, container=container, transaction=transaction)
 
     def fill(self, *contents: Any, **options: Any) -> None:
-        """Send and store."""
+        """Send, and store."""
         for content in contents:
             self.put(content, **options)
         self.broker.settle()
@@ -70,7 +70,7 @@ class Bench:
         return [count for _, count in receiver.received]
 
     def annotation(self, queue: str, name: str) -> Any:
-        """An annotation of the only message that waits in a queue."""
+        """Return an annotation of the only message that waits in a queue."""
         (message,) = self.queue(queue).ready
         return message_annotation(self.engine.bodies.read(message), name)
 
@@ -85,7 +85,7 @@ class Bench:
         self.broker.start(stored=stored)
 
     def values(self) -> list[bytes]:
-        """The journal."""
+        """Return the journal."""
         return [value for _, value in self.broker.log.records]
 
     def use(self, diverts: Diverts) -> None:

@@ -1,4 +1,4 @@
-"""What an epoch asks for, in virtual time, and what tests do with an epoch."""
+"""The effects of an epoch in virtual time, and what tests do with an epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FENCED = "another broker started epoch 7 of journal journal"
 
 
 class Surroundings:
-    """See bascule.broker.epoch.EpochEffects. What is appended waits until the test says what became of it."""
+    """The effects of bascule.broker.epoch.EpochEffects. An append waits until the test decides its outcome."""
 
     def __init__(self) -> None:
         self.world = World(0)
@@ -125,7 +125,7 @@ class Surroundings:
         self.world.run(self.world.now_ms + seconds * 1000)
 
     def begin(self, *outcomes: tuple[int, str | None]) -> BaseException | None:
-        """Start the epoch; Kafka answers the start record with the outcomes, as they are. Returns what the start raised."""
+        """Start the epoch; Kafka answers the start record with the outcomes in the given order. Return the error of the start, if any."""
         started = self.process.spawn(self.epoch.start({}))
         self.run()
         self.epoch.outcomes(outcomes)
@@ -139,7 +139,7 @@ class Surroundings:
         return epoch
 
     def send(self, *names: str, sender: Sender | None = None) -> Sender:
-        """Each in a record of its own."""
+        """Send messages, each in its own record."""
         sender = sender or Sender()
         for name in names:
             body = message_bytes(name)

@@ -19,7 +19,7 @@ from tests.unit.broker.conftest import Bench
 
 
 def traffic(bench: Bench, count: int) -> None:
-    """Messages that come and go, each in records of its own."""
+    """Send and acknowledge messages, each in its own record."""
     consumer = bench.consumer(bench.queue("busy"))
     for number in range(count):
         bench.fill(number, to="busy")
@@ -29,7 +29,7 @@ def traffic(bench: Bench, count: int) -> None:
 
 
 def records_of(bench: Bench, size: int = 230, count: int = 10, **options: Any) -> None:
-    """Records of messages, of which one is left and all others are acknowledged; the last record is of acknowledgements."""
+    """Store records of messages, one of which is left and the others are acknowledged; the last record has acknowledgements."""
     consumer = bench.consumer(bench.queue("busy"), credit=1_000_000)
 
     def acknowledge() -> None:
@@ -40,7 +40,7 @@ def records_of(bench: Bench, size: int = 230, count: int = 10, **options: Any) -
         bench.put(f"left {number}", **options)
         for _ in range(size - 1):
             bench.put(number, to="busy")
-        acknowledge()  # those of the last record
+        acknowledge()  # of the last record
         bench.broker.settle()
     acknowledge()
     bench.engine.detach(consumer.consumer)
@@ -48,12 +48,12 @@ def records_of(bench: Bench, size: int = 230, count: int = 10, **options: Any) -
 
 
 def done(work: Work) -> int:
-    """Do all of the work; returns the steps of its longest piece."""
+    """Do all of the work. Return the steps of its longest piece."""
     return max(work, default=0)
 
 
 def move_of(bench: Bench, stored: Iterable[int] = ()) -> tuple[Snapshot, StoreMove]:
-    """The move that goes with a snapshot, chosen; some messages are in the store already."""
+    """Return the move for a snapshot, with its choice made; some messages are in the store already."""
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
     taken.stored = sorted(stored)
@@ -63,7 +63,7 @@ def move_of(bench: Bench, stored: Iterable[int] = ()) -> tuple[Snapshot, StoreMo
 
 
 def moved(bench: Bench) -> tuple[Snapshot, dict[int, bytes]]:
-    """A snapshot for which messages have moved to the store."""
+    """Return a snapshot for which messages have moved to the store."""
     taken, move = move_of(bench)
     stored: dict[int, bytes] = {}
     while move.more:

@@ -34,14 +34,14 @@ from tests.unit.broker.conftest import START_MS, Bench
 
 
 def done(bench: Bench, steps: Iterator[Progress]) -> Progress:
-    """The whole action, and then everything stored."""
+    """Run the whole action, and store everything."""
     progress = [Progress(), *steps][-1]
     bench.broker.settle()
     return progress
 
 
 def killed(bench: Bench, *contents: str, to: str = "q", **options: Any) -> None:
-    """Messages that a consumer will not have: dead letters."""
+    """Make dead letters: messages that a consumer rejects."""
     queue = bench.queue(to) if not to.startswith("t") else bench.subscription(f"sub.{to}", to)
     bench.fill(*contents, to=to, **options)
     receiver = bench.consumer(queue)
@@ -51,14 +51,14 @@ def killed(bench: Bench, *contents: str, to: str = "q", **options: Any) -> None:
     bench.broker.settle()
 
 
-def test_a_purged_queue_is_empty_and_stays_so(bench: Bench) -> None:
+def test_a_purged_queue_stays_empty_after_a_restart(bench: Bench) -> None:
     bench.fill("a", "b", "c")
     assert done(bench, purge(bench.engine, bench.queue())).done == 3
     bench.crash()
     assert bench.waiting(bench.queue()) == []
 
 
-def test_a_purge_takes_what_its_selector_wants_and_leaves_what_consumers_hold(bench: Bench) -> None:
+def test_a_purge_removes_matching_messages_and_leaves_those_that_consumers_hold(bench: Bench) -> None:
     queue = bench.queue()
     holder = bench.consumer(queue, credit=1)
     bench.fill("held", properties={"n": 1})
@@ -72,7 +72,7 @@ def test_a_purge_takes_what_its_selector_wants_and_leaves_what_consumers_hold(be
     assert bench.waiting(bench.queue()) == ["b"]
 
 
-def test_what_goes_to_a_consumer_or_arrives_during_a_purge_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_delivered_or_sent_during_a_purge_are_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(administration, "STEP_MESSAGES", 2)
     queue = bench.queue()
     bench.fill("a", "b", "c", "d", "e")
@@ -85,7 +85,7 @@ def test_what_goes_to_a_consumer_or_arrives_during_a_purge_is_left_alone(bench: 
     assert bench.waiting(queue) == ["late"]
 
 
-def test_messages_moved_are_in_the_other_queue_and_only_there_whatever_was_stored(bench: Bench) -> None:
+def test_moved_messages_are_only_in_the_other_queue_after_a_crash_at_any_point(bench: Bench) -> None:
     bench.fill("a", "b")
     bench.fill("volatile", durable=False)
     for _ in move(bench.engine, bench.queue(), "other"):
@@ -115,7 +115,7 @@ def test_a_delayed_message_that_is_moved_is_delivered_at_its_time_and_not_before
         assert bench.got(receiver) == got
 
 
-def test_a_message_that_waits_for_its_next_try_is_moved_without_the_pause() -> None:
+def test_a_message_with_a_redelivery_delay_is_moved_without_the_delay() -> None:
     bench = Bench(Policy(AddressPolicy(redelivery_delay_ms=1_000)))
     bench.fill("failed")
     receiver = bench.consumer(credit=1)
@@ -125,7 +125,7 @@ def test_a_message_that_waits_for_its_next_try_is_moved_without_the_pause() -> N
 
 
 @pytest.mark.parametrize("action", [lambda engine, queue: move(engine, queue, "other"), return_dead_letters])
-def test_a_message_whose_bytes_cannot_be_read_stays_where_it_is(
+def test_a_message_whose_body_cannot_be_read_is_not_moved(
     bench: Bench, action: Callable[[Engine, BrokerQueue], Iterator[Progress]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(message: BrokerMessage) -> bytes:
@@ -146,7 +146,7 @@ def test_a_queue_is_not_moved_into_itself(bench: Bench) -> None:
         move(bench.engine, bench.queue(), "q")
 
 
-def test_dead_letters_go_back_where_they_came_from_as_they_were(bench: Bench) -> None:
+def test_dead_letters_return_unchanged_to_their_origin(bench: Bench) -> None:
     killed(bench, "a", properties={"n": 1})
     killed(bench, "b", to="other")
     dead = bench.queue("DLQ")
@@ -161,7 +161,7 @@ def test_dead_letters_go_back_where_they_came_from_as_they_were(bench: Bench) ->
     assert bench.counts(receiver) == [0]
 
 
-def test_a_dead_letter_stays_where_the_administrator_may_not_send_to_its_origin(bench: Bench) -> None:
+def test_a_dead_letter_stays_if_the_administrator_may_not_send_to_its_origin(bench: Bench) -> None:
     killed(bench, "a")
     killed(bench, "b", to="other")
 
@@ -175,7 +175,7 @@ def test_a_dead_letter_stays_where_the_administrator_may_not_send_to_its_origin(
     assert bench.waiting(dead) == ["b"]
 
 
-def test_a_dead_letter_of_a_subscription_goes_back_to_that_one_alone(bench: Bench) -> None:
+def test_a_dead_letter_of_a_subscription_returns_only_to_that_subscription(bench: Bench) -> None:
     other = bench.subscription("other", "t")
     killed(bench, "a", to="t")
     done(bench, purge(bench.engine, other))
@@ -199,7 +199,7 @@ def test_no_divert_sees_a_returned_message_again(bench: Bench) -> None:
     assert not any(address_matches(pattern, NOWHERE) for pattern in ("#", "*", "*.*", "#.#", "q", "*.#"))
 
 
-def test_a_dead_letter_that_cannot_go_back_stays_and_the_reason_is_told(bench: Bench) -> None:
+def test_a_dead_letter_that_cannot_return_stays_and_the_reason_is_reported(bench: Bench) -> None:
     killed(bench, "a", "b", to="t")
     killed(bench, "c")
     bench.engine.delete_queue(bench.engine.addresses.subscriptions["sub.t"])
@@ -213,7 +213,7 @@ def test_a_dead_letter_that_cannot_go_back_stays_and_the_reason_is_told(bench: B
     assert bench.waiting(bench.queue("DLQ")) == ["a", "b", "stray"]
 
 
-def test_a_return_is_whole_or_not_there(bench: Bench) -> None:
+def test_a_return_is_atomic(bench: Bench) -> None:
     killed(bench, "a")
     for stored, where in ((0, "DLQ"), (1, "q")):
         for _ in return_dead_letters(bench.engine, bench.queue("DLQ")):
@@ -223,7 +223,7 @@ def test_a_return_is_whole_or_not_there(bench: Bench) -> None:
         assert {name: len(queue.waiting()) for name, queue in bench.engine.addresses.anycast.items() if queue.waiting()} == {where: 1}
 
 
-def test_what_expired_lives_for_ever_when_it_is_returned_and_what_has_life_left_keeps_it(bench: Bench) -> None:
+def test_a_returned_message_keeps_a_future_expiry_and_loses_a_past_one(bench: Bench) -> None:
     bench.fill("old", ttl_ms=10)
     killed(bench, "young", ttl_ms=100_000, to="other")
     bench.now_ms = START_MS + 5_000
@@ -239,7 +239,7 @@ ODD = [b"\xff", [1], {"a": 1}, Described(Symbol("odd"), 1), float("nan"), 1 << 6
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-def test_a_dead_letter_that_a_client_has_written_is_shown_and_harms_nobody_when_it_is_returned(bench: Bench, value: Any) -> None:
+def test_a_dead_letter_forged_by_a_client_is_listed_and_its_return_does_no_harm(bench: Bench, value: Any) -> None:
     names = (
         ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, ORIGINAL_EXPIRY, REASON, DELIVERIES, MOVED_AT,
     )  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_dead_letter_that_a_client_has_written_is_shown_and_harms_nobody_when_
     assert bench.waiting(bench.queue("DLQ")) == ["odd"]
 
 
-def test_a_dead_letter_that_is_no_jms_message_is_listed_all_the_same(bench: Bench) -> None:
+def test_a_dead_letter_that_is_no_jms_message_is_listed(bench: Bench) -> None:
     bench.fill("a", to="DLQ")
     (message,) = bench.queue("DLQ").waiting()
     message.body = b"\x00\x53"
@@ -272,7 +272,7 @@ def test_a_queue_in_use_is_deleted_by_force_only(bench: Bench) -> None:
     assert "q" not in bench.engine.addresses.anycast
 
 
-def test_a_queue_for_which_a_message_is_on_its_way_into_the_journal_is_deleted_by_force_only(bench: Bench) -> None:
+def test_a_queue_with_a_message_in_flight_to_the_journal_is_deleted_by_force_only(bench: Bench) -> None:
     bench.fill("a")
     bench.put("b")
     bench.broker.flush()
@@ -283,7 +283,7 @@ def test_a_queue_for_which_a_message_is_on_its_way_into_the_journal_is_deleted_b
     assert bench.waiting(bench.queue()) == ["a", "b"]
 
 
-def test_a_queue_that_was_created_stays(bench: Bench) -> None:
+def test_a_queue_created_by_an_administrator_stays(bench: Bench) -> None:
     queue = create(bench.engine, "new")
     bench.broker.settle()
     bench.crash()

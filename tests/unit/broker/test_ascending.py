@@ -1,4 +1,4 @@
-"""Lists of mids are compared as sets are, in any order of arrival."""
+"""Comparisons of lists of mids, which give the same results as sets, in any order of arrival."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from tests.unit.broker.conftest import Bench
 
 
 class Store:
-    """Spilled bodies in a dict."""
+    """A store of spilled bodies in a dict."""
 
     def __init__(self) -> None:
         self.bodies: dict[int, bytes] = {}
@@ -36,7 +36,7 @@ def held(bodies: Bodies, body: bytes) -> BrokerMessage:
     return message
 
 
-#: Of which bodies may have a quarter: one of 8 bytes.
+#: Memory of which bodies may use a quarter: one body of 8 bytes.
 MEMORY_BYTES = 40
 
 
@@ -48,7 +48,7 @@ def test_bodies_beyond_their_share_of_memory_go_to_the_store_and_are_read_from_t
     assert (bodies.read(first), bodies.read(second)) == (b"x" * 8, b"y" * 8)
 
 
-def test_what_is_released_makes_room_in_memory_and_in_the_store(store: Store) -> None:
+def test_a_released_body_frees_room_in_memory_and_in_the_store(store: Store) -> None:
     bodies = Bodies(store, MEMORY_BYTES)
     messages = [held(bodies, b"x" * 8), held(bodies, b"y" * 8)]
     for message in messages:
@@ -57,7 +57,7 @@ def test_what_is_released_makes_room_in_memory_and_in_the_store(store: Store) ->
     assert held(bodies, b"z" * 8).body == b"z" * 8
 
 
-def test_without_a_store_everything_stays_in_memory() -> None:
+def test_without_a_store_all_bodies_stay_in_memory() -> None:
     bodies = Bodies(None, 0)
     assert held(bodies, b"x").body == b"x"
 

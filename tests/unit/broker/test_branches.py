@@ -1,4 +1,4 @@
-"""Prepared branches: withheld, kept over crashes and snapshots, ended by anybody, seen by diverts with their commit alone."""
+"""Prepared branches: withheld, kept over crashes and snapshots, ended by any client, visible to diverts only with their commit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ops_of(bench: Bench) -> list[list[int]]:
     return [[op for op, _, _ in entries(value)] for value in bench.values()]
 
 
-def test_a_branch_is_prepared_when_it_is_stored_and_its_messages_are_nobodys(work: Work) -> None:
+def test_a_branch_is_prepared_once_stored_and_nobody_gets_its_messages(work: Work) -> None:
     work.prepare()
     work.bench.broker.flush()
     assert work.answers == []
@@ -42,7 +42,7 @@ def test_a_branch_is_prepared_when_it_is_stored_and_its_messages_are_nobodys(wor
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_commit_by_anybody_brings_the_sends_and_ends_the_messages(work: Work, crash: bool) -> None:
+def test_a_commit_by_any_connection_delivers_the_sends_and_removes_the_received_messages(work: Work, crash: bool) -> None:
     work.prepared()
     if crash:
         work.bench.crash()
@@ -61,7 +61,7 @@ def test_a_commit_by_anybody_brings_the_sends_and_ends_the_messages(work: Work, 
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_after_a_rollback_the_messages_come_again_once_that_is_stored(work: Work, crash: bool) -> None:
+def test_after_a_stored_rollback_the_messages_are_redelivered(work: Work, crash: bool) -> None:
     work.prepared()
     if crash:
         work.bench.crash()
@@ -79,7 +79,7 @@ def test_after_a_rollback_the_messages_come_again_once_that_is_stored(work: Work
     assert work.listed() == []
 
 
-def test_a_commit_is_one_record_and_pipelines_see_the_messages_in_it_alone(work: Work) -> None:
+def test_a_commit_is_one_record_and_pipelines_see_the_messages_only_in_it(work: Work) -> None:
     work.prepared()
     found = {key: ops for (key, _), ops in zip(work.bench.broker.log.records, ops_of(work.bench), strict=True) if Op.PREPARED in ops}
     assert found == {KEY_OF_KIND[Kind.STATE]: [Op.PREPARED]}
@@ -100,7 +100,7 @@ def test_a_divert_takes_the_messages_of_a_branch_from_the_record_of_its_commit(w
 
 @pytest.mark.parametrize("stored", [0, 1])
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
-def test_killed_at_its_end_a_branch_is_prepared_or_over(work: Work, ending: Ending, stored: int) -> None:
+def test_a_branch_killed_at_its_end_is_prepared_or_ended(work: Work, ending: Ending, stored: int) -> None:
     work.prepared()
     work.end(ending)
     work.bench.broker.flush()
@@ -111,14 +111,14 @@ def test_killed_at_its_end_a_branch_is_prepared_or_over(work: Work, ending: Endi
 
 
 @pytest.mark.parametrize("stored", [0, 1])
-def test_killed_at_its_prepare_a_branch_is_prepared_or_rolled_back(work: Work, stored: int) -> None:
+def test_a_branch_killed_at_its_prepare_is_prepared_or_rolled_back(work: Work, stored: int) -> None:
     work.prepare()
     work.bench.broker.flush()
     work.bench.crash(stored)
     assert (work.listed(), work.where()) == (([XID], ([], [])) if stored else ([], (["order"], [])))
 
 
-def test_a_snapshot_has_the_sends_of_branches_whole_and_keeps_no_journal_for_them(bench: Bench) -> None:
+def test_a_snapshot_contains_the_sends_of_branches_and_keeps_no_journal_for_them(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     bench.put("bill", to="out", transaction=transaction)
     branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
@@ -134,7 +134,7 @@ def test_a_snapshot_has_the_sends_of_branches_whole_and_keeps_no_journal_for_the
 
 
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
-def test_a_snapshot_between_the_decision_and_its_storing_knows_the_branch_as_prepared(work: Work, ending: Ending) -> None:
+def test_a_snapshot_before_an_outcome_is_stored_has_the_branch_as_prepared(work: Work, ending: Ending) -> None:
     work.prepared()
     work.end(ending)
     work.bench.broker.take_snapshot()
@@ -161,8 +161,8 @@ def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("one_phase", [False, True])
-def test_messages_of_a_branch_are_kept_by_nobody_else(work: Work, one_phase: bool) -> None:
-    """Its connection remembers the transaction until it declares the next one: messages in it would be in no account of memory."""
+def test_messages_of_a_branch_are_kept_only_by_the_branch(work: Work, one_phase: bool) -> None:
+    """The connection remembers the transaction until the next declare; messages in it would be missing in the account of memory."""
     if one_phase:
         branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     else:
@@ -199,7 +199,7 @@ def test_sends_are_routed_by_the_commit(work: Work) -> None:
     assert work.where() == ([], ["bill"])
 
 
-def test_of_an_id_that_two_branches_send_the_first_commit_counts(bench: Bench) -> None:
+def test_if_two_branches_send_the_same_id_the_first_commit_counts(bench: Bench) -> None:
     for number, xid in enumerate((XID, OTHER)):
         transaction = bench.engine.begin(b"%d" % number)
         bench.put(f"by {number}", transaction=transaction, properties={"_AMQ_DUPL_ID": "once"})
@@ -210,7 +210,7 @@ def test_of_an_id_that_two_branches_send_the_first_commit_counts(bench: Bench) -
     assert bench.waiting(bench.queue()) == ["by 1"]
 
 
-def test_an_id_in_a_branch_that_is_rolled_back_shuts_nobody_out(bench: Bench) -> None:
+def test_an_id_in_a_rolled_back_branch_blocks_no_other_message(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     bench.put("branch", transaction=transaction, properties={"_AMQ_DUPL_ID": "once"})
     branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
@@ -233,7 +233,7 @@ def test_non_persistent_messages_of_a_branch_survive_a_crash_with_it(bench: Benc
     assert bench.waiting(bench.queue()) == []
 
 
-def test_a_rollback_too_many_sends_what_the_branch_held_to_the_dead_letters(bench: Bench) -> None:
+def test_the_last_allowed_rollback_sends_received_messages_to_the_dead_letters(bench: Bench) -> None:
     bench.fill("poison", to="in")
     for number in range(3):
         consumer = bench.consumer(bench.queue("in"))
@@ -250,7 +250,7 @@ def test_a_rollback_too_many_sends_what_the_branch_held_to_the_dead_letters(benc
 
 @pytest.mark.parametrize("crash", ["none", "replay", "snapshot"])
 @pytest.mark.parametrize(("forced", "left"), [(Ending.FORCED_COMMIT, ([], ["bill"])), (Ending.FORCED_ROLLBACK, (["order"], []))])
-def test_what_an_administrator_forced_is_told_until_it_is_forgotten(work: Work, forced: Ending, left: Any, crash: str) -> None:
+def test_a_heuristic_outcome_is_reported_until_it_is_forgotten(work: Work, forced: Ending, left: Any, crash: str) -> None:
     work.prepared()
     work.bench.engine.detach(work.consumer.consumer)
     work.end(forced)
@@ -288,7 +288,7 @@ def test_a_transaction_that_can_only_be_rolled_back_is_not_prepared(work: Work) 
     assert "larger than a record" in str(refused(work))
 
 
-def test_while_kafka_does_not_store_nothing_is_prepared_or_ended(work: Work) -> None:
+def test_while_the_journal_is_stalled_no_branch_is_prepared_or_ended(work: Work) -> None:
     work.prepared()
     work.bench.engine.stalled = JournalUnavailable("Kafka is away")
     with pytest.raises(JournalUnavailable):
@@ -300,7 +300,7 @@ def test_while_kafka_does_not_store_nothing_is_prepared_or_ended(work: Work) -> 
 
 
 @pytest.mark.parametrize("limit", ["PREPARED_MAX", "PREPARED_BYTES_MAX"])
-def test_there_is_a_limit_to_what_waits_for_its_outcome(work: Work, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_prepared_branches_are_limited_in_number_and_size(work: Work, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(branches, limit, 1)
     work.prepared()
     second = work.bench.engine.begin(b"2")
@@ -311,7 +311,7 @@ def test_there_is_a_limit_to_what_waits_for_its_outcome(work: Work, monkeypatch:
     assert "recover" in str(caught.value)
 
 
-def test_only_the_last_ends_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_outcomes_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
     for number in range(3):
         branches.commit_one_phase(bench.engine, bench.engine.begin(b"1"), Xid(7, b"%d" % number, b""), lambda _: None)

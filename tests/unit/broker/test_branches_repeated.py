@@ -1,4 +1,4 @@
-"""Repeated and contrary requests for prepared branches, and who is answered what."""
+"""Repeated and contradicting requests for prepared branches, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["work"]  # fixtures
 
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_repeated_end_is_told_what_became_of_the_branch(work: Work, ending: Ending, crash: bool) -> None:
+def test_a_repeated_end_is_answered_with_the_outcome_of_the_branch(work: Work, ending: Ending, crash: bool) -> None:
     work.prepared()
     work.end(ending)
     work.bench.broker.settle()
@@ -32,7 +32,7 @@ def test_a_repeated_end_is_told_what_became_of_the_branch(work: Work, ending: En
     assert work.answers == [True, ending]
 
 
-def test_of_two_commits_at_once_both_are_answered_when_the_one_is_stored(work: Work) -> None:
+def test_two_concurrent_commits_are_both_answered_when_the_first_is_stored(work: Work) -> None:
     work.prepared()
     work.end(Ending.COMMITTED)
     work.end(Ending.COMMITTED)
@@ -45,7 +45,7 @@ def test_of_two_commits_at_once_both_are_answered_when_the_one_is_stored(work: W
     assert work.where() == ([], ["bill"])
 
 
-def test_a_prepare_that_comes_after_its_rollback_fails(work: Work) -> None:
+def test_a_prepare_that_arrives_after_its_rollback_fails(work: Work) -> None:
     with pytest.raises(UnknownBranch) as caught:
         work.end(Ending.ROLLED_BACK)
     assert caught.value.ending is None
@@ -85,7 +85,7 @@ def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
     assert caught.value.ending is Ending.COMMITTED
 
 
-def test_who_asks_about_a_commit_in_one_phase_that_is_not_stored_yet_has_to_ask_again(work: Work) -> None:
+def test_a_request_about_a_one_phase_commit_that_is_being_stored_is_answered_busy(work: Work) -> None:
     branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     with pytest.raises(BranchBusy):
         work.end(Ending.ROLLED_BACK)
@@ -106,7 +106,7 @@ def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -
         branches.commit_one_phase(work.bench.engine, None, OTHER, work.answers.append)
 
 
-def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_when_it_is(work: Work) -> None:
+def test_a_one_phase_commit_repeated_before_it_is_stored_is_answered_once_it_is_stored(work: Work) -> None:
     branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     work.bench.broker.flush()
     branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
@@ -117,8 +117,8 @@ def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_
 
 
 @pytest.mark.parametrize("ending", [None, Ending.FORCED_ROLLBACK, Ending.COMMITTED])
-def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_alone(work: Work, ending: Ending | None) -> None:
-    """``ending`` is what has become of the other one: nothing yet, an administrator's end, a commit in one phase that is being stored."""
+def test_a_one_phase_commit_with_the_xid_of_another_branch_leaves_that_branch_alone(work: Work, ending: Ending | None) -> None:
+    """``ending`` is the state of the other branch: prepared, ended by an administrator, or being stored as a one-phase commit."""
     engine = work.bench.engine
     second = engine.begin(b"2")
     work.bench.put("second", to="out", transaction=second)
@@ -140,11 +140,11 @@ def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_
 
 
 @pytest.mark.parametrize("ending", [None, Ending.COMMITTED])
-def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gone_stays_prepared(work: Work, ending: Ending | None) -> None:
+def test_a_prepared_branch_survives_a_request_that_names_a_transaction_that_is_gone(work: Work, ending: Ending | None) -> None:
     engine = work.prepared().bench.engine
     if ending is not None:
         work.end(ending)
-        work.bench.broker.flush()  # and it is not stored
+        work.bench.broker.flush()  # the commit is not stored
     for ask in (
         lambda: branches.commit_one_phase(engine, None, XID, work.answers.append),
         *([lambda: branches.prepare(engine, None, XID, "client", work.answers.append)] if ending is not None else []),
@@ -158,7 +158,7 @@ def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gon
     assert work.listed() == [XID]
 
 
-def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
+def test_a_one_phase_commit_that_arrives_after_its_rollback_fails(work: Work) -> None:
     with pytest.raises(UnknownBranch):
         work.end(Ending.ROLLED_BACK)
     with pytest.raises(TransactionRolledBack):
@@ -181,7 +181,7 @@ def asked_for_rollback(bench: Bench, name: bytes, since: int | None) -> UnknownB
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_commit_that_the_broker_may_have_forgotten_is_never_told_as_rolled_back(
+def test_commit_that_the_broker_may_have_forgotten_is_never_reported_as_rolled_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, crash: bool
 ) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
@@ -198,7 +198,7 @@ def test_commit_that_the_broker_may_have_forgotten_is_never_told_as_rolled_back(
     assert asked_for_rollback(bench, b"c", before).ending is Ending.COMMITTED
 
 
-def test_commit_that_did_not_come_is_rolled_back_though_older_ones_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_that_did_not_arrive_is_rolled_back_although_older_ones_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
     commit_some(bench, b"a", b"b", b"c")
     since = bench.engine.journaling.confirmed_sequence
@@ -209,7 +209,7 @@ def test_commit_that_did_not_come_is_rolled_back_though_older_ones_are_forgotten
         branches.commit_one_phase(bench.engine, None, Xid(7, b"other", b""), lambda _: None, since)
 
 
-def test_branch_that_was_refused_in_doubt_cannot_be_prepared_or_committed_afterwards(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_refused_while_in_doubt_cannot_be_prepared_or_committed_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 1)
     commit_some(bench, b"a", b"b")
     asked_for_rollback(bench, b"late", None)
@@ -219,7 +219,7 @@ def test_branch_that_was_refused_in_doubt_cannot_be_prepared_or_committed_afterw
             branches.commit_one_phase(bench.engine, transaction, Xid(7, b"late", b""), lambda _: None)
 
 
-def test_snapshot_of_a_broker_that_has_forgotten_commits_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_records_that_commits_were_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
     commit_some(bench, b"a", b"b", b"c")
     bench.broker.take_snapshot()
@@ -229,3 +229,29 @@ def test_snapshot_of_a_broker_that_has_forgotten_commits_says_so(bench: Bench, m
     since = bench.engine.journaling.confirmed_sequence
     commit_some(bench, b"d")
     assert not asked_for_rollback(bench, b"lost", since).forgotten
+
+
+@pytest.mark.parametrize("forgotten_before", [False, True])
+@pytest.mark.parametrize("says_since", [False, True])
+def test_commit_that_comes_when_its_refusal_is_forgotten_is_rolled_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, forgotten_before: bool, says_since: bool
+) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    since = bench.engine.journaling.confirmed_sequence if says_since else None
+    late = bench.engine.begin(b"late")
+    bench.put("message", to="out", transaction=late)
+    if forgotten_before:
+        commit_some(bench, b"a", b"b", b"c")
+    asked_for_rollback(bench, b"late", since)
+    commit_some(bench, b"d", b"e", b"f")
+    for each in (b"x", b"y", b"z"):
+        asked_for_rollback(bench, each, None)
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(bench.engine, late, Xid(7, b"late", b""), lambda _: None, since)
+    bench.engine.journaling.after_barrier(lambda: None)  # as each answer about a branch that is unknown
+    bench.broker.settle()
+    now = bench.engine.journaling.confirmed_sequence
+    bench.put("message", to="out", transaction=(young := bench.engine.begin(b"young")))
+    branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, now if says_since else None)
+    bench.broker.settle()
+    assert bench.engine.branches.ended[Xid(7, b"young", b"")] is Ending.COMMITTED

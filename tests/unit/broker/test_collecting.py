@@ -1,4 +1,4 @@
-"""A snapshot is collected over many turns, and has the state at one sequence; the property tests compare it with the journal."""
+"""Collection of a snapshot over many turns, as of one sequence. Property tests compare the result with the journal."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def bench() -> Bench:
 
 
 def turn(bench: Bench) -> None:
-    """One turn; what is in flight is stored."""
+    """Run one turn, and store the records in flight."""
     bench.engine.turns.begin_turn()
     bench.broker.flush()
     bench.broker.confirm(len(bench.broker.in_flight))
 
 
 def loaded(bench: Bench) -> list[object]:
-    """The messages that a broker has which starts from the snapshot."""
+    """Return the messages of a broker that starts from the snapshot."""
     (data,) = bench.broker.snapshots.values()
     loader = bench.broker.replay(data)
     assert loader.announced
     return [bench.content(message) for message in loader.engine.addresses.anycast["q"].ready]
 
 
-def test_snapshot_of_a_deep_queue_is_collected_in_short_turns_between_which_others_are_served(bench: Bench) -> None:
+def test_snapshot_of_a_deep_queue_is_collected_in_short_turns_and_others_are_served_meanwhile(bench: Bench) -> None:
     bench.broker.take_snapshot()
     turns = 0
     while not bench.broker.snapshots:
@@ -73,7 +73,7 @@ def test_messages_that_come_and_go_while_a_snapshot_is_collected(bench: Bench) -
     assert loaded(bench) == [number for number in range(MANY) if number not in (0, 1, 5)] + ["late"]
 
 
-def test_the_last_piece_is_short_where_messages_come_all_the_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_piece_is_short_under_continuous_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "LAST_STEPS", 10)
     collector = Collector(bench.engine, bench.broker.offsets)
     for number, _ in enumerate(collector.walk()):
@@ -97,7 +97,7 @@ def test_a_copy_that_lacks_a_message_makes_no_snapshot(bench: Bench) -> None:
     assert queue.held.copy is None
 
 
-def test_a_stopped_walk_ends_and_queues_tell_it_nothing_more(bench: Bench) -> None:
+def test_a_stopped_walk_ends_and_detaches_from_its_queues(bench: Bench) -> None:
     collector = Collector(bench.engine, bench.broker.offsets)
     walk = collector.walk()
     next(walk), next(walk)

@@ -1,9 +1,10 @@
-"""A commit is planned in pieces, and decides by the bindings that there are when it is carried out."""
+"""Commits that are planned in pieces and decide by the bindings at the time of the commit."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ import pytest
 
 from bascule.broker import branches, local_transactions
 from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.errors import JournalUnavailable
@@ -25,7 +27,7 @@ from tests.support.costs import quiet
 from tests.support.speed import SLOWNESS
 from tests.unit.broker.conftest import Bench
 
-#: Processor time of one turn, for the largest transaction that there may be. Usual ones hold a hundredth of it.
+#: Processor time of one turn for the largest possible transaction. Usual ones have a hundredth of it.
 TURN_S_MAX = 0.1 * SLOWNESS
 XID = Xid(7, b"g", b"b")
 
@@ -78,7 +80,7 @@ def test_plan_asks_selectors_and_commit_does_not(bench: Bench, monkeypatch: pyte
     assert bench.waiting(red) == [1, 2]
 
 
-def test_subscription_that_comes_between_plan_and_commit_has_the_messages(bench: Bench) -> None:
+def test_subscription_created_between_plan_and_commit_gets_the_messages(bench: Bench) -> None:
     first = bench.subscription("first")
     transaction = planned(bench, transaction_of(bench, 1, 2, to="t"))
     second = bench.subscription("second")
@@ -88,7 +90,7 @@ def test_subscription_that_comes_between_plan_and_commit_has_the_messages(bench:
     assert [bench.waiting(queue) for queue in bench.engine.addresses.subscriptions.values()] == [[1, 2], [1, 2]]
 
 
-def test_queue_that_is_deleted_between_plan_and_commit_is_created_again(bench: Bench) -> None:
+def test_queue_deleted_between_plan_and_commit_is_recreated(bench: Bench) -> None:
     transaction = planned(bench, transaction_of(bench, 1, 2))
     bench.engine.delete_queue(bench.queue())
     bench.broker.settle()
@@ -98,7 +100,7 @@ def test_queue_that_is_deleted_between_plan_and_commit_is_created_again(bench: B
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_queue_that_is_deleted_before_the_plan_is_created_by_the_commit(bench: Bench) -> None:
+def test_queue_deleted_before_the_plan_is_recreated_by_the_commit(bench: Bench) -> None:
     transaction = transaction_of(bench, 1, 2)
     bench.engine.delete_queue(bench.queue())
     bench.broker.settle()
@@ -109,14 +111,14 @@ def test_queue_that_is_deleted_before_the_plan_is_created_by_the_commit(bench: B
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_divert_that_comes_between_plan_and_commit_takes_the_messages(bench: Bench) -> None:
+def test_divert_added_between_plan_and_commit_takes_the_messages(bench: Bench) -> None:
     transaction = planned(bench, transaction_of(bench, 1, 2))
     bench.use(Diverts(exclusive=(ExclusiveDivert("away", "q", lambda _: True),), patterns=("q",)))
     commit(bench, transaction)
     assert bench.waiting(bench.queue()) == []
 
 
-def test_non_persistent_message_waits_for_no_journal_that_stalls_after_the_plan(bench: Bench) -> None:
+def test_non_persistent_message_is_committed_if_the_journal_stalls_after_the_plan(bench: Bench) -> None:
     bench.use(Diverts(patterns=("q",)))
     transaction = planned(bench, transaction_of(bench, 1, durable=False))
     bench.engine.stalled = JournalUnavailable("Kafka is away")
@@ -125,7 +127,7 @@ def test_non_persistent_message_waits_for_no_journal_that_stalls_after_the_plan(
     assert bench.engine.journaling.batch.empty
 
 
-def test_message_that_is_sent_between_plan_and_commit_makes_its_repeat_none(bench: Bench) -> None:
+def test_duplicate_sent_between_plan_and_commit_is_recognised(bench: Bench) -> None:
     options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
     transaction = planned(bench, transaction_of(bench, "in the transaction", **options))
     bench.fill("before its commit", **options)
@@ -134,7 +136,7 @@ def test_message_that_is_sent_between_plan_and_commit_makes_its_repeat_none(benc
     assert bench.engine.counters.duplicates == 1
 
 
-def test_repeat_creates_no_queue_that_is_deleted_between_plan_and_commit(bench: Bench) -> None:
+def test_duplicate_does_not_recreate_a_queue_deleted_between_plan_and_commit(bench: Bench) -> None:
     options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
     transaction = planned(bench, transaction_of(bench, "in the transaction", **options))
     bench.fill("before its commit", **options)
@@ -166,7 +168,7 @@ def test_plan_is_in_the_account_of_memory_until_the_commit(bench: Bench) -> None
     assert bench.engine.memory.plans_bytes == 0
 
 
-def test_branch_that_is_planned_and_rolled_back_sends_nothing(bench: Bench) -> None:
+def test_branch_rolled_back_after_its_plan_sends_nothing(bench: Bench) -> None:
     transaction = transaction_of(bench, 1, 2)
     branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
     bench.broker.settle()
@@ -201,7 +203,7 @@ def test_plan_of_a_branch_does_not_commit_another_branch_with_its_name(bench: Be
 MANY = 60
 
 
-def test_queue_that_is_deleted_while_a_commit_is_planned_is_created_again(bench: Bench) -> None:
+def test_queue_deleted_while_a_commit_is_planned_is_recreated(bench: Bench) -> None:
     transaction = half_planned(bench, transaction_of(bench, *range(MANY)))
     bench.engine.delete_queue(bench.queue())
     assert commit(bench, planned(bench, transaction)) == [None]
@@ -210,7 +212,7 @@ def test_queue_that_is_deleted_while_a_commit_is_planned_is_created_again(bench:
     assert bench.waiting(bench.queue()) == list(range(MANY))
 
 
-def test_two_commits_that_are_planned_at_once_come_whole_and_in_order(bench: Bench) -> None:
+def test_two_commits_planned_concurrently_are_atomic_and_in_order(bench: Bench) -> None:
     first, second = bench.engine.begin(b"1"), bench.engine.begin(b"2")
     for number in range(MANY):
         bench.put(number, transaction=first)
@@ -224,7 +226,7 @@ def test_two_commits_that_are_planned_at_once_come_whole_and_in_order(bench: Ben
     assert (bench.queue().incoming, bench.engine.memory.plans_bytes) == (0, 0)
 
 
-def test_message_that_comes_behind_the_plan_is_part_of_the_commit(bench: Bench) -> None:
+def test_message_sent_after_the_plan_is_part_of_the_commit(bench: Bench) -> None:
     transaction = planned(bench, transaction_of(bench, 1))
     bench.put(2, transaction=transaction)
     commit(bench, transaction)
@@ -272,14 +274,14 @@ def largest(bench: Bench) -> LocalTransaction:
 
 
 def planning(bench: Bench, over: bool) -> bool:
-    """Go on for a turn if a plan is not over."""
+    """Run a turn if a plan is not complete."""
     if not over:
         bench.engine.go_on()
     return over
 
 
 def longest_s(work: Any) -> float:
-    """Processor time of the longest call, until one returns what is true."""
+    """Return the processor time of the longest call, until a call returns a true value."""
     longest, done = 0.0, False
     with quiet():
         while not done:
@@ -316,3 +318,29 @@ def test_no_turn_of_the_largest_branch_is_long(bench: Bench) -> None:
     bench.broker.settle()
     assert answers == [True, "ended"]
     assert bench.queue().held_messages == MESSAGES_PER_RECORD_MAX
+
+
+def test_messages_that_a_branch_has_received_are_gathered_while_it_is_planned(bench: Bench) -> None:
+    count, answers = 10_000, list[bool]()
+    for number in range(count):
+        bench.put(number)
+    bench.broker.settle()
+    consumer = bench.consumer(credit=count)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.engine.turns.steps = 1_000
+    bench.engine.turns.begin_turn()
+    gathered = [0]
+    while not bench.engine.plan_prepare(transaction):
+        assert isinstance(transaction.plan, PreparePlan)
+        gathered.append(len(transaction.plan.acks))
+        bench.engine.go_on()
+    assert max(after - before for before, after in pairwise([*gathered, count])) < count // 4
+    assert isinstance(transaction.plan, PreparePlan)
+    planned = transaction.plan.acks
+    branches.prepare(bench.engine, transaction, XID, "client", answers.append)
+    bench.broker.settle()
+    assert answers == [True]
+    assert bench.engine.branches.prepared[XID].acks is planned
+    assert [message.position for _, message in planned] == [message.position for message in consumer.messages]

@@ -1,4 +1,4 @@
-"""A fault in the middle of a command leaves memory and journal as they were, or with the whole of it, and ends nothing."""
+"""A fault in the middle of a command leaves memory and journal unchanged, or with the complete command, and ends nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORK = ["a", "b", "c"]
 
 
 class FaultyBench(Bench):
-    """Three messages in "work", one in the topic's subscription, and faults in the middle of what is done with them."""
+    """A bench with three messages in "work", one in the topic's subscription, and faults in the middle of operations on them."""
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -50,7 +50,7 @@ class FaultyBench(Bench):
         return receiver
 
     def held(self, engine: Engine | None = None) -> Counter[Any]:
-        """Every message that durable queues and branches hold, by queue and content."""
+        """Return every message that durable queues and branches hold, by queue and content."""
         engine = engine or self.engine
         found: list[tuple[str, BrokerMessage]] = []
         for queue in engine.addresses.queues.values():
@@ -61,7 +61,7 @@ class FaultyBench(Bench):
         return Counter((name, self.content(message)) for name, message in found)
 
     def check(self) -> Counter[Any]:
-        """Memory has what the journal has. Returns it."""
+        """Check that memory has what the journal has, and return it."""
         self.broker.settle()
         held = self.held()
         for queue in self.engine.addresses.queues.values():
@@ -193,7 +193,7 @@ NAMES = [
     "commit", "rollback", "prepare", "one phase", "branch commit", "branch rollback", "acknowledge", "reject", "leave", "deliver", "expire",
     "send", "move", "purge", "return", "delete", "ingress",
 ]  # fmt: skip
-#: What becomes of single messages, each by itself; of the others all is done or nothing.
+#: Operations on single messages, each by itself; all other operations happen completely or not at all.
 ONE_BY_ONE = frozenset({"acknowledge", "reject", "leave", "deliver", "expire", "move", "purge", "return"})
 
 
@@ -202,7 +202,7 @@ def contents(held: Counter[Any]) -> Counter[Any]:
 
 
 @pytest.mark.parametrize(("begin", "name"), list(zip(COMMANDS, NAMES, strict=True)), ids=NAMES)
-def test_fault_in_any_step_of_a_command_loses_and_doubles_no_message(
+def test_fault_in_any_step_of_a_command_neither_loses_nor_duplicates_a_message(
     begin: Callable[[FaultyBench], Callable[[], object]], name: str
 ) -> None:
     clean = FaultyBench()
@@ -233,7 +233,7 @@ def test_fault_in_any_step_of_a_command_loses_and_doubles_no_message(
 
 
 def goes_on(bench: FaultyBench) -> None:
-    """The broker serves: what is sent now is stored, delivered and acknowledged, and what was left comes to somebody."""
+    """Check that the broker serves: a new message is stored, delivered and acknowledged, and the other messages are delivered."""
     bench.put("next", to="other", message_id="next")
     bench.broker.settle()
     receiver = bench.consumer(bench.queue("other"))
@@ -244,7 +244,7 @@ def goes_on(bench: FaultyBench) -> None:
     for xid, branch in list(bench.engine.branches.prepared.items()):
         assert branch.ending is None
         branches.end(bench.engine, xid, Ending.ROLLED_BACK, lambda: None)
-    for _ in range(3):  # the next try, and a look for what has expired
+    for _ in range(3):  # the next try, and a sweep for expired messages
         bench.now_ms += FAILED_RETRY_MS
         bench.engine.tick()
         bench.broker.settle()
@@ -259,7 +259,7 @@ def goes_on(bench: FaultyBench) -> None:
     assert bench.check() == Counter()
 
 
-def test_delivery_that_fails_ends_its_consumer_alone_and_the_message_goes_to_another() -> None:
+def test_failed_delivery_ends_only_its_consumer_and_the_message_goes_to_another_one() -> None:
     faults = Faults()
     bench = Bench(Policy(AddressPolicy(deliveries_max=3)), **faults.options())
     bench.fill("a", "b")
@@ -275,7 +275,7 @@ def test_delivery_that_fails_ends_its_consumer_alone_and_the_message_goes_to_ano
     assert [kind for kind, _ in faults.contained] == [ErrorKind.DELIVERY]
 
 
-def test_message_that_no_consumer_can_be_given_goes_to_the_dead_letters() -> None:
+def test_message_that_cannot_be_delivered_goes_to_the_dead_letters() -> None:
     class Broken(Receiver):
         def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
             raise InjectedFault("deliver")
@@ -292,7 +292,7 @@ def test_message_that_no_consumer_can_be_given_goes_to_the_dead_letters() -> Non
     assert faults.errors.counts == {ErrorKind.DELIVERY: 3}
 
 
-def test_body_that_cannot_be_read_back_holds_its_message_up_and_no_other() -> None:
+def test_unreadable_spilled_body_delays_only_its_own_message() -> None:
     class Store:
         def __init__(self) -> None:
             self.kept: list[bytes] = []

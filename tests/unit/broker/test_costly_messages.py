@@ -1,4 +1,4 @@
-"""A turn stays short whatever a message is made of: what a look at it costs is counted, not what a usual message costs."""
+"""A turn stays short whatever a message consists of, because the real cost of each message is counted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fill(bench: Bench, body: bytes, count: int = COUNT) -> None:
 
 
 def most_in_a_turn(bench: Bench, count: Callable[[], int]) -> int:
-    """Turns of a broker process until nothing is left to do. Returns how far the count has come in one of them at most."""
+    """Run turns of a broker process until nothing is left to do. Return the largest increase of the count in one turn."""
     bench.engine.turns.steps = TURN_STEPS
     bench.engine.turns.begin_turn()
     most, turns = 0, 0
@@ -73,7 +73,7 @@ def most_in_a_turn(bench: Bench, count: Callable[[], int]) -> int:
     return most
 
 
-def test_search_looks_at_fewer_messages_with_many_properties_in_a_turn(bench: Bench) -> None:
+def test_search_examines_fewer_messages_in_a_turn_if_they_have_many_properties(bench: Bench) -> None:
     fill(bench, message_bytes("x", properties=PROPERTIES))
     bench.broker.attach(bench.queue(), 10, selector=compile_selector("a = 1"))
     (view,) = bench.queue().ready.views.values()
@@ -97,7 +97,7 @@ def test_search_and_browsing_administrator_read_few_large_bodies_of_the_store_in
     assert store.read_bytes >= 50_000_000
 
 
-def test_turn_gives_out_fewer_messages_where_many_selectors_have_to_be_told(bench: Bench) -> None:
+def test_turn_delivers_fewer_messages_if_many_selector_views_are_updated(bench: Bench) -> None:
     fill(bench, message_bytes("x", durable=False))
     for number in range(1_000):
         receiver = Receiver(0)
@@ -107,7 +107,7 @@ def test_turn_gives_out_fewer_messages_where_many_selectors_have_to_be_told(benc
     assert len(consumer.messages) == COUNT
 
 
-def test_turn_gives_out_few_large_messages(bench: Bench) -> None:
+def test_turn_delivers_few_large_messages(bench: Bench) -> None:
     fill(bench, message_bytes("x" * 1_000_000, durable=False))
     consumer = bench.broker.attach(bench.queue(), COUNT)
     assert most_in_a_turn(bench, lambda: len(consumer.messages)) < 60
@@ -142,7 +142,7 @@ def _copied(progress: administration.Progress) -> administration.Progress:
 
 
 @pytest.mark.parametrize("read", [lambda: selector_lookup(SECTIONS)("a"), lambda: head_of(SECTIONS)], ids=["selector", "delivery"])
-def test_sections_of_a_body_are_not_looked_at_for_what_stands_before_them(read: Callable[[], object]) -> None:
+def test_reading_the_head_of_a_message_does_not_examine_its_body_sections(read: Callable[[], object]) -> None:
     assert scan(SECTIONS)
     assert calls_of(read) < 100
 
@@ -162,7 +162,7 @@ def test_properties_of_a_message_are_read_once_for_all_subscriptions(bench: Benc
     assert calls_of(send) < 2 * one
 
 
-def test_message_that_cannot_be_read_is_wanted_by_none_of_several_subscriptions(bench: Bench) -> None:
+def test_unreadable_message_is_matched_by_none_of_several_subscriptions(bench: Bench) -> None:
     subscriptions = [bench.subscription(f"s{number}", selector="region IS NULL") for number in range(3)]
     facts = scan(message_bytes("x"))
     bench.broker.send("t", b"\x00\x53\x74\xc1\x7f", bench.sender, 1, routing=Routing.MULTICAST, facts=facts)

@@ -34,7 +34,7 @@ def test_an_exclusive_divert_keeps_its_messages_from_local_queues_and_is_named_i
     assert len(bench.sender.accepted_tokens) == 2
 
 
-def test_a_replay_obeys_what_was_decided_whatever_is_configured_then(bench: Bench, big: ExclusiveDivert) -> None:
+def test_a_replay_follows_the_journaled_decision_whatever_is_configured(bench: Bench, big: ExclusiveDivert) -> None:
     bench.fill("big order", to="orders.uk")
     bench.use(Diverts())
     bench.fill("big but late", to="orders.uk")
@@ -47,7 +47,7 @@ def test_other_addresses_are_not_touched(bench: Bench, big: ExclusiveDivert) -> 
     assert bench.waiting(bench.queue()) == ["big"]
 
 
-def test_a_diverted_non_persistent_message_is_journaled_for_the_pipelines_alone(bench: Bench, big: ExclusiveDivert) -> None:
+def test_a_diverted_non_persistent_message_is_journaled_only_for_the_pipelines(bench: Bench, big: ExclusiveDivert) -> None:
     consumer = bench.consumer(bench.queue("orders.uk"))
     bench.put("small", to="orders.uk", durable=False)
     bench.engine.dispatch()
@@ -62,9 +62,7 @@ def test_a_diverted_non_persistent_message_is_journaled_for_the_pipelines_alone(
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_record_that_gathers_is_closed_when_it_is_large_also_by_messages_that_are_not_persistent(
-    bench: Bench, big: ExclusiveDivert, durable: bool
-) -> None:
+def test_open_record_is_closed_when_it_is_large_also_by_non_persistent_messages(bench: Bench, big: ExclusiveDivert, durable: bool) -> None:
     size_bytes = 100_000
     for number in range(10):
         bench.put(f"{number}" + "x" * size_bytes, to="orders.uk", durable=durable)
@@ -85,7 +83,7 @@ def test_an_exclusive_divert_takes_non_persistent_messages_too(bench: Bench, big
     assert [send.diverts for send in sends(bench)] == [("big",)]
 
 
-def test_a_selector_is_not_true_of_a_message_that_cannot_be_read() -> None:
+def test_a_selector_does_not_match_an_unreadable_message() -> None:
     assert not wants(compile_selector("region IS NULL"), b"\x00\x53\x74\xc1\x7f")
 
 

@@ -11,7 +11,7 @@ from bascule.jms.sections import MalformedMessage
 from tests.unit.broker.conftest import Bench
 
 
-def test_a_repeat_is_answered_only_when_the_first_is_stored_and_stored_once(bench: Bench) -> None:
+def test_a_duplicate_is_answered_once_the_original_is_stored_and_is_not_stored_again(bench: Bench) -> None:
     bench.put(1, message_id="a")
     bench.broker.flush()
     bench.put(1, message_id="a")
@@ -21,14 +21,14 @@ def test_a_repeat_is_answered_only_when_the_first_is_stored_and_stored_once(benc
     assert bench.waiting(bench.queue()) == [1]
 
 
-def test_a_repeat_of_a_stored_message_is_answered_at_once(bench: Bench) -> None:
+def test_a_duplicate_of_a_stored_message_is_answered_at_once(bench: Bench) -> None:
     bench.fill(1, message_id="a")
     bench.put(1, message_id="a")
     assert bench.sender.accepted_tokens == [1, 1]
     assert bench.waiting(bench.queue()) == [1]
 
 
-def test_a_send_repeated_after_a_crash_is_stored_once_whether_or_not_it_had_been_stored(bench: Bench) -> None:
+def test_a_send_repeated_after_a_crash_is_stored_once(bench: Bench) -> None:
     for stored in (0, 1):
         content = f"message {stored}"
         bench.put(content, message_id=content)
@@ -47,13 +47,13 @@ def test_the_same_id_from_another_client_or_to_another_queue_is_another_message(
     assert bench.waiting(bench.queue("q2")) == [3]
 
 
-def test_messages_without_an_id_are_never_repeats(bench: Bench) -> None:
+def test_messages_without_an_id_are_never_duplicates(bench: Bench) -> None:
     bench.fill(1)
     bench.fill(1)
     assert bench.waiting(bench.queue()) == [1, 1]
 
 
-def test_an_id_that_the_sender_sets_counts_whoever_sends_under_whatever_message_id(bench: Bench) -> None:
+def test_a_duplicate_id_counts_for_any_sender_and_any_message_id(bench: Bench) -> None:
     bench.put("first", message_id="a", container="me", properties={"_AMQ_DUPL_ID": "order-1"})
     bench.put("again", message_id="b", container="you", properties={"_AMQ_DUPL_ID": "order-1"})
     bench.put("other", message_id="c", container="you", properties={"_AMQ_DUPL_ID": "order-2"})
@@ -90,7 +90,7 @@ def test_a_rolled_back_send_leaves_its_id_free(bench: Bench) -> None:
 
 
 def an_id(name: object) -> bytes:
-    """A digest of the size that windows take."""
+    """Return a digest of the size that windows use."""
     return str(name).encode().ljust(16, b".")
 
 
@@ -108,7 +108,7 @@ def test_ids_are_forgotten_by_time() -> None:
     assert window.admit((an_id("a"),), 101)
 
 
-def test_id_is_new_after_its_time_though_more_have_expired_than_one_send_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_id_is_new_even_if_one_send_does_not_remove_all_expired_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.SWEEP_STEPS", 3)
     window = DuplicateWindow(period_ms=100)
     for number in range(10):
@@ -121,7 +121,7 @@ def test_id_is_new_after_its_time_though_more_have_expired_than_one_send_removes
     assert not window.admit((an_id("young"),), 150)
 
 
-def test_a_refused_repeat_leaves_none_of_its_ids_behind() -> None:
+def test_a_refused_duplicate_leaves_no_new_ids() -> None:
     window = DuplicateWindow()
     assert window.admit((an_id("a"),), 0)
     assert not window.admit((an_id("new"), an_id("a")), 0)
@@ -138,7 +138,7 @@ def test_addresses_that_were_used_last_keep_their_windows(monkeypatch: pytest.Mo
     assert set(windows.by_address) == {"old", "new", "one more"}
 
 
-def test_ids_expire_where_nothing_is_sent_in_turns_of_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_expire_without_sends_in_short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.SWEEP_STEPS", 10)
     bench = Bench(Policy(AddressPolicy(duplicate_ms=90_000)))
     for number in range(30):
@@ -158,7 +158,7 @@ def test_ids_are_not_confused_by_where_their_parts_end() -> None:
     assert digest_of("a b", "c", b"d") != digest_of("a", "b c", b"d")
 
 
-def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trace(bench: Bench) -> None:
+def test_a_message_with_an_unreadable_duplicate_id_is_refused_and_leaves_no_trace(bench: Bench) -> None:
     body = bench.encode("x", message_id="a", properties={"_AMQ_DUPL_ID": "xyz"}).replace(b"xyz", b"\xff\xfe\xfd")
     with pytest.raises(MalformedMessage, match="section application-properties"):
         bench.broker.send("q", body, bench.sender, "broken")
@@ -166,7 +166,7 @@ def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trac
     assert bench.waiting(bench.queue()) == ["good"]
 
 
-def test_the_bounds_of_the_window_are_the_owners_choice() -> None:
+def test_the_limits_of_the_window_are_configurable() -> None:
     bench = Bench(Policy(AddressPolicy(duplicate_count=1)))
     bench.fill(1, message_id="a")
     bench.fill(2, message_id="b")
@@ -174,13 +174,13 @@ def test_the_bounds_of_the_window_are_the_owners_choice() -> None:
     assert bench.waiting(bench.queue()) == [1, 2, 1]
 
 
-def test_digests_are_what_earlier_journals_have() -> None:
-    """A broker that computed them in another way would store a repeat of what was stored before its upgrade."""
+def test_digests_match_those_in_earlier_journals() -> None:
+    """A broker with another algorithm would store a repetition of a message from before its upgrade."""
     assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
     assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"
 
 
-def test_a_repeat_of_what_is_on_its_way_waits_for_the_first_ones_answer_also_while_kafka_is_away(bench: Bench) -> None:
+def test_a_duplicate_of_a_message_in_flight_is_answered_with_the_original_even_during_a_stall(bench: Bench) -> None:
     bench.put("x", message_id="a")
     bench.broker.flush()
     bench.engine.stalled = JournalUnavailable("Kafka is away")
@@ -194,7 +194,7 @@ def test_a_repeat_of_what_is_on_its_way_waits_for_the_first_ones_answer_also_whi
 
 
 @pytest.mark.parametrize("before", [0, 1, SEGMENT_IDS - 1, SEGMENT_IDS, SEGMENT_IDS + 1, 2 * SEGMENT_IDS - 1])
-def test_message_that_is_not_taken_after_all_is_no_repeat_and_the_ones_before_are(before: int) -> None:
+def test_ids_of_a_reverted_message_are_forgotten_and_earlier_ids_are_kept(before: int) -> None:
     window = DuplicateWindow(10 * SEGMENT_IDS)
     known = [number.to_bytes(16, "big") for number in range(before)]
     for digest in known:

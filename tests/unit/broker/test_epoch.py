@@ -33,7 +33,7 @@ def test_epoch_serves_when_its_start_record_is_stored_and_its_state_is_loaded(ar
     assert [key for key, _ in around.appended] == [b"E"]
 
 
-def test_start_record_without_an_answer_is_given_up(around: Surroundings) -> None:
+def test_unanswered_start_record_fails_the_start(around: Surroundings) -> None:
     epoch = around.make()
     started = around.process.spawn(epoch.start({}))
     around.run(LIMITS.append_timeout_s + 0.1)
@@ -41,7 +41,7 @@ def test_start_record_without_an_answer_is_given_up(around: Surroundings) -> Non
     assert isinstance(started.error, Unavailable)
 
 
-def test_answer_to_the_start_record_that_comes_too_late_begins_nothing(around: Surroundings) -> None:
+def test_late_answer_to_the_start_record_begins_nothing(around: Surroundings) -> None:
     epoch = around.make()
     around.process.spawn(epoch.start({}))
     around.run(LIMITS.append_timeout_s + 0.1)
@@ -52,7 +52,7 @@ def test_answer_to_the_start_record_that_comes_too_late_begins_nothing(around: S
     assert around.asked == []
 
 
-def test_no_more_appends_are_on_their_way_than_the_limit_however_large_the_records_are(around: Surroundings) -> None:
+def test_appends_in_flight_never_exceed_the_limit(around: Surroundings) -> None:
     epoch = around.serving()
     before = len(around.appended)
     journaling = epoch.engine.journaling
@@ -69,7 +69,7 @@ def test_no_more_appends_are_on_their_way_than_the_limit_however_large_the_recor
 
 
 @pytest.mark.parametrize(("outcome", "error"), [((UNKNOWN_OFFSET, None), AppendOffsetUnknown), ((-1, "refused"), JournalUnavailable)])
-def test_start_record_that_is_not_known_to_be_stored_ends_the_epoch_at_once(
+def test_start_record_that_may_not_be_stored_ends_the_epoch_at_once(
     around: Surroundings, outcome: tuple[int, str | None], error: type[BasculeError]
 ) -> None:
     epoch = around.make()
@@ -124,7 +124,7 @@ def test_sends_are_answered_in_order_when_their_records_are_stored(around: Surro
         ((UNKNOWN_OFFSET, None), "AppendOffsetUnknown: journal journal: Kafka has stored a record and has not reported its offset"),
     ],
 )
-def test_append_that_is_not_known_to_be_next_ends_the_epoch_and_nothing_is_answered(
+def test_append_with_unknown_place_ends_the_epoch_and_nothing_is_answered(
     around: Surroundings, outcome: tuple[int, str | None], why: str
 ) -> None:
     epoch = around.serving()
@@ -147,7 +147,7 @@ def test_append_that_the_client_refuses_ends_the_epoch(around: Surroundings) -> 
     assert epoch.ended
 
 
-def test_append_that_fails_of_a_fault_ends_the_epoch(around: Surroundings) -> None:
+def test_append_that_fails_with_an_unexpected_error_ends_the_epoch(around: Surroundings) -> None:
     around.serving()
     around.refusal = MemoryError("no room for a record")
     around.send("a")
@@ -164,7 +164,7 @@ def test_error_while_a_stored_record_is_applied_ends_the_epoch(around: Surroundi
     assert around.why.startswith("BrokerFault: the effects of a stored record could not be applied: ZeroDivisionError")
 
 
-def test_error_in_an_answer_is_contained_and_the_next_ones_are_given(around: Surroundings) -> None:
+def test_error_in_an_answer_is_contained_and_later_answers_are_sent(around: Surroundings) -> None:
     epoch = around.serving()
     sender = around.send("a")
     epoch.engine.journaling.tell(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
@@ -175,7 +175,7 @@ def test_error_in_an_answer_is_contained_and_the_next_ones_are_given(around: Sur
     assert not epoch.ended
 
 
-def test_error_in_a_timer_is_contained_and_the_other_timers_go_on(around: Surroundings) -> None:
+def test_error_in_a_timer_is_contained_and_other_timers_run(around: Surroundings) -> None:
     epoch = around.serving()
     done: list[str] = []
     now_ms = int(around.world.now_ms)
@@ -188,7 +188,7 @@ def test_error_in_a_timer_is_contained_and_the_other_timers_go_on(around: Surrou
     assert not epoch.ended
 
 
-def test_error_beside_what_a_timer_does_ends_the_epoch(around: Surroundings) -> None:
+def test_error_outside_the_actions_of_a_timer_ends_the_epoch(around: Surroundings) -> None:
     epoch = around.serving()
     epoch.engine.deliveries._dirty[None] = None  # type: ignore[index]
     epoch.engine.schedule.at(int(around.world.now_ms) + 100, lambda: None)
@@ -196,14 +196,14 @@ def test_error_beside_what_a_timer_does_ends_the_epoch(around: Surroundings) -> 
     assert around.why.startswith("BrokerFault: due work could not be done: ")
 
 
-def test_record_that_cannot_be_made_ends_the_epoch_as_a_failed_append_does(around: Surroundings) -> None:
+def test_record_that_cannot_be_encoded_ends_the_epoch(around: Surroundings) -> None:
     epoch = around.serving()
     epoch.engine.journaling.batch.parts.append("no bytes")  # type: ignore[arg-type]
     epoch.flush()
     assert around.why.startswith("BrokerFault: journal journal: a record could not be made: TypeError")
 
 
-def test_only_so_many_records_travel_at_once_and_the_rest_follows(around: Surroundings) -> None:
+def test_records_beyond_the_limit_in_flight_are_appended_later(around: Surroundings) -> None:
     epoch = around.serving()
     around.send(*"abcdef")
     assert len(around.appended) == 1 + LIMITS.in_flight_max
@@ -214,7 +214,7 @@ def test_only_so_many_records_travel_at_once_and_the_rest_follows(around: Surrou
 # -- gaps ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings) -> None:
+def test_foreign_and_older_records_in_a_gap_are_skipped(around: Surroundings) -> None:
     epoch = around.serving()
     sender = around.send("a", "b")
     around.between = [(6, b"not of Bascule"), (7, record(Kind.STATE, 2, 9))]
@@ -241,7 +241,7 @@ def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings
     ],
     ids=["newer epoch", "own record", "damaged", "newer version"],
 )
-def test_gap_that_says_something_of_the_epoch_ends_it_before_anything_is_answered(around: Surroundings, value: bytes, why: str) -> None:
+def test_gap_with_a_record_of_this_or_a_newer_epoch_ends_the_epoch_before_any_answer(around: Surroundings, value: bytes, why: str) -> None:
     epoch = around.serving()
     sender = around.send("a", "b")
     around.between = [(7, value)]
@@ -275,7 +275,7 @@ def test_gap_that_cannot_be_read_ends_the_epoch(around: Surroundings, failure: B
 # -- time ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_appends_without_an_answer_stall_the_epoch_until_one_comes(around: Surroundings) -> None:
+def test_unanswered_appends_stall_the_epoch_until_an_answer_arrives(around: Surroundings) -> None:
     epoch = around.serving()
     around.send("a")
     around.run(LIMITS.append_timeout_s + 1)
@@ -307,7 +307,7 @@ def test_stalled_epoch_ends_when_a_new_client_is_answered_twice(around: Surround
     assert around.why.endswith("Kafka answers a new client, so a new epoch starts with a new producer")
 
 
-def test_stalled_epoch_goes_on_as_long_as_nobody_is_answered(around: Surroundings) -> None:
+def test_stalled_epoch_stays_stalled_while_kafka_answers_nobody(around: Surroundings) -> None:
     epoch = around.serving()
     around.send("a")
     around.reachable = [True, False, True, False]
@@ -339,19 +339,19 @@ def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) 
     assert epoch.ended
 
 
-def test_process_that_stood_still_does_nothing_more(around: Surroundings) -> None:
+def test_suspended_process_ends_its_epoch(around: Surroundings) -> None:
     epoch = around.serving()
     sender = around.send("a")
     around.process.stop()
     around.run(LIMITS.still_max_s + 1)
-    around.process.stopped = False  # what reaches it first is the outcome, not a timer
+    around.process.stopped = False  # the outcome arrives before any timer
     epoch.outcomes([(EPOCH + 1, None)])
     assert sender.answers == []
     assert around.why.startswith("SteppedDown: this process was suspended for 1")
     assert not epoch.awake()
 
 
-def test_timer_does_what_is_due_and_nothing_after_the_end(around: Surroundings) -> None:
+def test_timer_runs_due_actions_and_none_after_the_end(around: Surroundings) -> None:
     epoch = around.serving()
     body = message_bytes("later", delivery_time_ms=int(around.world.now_ms) + 1000)
     epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", Sender(), 1)
@@ -371,7 +371,7 @@ def test_timer_does_what_is_due_and_nothing_after_the_end(around: Surroundings) 
 # -- the table -----------------------------------------------------------------------------------------------------------------
 
 
-def test_each_live_state_ends_by_failure_supersession_and_close() -> None:
+def test_every_live_state_ends_by_failure_supersession_and_close() -> None:
     for state in LIVE:
         assert EPOCH_TRANSITIONS[state, EpochEvent.FAILED] is EpochState.ENDED
         assert EPOCH_TRANSITIONS[state, EpochEvent.SUPERSEDED] is EpochState.FENCED
@@ -379,7 +379,7 @@ def test_each_live_state_ends_by_failure_supersession_and_close() -> None:
     assert {state for state, _ in EPOCH_TRANSITIONS} == set(LIVE)
 
 
-def test_event_that_a_state_does_not_have_is_a_fault(around: Surroundings) -> None:
+def test_event_without_transition_is_a_fault(around: Surroundings) -> None:
     epoch = around.serving()
     with pytest.raises(BrokerFault, match="'elected' in state 'serving'"):
         epoch.start({}).send(None)

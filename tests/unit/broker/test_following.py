@@ -1,4 +1,4 @@
-"""How the state of an epoch to come is loaded, on a journal in memory."""
+"""Load of the state of the next epoch, on a journal in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS_AT_ONCE = 2
 
 
 class Topics:
-    """The topics of a broker in memory: see bascule.broker.following.FollowingEffects. ``time_s`` goes on with each read."""
+    """The topics of a broker in memory: see bascule.broker.following.FollowingEffects. ``time_s`` advances with each read."""
 
     def __init__(self, broker: BrokerInMemory) -> None:
         self.broker = broker
@@ -33,8 +33,8 @@ class Topics:
         self.end: int | None = None
         self.over = False
         self.other_topic = False
-        self.lost = 0  # records of the journal's end
-        self.former_snapshots: Mapping[str, bytes] | None = None  # as a former leader has them
+        self.lost = 0  # number of lost records at the end of the journal
+        self.former_snapshots: Mapping[str, bytes] | None = None  # the snapshots that a former leader has
         self.former_store: Mapping[int, bytes] | None = None
         self.former_ends = 0  # how often a former leader that has lost records is asked for the end
         self.on_sleep: Callable[[], None] = lambda: None
@@ -112,7 +112,7 @@ class Topics:
         return taken.id
 
     def ends(self) -> Topics:
-        """The load ends with what is there."""
+        """Let the load end with the existing records."""
         self.end = len(self.broker.log.records)
         return self
 
@@ -126,7 +126,7 @@ def bodies(*names: str) -> list[bytes]:
 
 
 def trim_to_a_snapshot(topics: Topics) -> str:
-    """Take all that waits, send "c", make a snapshot, and trim the journal to what it needs; return its id."""
+    """Acknowledge all waiting messages, send "c", make a snapshot, and trim the journal. Return the snapshot's id."""
     receiver = topics.broker.attach(topics.broker.engine.queue("q"), 10)
     topics.broker.settle()
     for message in receiver.messages:
@@ -144,14 +144,14 @@ def topics() -> Topics:
     return Topics(BrokerInMemory())
 
 
-def test_whole_journal_is_loaded_where_there_is_no_snapshot(topics: Topics) -> None:
+def test_whole_journal_is_loaded_without_a_snapshot(topics: Topics) -> None:
     topics.send("a", "b", "c")
     loader = topics.ends().load()
     assert waiting(loader) == bodies("a", "b", "c")
     assert topics.protocol.next_offset == topics.end
 
 
-def test_newest_announced_snapshot_is_loaded_with_what_follows(topics: Topics) -> None:
+def test_newest_announced_snapshot_is_loaded_with_later_records(topics: Topics) -> None:
     topics.send("a")
     first = topics.snapshot()
     topics.send("b")
@@ -166,7 +166,7 @@ def test_newest_announced_snapshot_is_loaded_with_what_follows(topics: Topics) -
     assert first in topics.kept
 
 
-def test_damaged_snapshot_is_passed_over(topics: Topics) -> None:
+def test_damaged_snapshot_is_skipped(topics: Topics) -> None:
     topics.send("a")
     topics.snapshot()
     topics.kept["9-9"] = b"damaged"
@@ -174,7 +174,7 @@ def test_damaged_snapshot_is_passed_over(topics: Topics) -> None:
     assert any(note.startswith("damaged snapshot: snapshot 9-9") for note in topics.notes)
 
 
-def test_records_behind_the_start_are_not_taken(topics: Topics) -> None:
+def test_records_behind_the_start_record_are_not_applied(topics: Topics) -> None:
     topics.send("a", "b")
     topics.ends()
     topics.send("c")
@@ -197,7 +197,7 @@ def test_load_follows_the_journal_until_its_end_is_known(topics: Topics) -> None
     assert waiting(topics.load()) == bodies("a", "b")
 
 
-def test_foreign_record_is_counted_and_passed_over(topics: Topics) -> None:
+def test_foreign_record_is_counted_and_skipped(topics: Topics) -> None:
     topics.broker.log.append(b"?", b"not of Bascule")
     topics.send("a")
     assert waiting(topics.ends().load()) == bodies("a")
@@ -212,7 +212,7 @@ def test_damaged_record_ends_the_load_with_its_offset(topics: Topics) -> None:
         topics.ends().load()
 
 
-def test_snapshot_that_needs_trimmed_records_gives_way_to_an_error(topics: Topics) -> None:
+def test_snapshot_that_needs_trimmed_records_is_reported_as_outdated(topics: Topics) -> None:
     topics.send("a", "b")
     topics.snapshot()
     topics.first = len(topics.broker.log.records) - 1
@@ -228,7 +228,7 @@ def test_journal_without_its_first_record_is_not_loaded_without_a_snapshot(topic
         topics.ends().load()
 
 
-def test_journal_trimmed_during_a_load_is_loaded_anew_from_a_newer_snapshot(topics: Topics) -> None:
+def test_journal_trimmed_during_a_load_is_loaded_from_a_newer_snapshot(topics: Topics) -> None:
     topics.send("a")
     topics.snapshot()
     queue = topics.broker.engine.queue("q")
@@ -260,7 +260,7 @@ def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
 
 
 def _lose_end(topics: Topics) -> None:
-    """Two records of the journal are gone, and the start record is stored in place of one of them."""
+    """Remove two records of the journal, and store the start record in place of one of them."""
     del topics.broker.log.records[-3:]
     topics.broker.start()
 
@@ -273,7 +273,7 @@ def _lose_end(topics: Topics) -> None:
     ],
     ids=["recreated", "cut off"],
 )
-def test_journal_that_is_not_what_it_was_is_refused(topics: Topics, spoil: Callable[[Topics], None], reason: str) -> None:
+def test_damaged_or_recreated_journal_is_refused(topics: Topics, spoil: Callable[[Topics], None], reason: str) -> None:
     topics.send("a", "b")
     topics.snapshot()
     spoil(topics)
@@ -281,7 +281,7 @@ def test_journal_that_is_not_what_it_was_is_refused(topics: Topics, spoil: Calla
         topics.ends().load()
 
 
-def test_journal_that_has_lost_its_end_stays_damaged_when_later_epochs_have_filled_the_place(topics: Topics) -> None:
+def test_journal_that_lost_its_end_stays_damaged_after_later_epochs_have_written(topics: Topics) -> None:
     topics.send("a", "b")
     topics.snapshot()
     del topics.broker.log.records[-3:]
@@ -321,7 +321,7 @@ def test_former_leader_of_the_journal_is_asked_again(topics: Topics) -> None:
     assert topics.former_ends == 0
 
 
-def test_former_leader_of_the_journal_that_stays_is_no_damage(topics: Topics) -> None:
+def test_persistent_former_leader_of_the_journal_is_reported_as_unavailable(topics: Topics) -> None:
     topics.send("a", "b")
     topics.snapshot()
     topics.former_ends = 1_000
@@ -330,7 +330,7 @@ def test_former_leader_of_the_journal_that_stays_is_no_damage(topics: Topics) ->
     assert topics.time_s > ANSWER_TIMEOUT_S
 
 
-def test_standby_gives_no_verdict_before_it_is_elected(topics: Topics) -> None:
+def test_standby_reports_no_damage_before_it_is_elected(topics: Topics) -> None:
     topics.send("a", "b")
     topics.snapshot()
     topics.former_ends = 1_000
@@ -348,7 +348,7 @@ def test_standby_gives_no_verdict_before_it_is_elected(topics: Topics) -> None:
     assert sleeps == 100
 
 
-def test_standby_that_reads_again_ends_when_nobody_wants_it(topics: Topics) -> None:
+def test_standby_that_retries_its_load_can_be_closed(topics: Topics) -> None:
     topics.send("a")
     topics.snapshot()
     topics.lost = 3
@@ -367,14 +367,14 @@ def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> No
     assert any(note.startswith("outdated snapshot: snapshot cannot be used: message") for note in topics.notes)
 
 
-def test_known_records_that_do_not_come_end_the_load(topics: Topics) -> None:
+def test_missing_records_before_the_known_end_fail_the_load(topics: Topics) -> None:
     topics.send("a")
     topics.empty_reads = int(ANSWER_TIMEOUT_S) + 2
     with pytest.raises(Unavailable, match="no record for 30 s at offset 0 of "):
         topics.ends().load()
 
 
-def test_load_that_nobody_wants_ends(topics: Topics) -> None:
+def test_load_can_be_closed(topics: Topics) -> None:
     topics.send("a")
     topics.over = True
     with pytest.raises(Closed) as raised:

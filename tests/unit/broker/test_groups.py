@@ -25,7 +25,7 @@ def test_all_messages_of_a_group_go_to_one_consumer_in_order(bench: Bench) -> No
     assert sum(len(consumer.received) for consumer in consumers) == 30
 
 
-def test_a_consumer_without_credit_holds_up_its_own_groups_only(bench: Bench) -> None:
+def test_a_consumer_without_credit_blocks_only_its_own_groups(bench: Bench) -> None:
     slow, fast = bench.consumer(credit=1), bench.consumer(credit=0)
     bench.fill("a1", group="a")
     bench.broker.give(fast, 10)
@@ -40,7 +40,7 @@ def test_a_consumer_without_credit_holds_up_its_own_groups_only(bench: Bench) ->
     assert bench.got(slow) == ["a1", "a2", "a3"]
 
 
-def test_a_group_is_handed_over_in_order_when_its_consumer_leaves(bench: Bench) -> None:
+def test_a_group_moves_in_order_to_another_consumer_when_its_consumer_detaches(bench: Bench) -> None:
     first, second = bench.consumer(credit=2), bench.consumer(credit=0)
     bench.fill(1, 2, 3, 4, group="g")
     bench.broker.give(second, 10)
@@ -54,7 +54,7 @@ def test_a_group_is_handed_over_in_order_when_its_consumer_leaves(bench: Bench) 
     assert bench.got(second) == [2, 3, 4, 5]
 
 
-def test_a_released_message_comes_back_before_those_that_were_put_aside(bench: Bench) -> None:
+def test_a_released_message_is_redelivered_before_messages_set_aside(bench: Bench) -> None:
     holder, other = bench.consumer(credit=2), bench.consumer(credit=0)
     bench.fill(1, 2, 3, 4, group="g")
     bench.broker.give(other, 10)
@@ -89,7 +89,7 @@ def test_a_message_that_its_groups_consumer_does_not_select_goes_to_another(benc
     assert bench.got(everything) == ["blue"]
 
 
-def test_groups_are_known_again_after_a_crash(bench: Bench) -> None:
+def test_groups_survive_a_crash(bench: Bench) -> None:
     for number in range(10):
         bench.fill(number, group=f"g{number % 2}")
     bench.crash()
@@ -101,7 +101,7 @@ def test_groups_are_known_again_after_a_crash(bench: Bench) -> None:
     assert not set(groups_of(bench, consumers[0])) & set(groups_of(bench, consumers[1]))
 
 
-def test_what_was_put_aside_is_in_snapshots_and_in_the_queues_count(bench: Bench) -> None:
+def test_messages_set_aside_are_in_snapshots_and_in_the_depth_of_the_queue(bench: Bench) -> None:
     bench.consumer(credit=1)
     bench.fill(1, 2, 3, group="g")
     other = bench.consumer()
@@ -116,7 +116,7 @@ def test_what_was_put_aside_is_in_snapshots_and_in_the_queues_count(bench: Bench
     assert bench.waiting(bench.queue()) == [1, 2, 3]
 
 
-def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_set_aside_for_several_consumers_are_removed_without_a_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = bench.consumer(credit=1), bench.consumer(credit=1), bench.consumer(credit=0)
     bench.fill("a", group="a")
     bench.fill("b", group="b")
@@ -143,7 +143,7 @@ def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Ben
     bench.engine.tick()
     bench.broker.settle()
     assert queue.waiting_count == 0
-    assert not searched  # each was the first of what was put aside for its consumer, or of the queue
+    assert not searched  # each was the first of the messages set aside for its consumer, or of the queue
 
 
 def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:
@@ -157,7 +157,7 @@ def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> No
     assert bench.got(second) == [2, 3]
 
 
-def test_a_consumer_is_given_no_more_than_the_owner_lets_it_hold() -> None:
+def test_a_consumer_gets_at_most_prefetch_unsettled_messages() -> None:
     bench = Bench(Policy(AddressPolicy(prefetch_max=2)))
     greedy = bench.consumer()
     bench.fill(1, 2, 3, 4)

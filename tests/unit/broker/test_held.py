@@ -1,4 +1,4 @@
-"""The messages that a queue holds, in any order of their arrival: a load gives a queue first what prepared branches have received."""
+"""The messages that a queue holds, in any order of arrival: a load first adds the messages that prepared branches have received."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def message(mid: int) -> BrokerMessage:
 
 
 def walked(held: Held) -> list[int]:
-    """What a walk meets, from one piece to the next."""
+    """Return the messages that a walk meets, from one piece to the next."""
     mids: list[int] = []
     while found := held.after(mids[-1] if mids else -1):
         mids += [each.mid for each in found]
@@ -33,7 +33,7 @@ def walked(held: Held) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 30)))
-def test_walk_and_search_find_each_message_whatever_comes_and_goes(mids: list[int]) -> None:
+def test_walk_and_search_find_each_message_while_others_arrive_and_leave(mids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_module, "BLOCK_MESSAGES", 2)
         held = Held()
@@ -64,7 +64,7 @@ def test_walk_in_short_pieces_below_a_message_that_came_first(step: int) -> None
 
 
 def received_by_a_branch(bench: Bench) -> None:
-    """A branch has received the newest message of a deep queue, and the broker has been killed since."""
+    """Return a broker that was killed after a branch had received the newest message of a deep queue."""
     bench.fill(*range(MANY))
     consumer = bench.consumer(credit=MANY)
     transaction = bench.engine.begin(b"1")
@@ -80,7 +80,7 @@ def start_from_a_snapshot(bench: Bench) -> None:
     bench.crash()
 
 
-def test_snapshot_has_all_messages_beside_those_of_a_branch_that_a_load_has_brought(bench: Bench) -> None:
+def test_snapshot_after_a_load_with_a_branch_has_all_other_messages(bench: Bench) -> None:
     received_by_a_branch(bench)
     start_from_a_snapshot(bench)
     assert bench.waiting(bench.queue()) == list(range(NEWEST))
@@ -89,7 +89,7 @@ def test_snapshot_has_all_messages_beside_those_of_a_branch_that_a_load_has_brou
     assert bench.waiting(bench.queue()) == list(range(MANY))
 
 
-def test_what_a_branch_has_received_stays_gone_once_the_branch_is_committed(bench: Bench) -> None:
+def test_messages_received_by_a_committed_branch_stay_removed(bench: Bench) -> None:
     received_by_a_branch(bench)
     branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
     consumer = bench.consumer(credit=MANY)

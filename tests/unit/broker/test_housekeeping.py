@@ -1,4 +1,4 @@
-"""When a round of housekeeping is due, what it announces, and what it trims."""
+"""The rounds of housekeeping: when one is due, what it announces, and what it trims."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Topics:
         self.over = False
         self.running: list[asyncio.Task[None]] = []
         self.notes: list[str] = []
-        self.during: list[Any] = []  # what happens before a trim
+        self.during: list[Any] = []  # called before a trim
         self.rounds = 0
         self.computed_beside: list[object] = []
-        self.requests: list[int] = []  # messages of each request to the store
-        self.failing: Exception | None = None  # of the store
+        self.requests: list[int] = []  # number of messages of each request to the store
+        self.failing: Exception | None = None  # error of the store
 
     def going_on(self) -> bool:
         return not self.over
@@ -112,7 +112,7 @@ def housekeeping(
 
 
 async def finish(broker: BrokerInMemory, protocol: Coroutine[Any, Any, None]) -> None:
-    """Store what is announced until a protocol ends."""
+    """Store announcements until a protocol ends."""
     task = asyncio.ensure_future(protocol)
     while not task.done():
         broker.settle()
@@ -126,7 +126,7 @@ def send(broker: BrokerInMemory, count: int) -> None:
         broker.settle()
 
 
-def test_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
+def test_announcement_stored_too_late_has_no_effect() -> None:
     async def late() -> None:
         broker, sender, topics = BrokerInMemory(), Sender(), Topics()
         keeping = housekeeping(broker, topics, announce_timeout_s=0.01)
@@ -143,7 +143,7 @@ def test_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
     asyncio.run(late())
 
 
-def test_records_in_no_snapshot_count_on_when_a_snapshot_is_not_stored() -> None:
+def test_records_are_counted_on_if_a_snapshot_is_not_stored() -> None:
     async def failing() -> None:
         topics = Topics()
         keeping = housekeeping(BrokerInMemory(), topics, announce_timeout_s=0.01)
@@ -190,7 +190,7 @@ def test_round_is_due_by_records_and_by_bytes() -> None:
     asyncio.run(count())
 
 
-def test_records_that_come_during_a_round_get_a_round_of_their_own() -> None:
+def test_records_stored_during_a_round_get_another_round() -> None:
     async def burst() -> None:
         broker, topics = BrokerInMemory(), Topics()
         keeping = housekeeping(broker, topics)
@@ -204,7 +204,7 @@ def test_records_that_come_during_a_round_get_a_round_of_their_own() -> None:
         await finish(broker, keeping.rounds())
         assert bursts == []
         assert topics.rounds == 2
-        assert topics.running == []  # one round at a time
+        assert topics.running == []  # only one round runs at a time
         assert len(topics.written) == 1
 
     asyncio.run(burst())
@@ -236,7 +236,7 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
     asyncio.run(trim())
 
 
-def test_journal_is_trimmed_behind_messages_that_wait_alone_in_their_records_and_a_restart_has_them_once() -> None:
+def test_journal_is_trimmed_behind_old_messages_and_a_restart_loads_them_once() -> None:
     async def trim() -> None:
         bench, topics = Bench(Policy()), Topics()
         broker = bench.broker
@@ -260,7 +260,7 @@ def test_journal_is_trimmed_behind_messages_that_wait_alone_in_their_records_and
     asyncio.run(trim())
 
 
-def test_store_forgets_many_messages_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_deletes_many_messages_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forget() -> None:
         monkeypatch.setattr(rounds, "FORGOTTEN_AT_ONCE", 3)
         bench, topics = Bench(Policy()), Topics()
@@ -280,7 +280,7 @@ def test_store_forgets_many_messages_in_several_requests(monkeypatch: pytest.Mon
     asyncio.run(forget())
 
 
-def test_store_that_fails_to_forget_is_asked_again_in_the_next_round() -> None:
+def test_failed_deletion_in_the_store_is_retried_in_the_next_round() -> None:
     async def forget() -> None:
         bench, topics = Bench(Policy()), Topics()
         keeping = housekeeping(bench.broker, topics)
@@ -300,7 +300,7 @@ def test_store_that_fails_to_forget_is_asked_again_in_the_next_round() -> None:
     asyncio.run(forget())
 
 
-def test_error_of_work_in_turns_fails_its_round_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_work_in_turns_fails_only_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> None:
         bench, topics = Bench(Policy()), Topics()
         keeping = housekeeping(bench.broker, topics)
@@ -321,7 +321,7 @@ def test_error_of_work_in_turns_fails_its_round_and_nothing_else(monkeypatch: py
     asyncio.run(failing())
 
 
-def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
+def test_snapshot_is_encoded_and_searched_off_the_loop() -> None:
     async def snapshot() -> None:
         broker, topics = BrokerInMemory(), Topics()
         send(broker, 1)
@@ -334,7 +334,7 @@ def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
     asyncio.run(snapshot())
 
 
-def test_ingress_is_trimmed_up_to_what_the_journal_has() -> None:
+def test_ingress_is_trimmed_up_to_the_journaled_position() -> None:
     async def trim() -> None:
         broker, topics = BrokerInMemory(), Topics()
         broker.engine.ingress_is("ingress", {0: 7})

@@ -33,7 +33,7 @@ def test_ingress_messages_reach_the_queue_when_they_are_stored(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("stored", [0, 1])
-def test_a_step_killed_on_its_way_is_taken_once_when_it_is_read_again(bench: Bench, stored: int) -> None:
+def test_records_read_again_after_a_crash_are_taken_once(bench: Bench, stored: int) -> None:
     bench.queue()
     bench.broker.settle()
     step = (0, 10, [(taken(bench, number), KEEP) for number in (1, 2)])
@@ -63,14 +63,14 @@ def test_messages_and_position_are_one_record(bench: Bench) -> None:
     assert len(bench.broker.log.records) == records + 1
 
 
-def test_the_position_moves_where_nothing_was_taken(bench: Bench) -> None:
+def test_the_position_moves_past_records_without_messages(bench: Bench) -> None:
     bench.engine.take_in(0, 9, [])
     bench.broker.settle()
     bench.crash()
     assert bench.engine.ingress_positions == {0: 9}
 
 
-def test_for_nobody_a_message_is_dropped_or_kept_as_its_pipeline_says(bench: Bench) -> None:
+def test_a_message_without_a_queue_is_dropped_or_kept_as_its_pipeline_says(bench: Bench) -> None:
     bench.engine.take_in(0, 2, [(taken(bench, "dropped", to="a"), DROP), (taken(bench, "kept", to="b"), KEEP)])
     bench.broker.settle()
     assert "a" not in bench.engine.addresses
@@ -87,7 +87,7 @@ def test_subscriptions_get_ingress_messages_by_their_selectors(bench: Bench) -> 
 
 
 @pytest.mark.parametrize(("from_kafka", "local"), [(True, []), (False, ["x"])])
-def test_an_exclusive_divert_takes_what_came_from_kafka_only_if_it_says_so(bench: Bench, from_kafka: bool, local: list[str]) -> None:
+def test_an_exclusive_divert_takes_messages_from_kafka_only_if_configured(bench: Bench, from_kafka: bool, local: list[str]) -> None:
     bench.use(Diverts((ExclusiveDivert("all", "#", lambda body: True, from_kafka),), ("#",)))
     bench.queue()
     bench.engine.take_in(0, 1, [(taken(bench, "x"), KEEP)])
@@ -95,7 +95,7 @@ def test_an_exclusive_divert_takes_what_came_from_kafka_only_if_it_says_so(bench
     assert bench.waiting(bench.queue()) == local
 
 
-def test_a_snapshot_has_the_position_that_is_stored_and_no_further(bench: Bench) -> None:
+def test_a_snapshot_has_only_the_stored_position(bench: Bench) -> None:
     bench.engine.take_in(0, 1, [(taken(bench, "stored"), KEEP)])
     bench.broker.settle()
     bench.engine.take_in(0, 2, [(taken(bench, "on its way"), KEEP)])
@@ -107,7 +107,7 @@ def test_a_snapshot_has_the_position_that_is_stored_and_no_further(bench: Bench)
     assert snapshots.decode(data).ingress == {0: 1}
 
 
-def test_of_which_topic_the_positions_are_is_known_after_a_crash_and_from_a_snapshot(bench: Bench) -> None:
+def test_the_topic_id_of_positions_survives_a_crash_and_is_in_snapshots(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.engine.ingress_is("first", dict(bench.engine.ingress_positions))
     bench.broker.settle()
@@ -132,7 +132,7 @@ def test_a_snapshot_has_a_position_that_was_taken_before_its_topic_was_stored(be
     assert snapshot_of(bench.engine, bench.broker.offsets).ingress == {0: 2}
 
 
-def test_a_snapshot_of_before_says_nothing_of_which_topic_the_positions_are(bench: Bench) -> None:
+def test_a_snapshot_of_an_earlier_version_has_no_topic_id_of_positions(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.broker.settle()
     data = snapshots.encode(snapshot_of(bench.engine, bench.broker.offsets)).joined()
@@ -150,7 +150,7 @@ def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_d
     assert bench.engine.ingress_positions == {}
 
 
-def test_the_owner_has_a_say_in_how_long_messages_from_kafka_live() -> None:
+def test_expiry_settings_apply_to_messages_from_kafka() -> None:
     bench = Bench(Policy(AddressPolicy(expiry_ms=5_000, expiry_max_ms=8_000), (("free", {"expiry_ms": 0, "expiry_max_ms": 0}),)))
     long = taken(bench, "long")._replace(expiry_ms=START_MS + 60_000)
     bench.engine.take_in(0, 3, [(taken(bench, "none"), KEEP), (long, KEEP), (long._replace(address="free"), KEEP)])
@@ -162,7 +162,7 @@ def test_the_owner_has_a_say_in_how_long_messages_from_kafka_live() -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy(AddressPolicy(max_messages=2, when_full=when)) for when in (BLOCK, REJECT, DROP_OLDEST)])
-def test_a_full_queue_is_named_to_whom_brings_it_messages_from_kafka(bench: Bench) -> None:
+def test_a_full_queue_is_reported_to_the_intake(bench: Bench) -> None:
     sends = [(taken(bench, "x", to=to), KEEP) for to in ("missing", "q")]
     bench.fill(1)
     assert bench.engine.lacks_room(sends) is None
@@ -172,14 +172,14 @@ def test_a_full_queue_is_named_to_whom_brings_it_messages_from_kafka(bench: Benc
     assert bench.engine.lacks_room(sends) is None
 
 
-def test_non_persistent_messages_make_room_for_those_from_kafka_where_the_owner_says_so() -> None:
+def test_non_persistent_messages_are_dropped_for_messages_from_kafka_if_configured() -> None:
     bench = Bench(Policy(AddressPolicy(max_messages=2, when_full=DROP_OLDEST)))
     bench.fill("old", "new", durable=False)
     assert bench.engine.lacks_room([(taken(bench, "x"), KEEP)]) is None
     assert bench.waiting(bench.queue()) == ["new"]
 
 
-def test_a_full_subscription_holds_up_only_what_its_selector_wants() -> None:
+def test_a_full_subscription_blocks_only_messages_that_its_selector_matches() -> None:
     bench = Bench(Policy(AddressPolicy(max_messages=1, when_full=DROP_OLDEST)))
     eu = bench.subscription("eu", selector="region = 'EU'")
     everything = bench.subscription("all", "t2")
@@ -199,7 +199,7 @@ def test_a_full_subscription_holds_up_only_what_its_selector_wants() -> None:
 
 
 @pytest.mark.parametrize("from_kafka", [True, False])
-def test_a_full_queue_holds_up_nothing_that_an_exclusive_divert_takes(from_kafka: bool) -> None:
+def test_a_full_queue_does_not_block_messages_that_an_exclusive_divert_takes(from_kafka: bool) -> None:
     bench = Bench(Policy(AddressPolicy(max_messages=1)))
     bench.fill("stored")
     bench.use(Diverts(exclusive=(ExclusiveDivert("x", "q", lambda _: True, from_kafka),)))

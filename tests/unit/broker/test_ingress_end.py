@@ -1,4 +1,4 @@
-"""An ingress topic that ends before what is to be read: a node that is cut off may say so."""
+"""An ingress topic that ends before the position, as a node reports that is cut off from the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bascule.journal.reading import CutOff
 
 
 class Topic:
-    """Of which the first reads are answered by a former leader, which has less."""
+    """A topic whose first reads are answered by a former leader, which has fewer records."""
 
     def __init__(self, former_reads: int) -> None:
         self.former_reads = former_reads
@@ -62,7 +62,7 @@ def reading(topic: Topic, *violations: IngressTailViolation) -> IngressReading:
     return found
 
 
-def test_end_that_a_former_leader_names_is_asked_again() -> None:
+def test_end_reported_by_a_former_leader_is_asked_again() -> None:
     topic = Topic(former_reads=int(STALE_END_S / ingress_tail.RETRY_S) - 1)
     assert reading(topic).failure == ""
     assert set(topic.notes) == {"ingress read restarted"}
@@ -74,5 +74,5 @@ def test_end_that_stays_before_the_position_stops_the_intake() -> None:
     assert topic.time_s == pytest.approx(STALE_END_S)
 
 
-def test_end_that_is_believed_at_once_stops_the_intake_for_a_former_leader() -> None:
+def test_believing_the_end_at_once_stops_the_intake_for_a_former_leader() -> None:
     assert reading(Topic(former_reads=1), IngressTailViolation.STALE_END_BELIEVED).failure

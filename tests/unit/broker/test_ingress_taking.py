@@ -1,4 +1,4 @@
-"""What the ingress topic brings is taken in short turns, however many subscriptions want it."""
+"""Records of the ingress topic are taken in short turns, however many subscriptions want them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.broker.conftest import Bench
 
 
 class Taking:
-    """Takes one chunk of records with a message each; the test says when the next turn begins."""
+    """The intake of one chunk of records with a message each. The test decides when the next turn begins."""
 
     def __init__(self, bench: Bench, count: int) -> None:
         self.engine = bench.engine
@@ -32,7 +32,7 @@ class Taking:
         self.stored += 1
 
     def go_on(self) -> int:
-        """The turns that are left. Returns how many."""
+        """Run the remaining turns. Return their number."""
         count = 0
         while self.turns:
             self.turns.pop()()
@@ -62,7 +62,7 @@ def test_chunk_for_many_subscriptions_is_taken_in_many_turns_and_in_order(bench:
 def test_largest_chunk_has_room_in_the_journal_however_many_subscriptions_take_it(bench: Bench) -> None:
     for number in range(30):
         bench.subscription(f"s{number}", subscription=f"s{number}")
-    bench.engine.journaling.record_bytes_max = 400 << 10  # less than the ids of the queues take for the whole chunk
+    bench.engine.journaling.record_bytes_max = 400 << 10  # smaller than the ids of the queues for the whole chunk
     taking = Taking(bench, CHUNK_MESSAGES)
     taking.go_on()
     bench.broker.settle()

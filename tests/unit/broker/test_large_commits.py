@@ -1,4 +1,4 @@
-"""A commit of many messages is one record; what it does in memory is divided into short turns."""
+"""A commit of many messages is one record; its work in memory is divided into short turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def short_turns(bench: Bench) -> None:
 
 
 def received(bench: Bench) -> Any:
-    """A transaction that has received many messages; one more waits."""
+    """Return a transaction that has received many messages; one more message waits."""
     bench.fill(*range(MANY + 1))
     consumer = bench.consumer(credit=MANY)
     transaction = bench.engine.begin(b"1")
@@ -47,14 +47,14 @@ def commit(bench: Bench, transaction: Any) -> list[Any]:
 
 
 def store_all(bench: Bench) -> None:
-    """What is in flight is stored; work in turns does not go on."""
+    """Store the records in flight, without continuing work in turns."""
     bench.engine.journaling.flush()
     bench.engine.turns.begin_turn()
     bench.broker.confirm(len(bench.broker.in_flight))
 
 
 def loaded(bench: Bench, taken: Any) -> list[Any]:
-    """The messages that a broker has which starts from a snapshot."""
+    """Return the messages of a broker that starts from a snapshot."""
     bench.broker.announce(taken)
     store_all(bench)
     data = bench.broker.snapshots[taken.id]
@@ -100,7 +100,7 @@ def test_messages_that_leave_after_a_commit_count_for_no_limit(bench: Bench, lim
     assert bench.waiting(queue) == [MANY, "taken"]
 
 
-def test_queue_whose_last_messages_leave_after_a_commit_may_be_deleted_without_force(bench: Bench) -> None:
+def test_queue_whose_messages_are_all_committed_may_be_deleted_without_force(bench: Bench) -> None:
     transaction = received(bench)
     queue = bench.queue()
     (consumer,) = queue.consumers
@@ -118,7 +118,7 @@ def test_queue_whose_last_messages_leave_after_a_commit_may_be_deleted_without_f
     assert bench.engine.memory.entries == 0
 
 
-def test_auto_created_queue_goes_when_its_messages_have_left_after_a_commit() -> None:
+def test_auto_created_queue_is_deleted_after_its_committed_messages_have_left() -> None:
     bench = Bench(Policy(AddressPolicy(auto_delete_ms=1_000)))
     transaction = received(bench)
     (consumer,) = bench.queue().consumers
@@ -135,7 +135,7 @@ def test_auto_created_queue_goes_when_its_messages_have_left_after_a_commit() ->
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("turns", [0, 2, 100])
-def test_snapshot_taken_while_committed_messages_leave_brings_none_of_them_back(bench: Bench, stored: bool, turns: int) -> None:
+def test_snapshot_taken_while_committed_messages_leave_contains_none_of_them(bench: Bench, stored: bool, turns: int) -> None:
     commit(bench, received(bench))
     for _ in range(turns):
         bench.engine.go_on()
@@ -166,7 +166,7 @@ def test_queue_may_be_deleted_while_committed_messages_leave_it(bench: Bench) ->
     assert bench.waiting(bench.queue()) == ["new"]
 
 
-def test_many_sends_come_into_their_queue_over_several_turns_in_order(bench: Bench) -> None:
+def test_many_sends_reach_their_queue_over_several_turns_in_order(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     for number in range(MANY):
         bench.put(number, transaction=transaction)
@@ -191,7 +191,7 @@ def test_many_sends_come_into_their_queue_over_several_turns_in_order(bench: Ben
 SUBSCRIPTIONS, TO_EACH = 100, 50
 
 
-def test_messages_of_a_commit_that_go_into_many_queues_come_over_several_turns_in_order(bench: Bench) -> None:
+def test_messages_of_a_commit_reach_many_queues_over_several_turns_in_order(bench: Bench) -> None:
     queues = [bench.subscription(f"sub-{number}") for number in range(SUBSCRIPTIONS)]
     transaction = bench.engine.begin(b"1")
     for number in range(TO_EACH):

@@ -1,4 +1,4 @@
-"""A transaction that has received very many messages goes back in short turns."""
+"""The rollback of a transaction with very many received messages runs in short turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.costs import quiet
 from tests.support.speed import SLOWNESS
 from tests.unit.broker.conftest import Bench
 
-#: As many acknowledgements as a record has room for.
+#: As many acknowledgements as one record can hold.
 MANY = 1_000_000
 TURN_S_MAX = 0.02 * SLOWNESS
 SOME = 1_000
@@ -39,7 +39,7 @@ def received(bench: Bench, count: int) -> tuple[Receiver, LocalTransaction]:
 
 def test_rollback_of_very_many_acknowledgements_takes_a_short_turn(bench: Bench) -> None:
     _, transaction = received(bench, 1)
-    transaction.acks *= MANY  # the first turn comes to a few of them
+    transaction.acks *= MANY  # the first turn reaches only a few of them
     with quiet():
         begun_s = time.thread_time()
         bench.engine.rollback(transaction)
@@ -48,7 +48,7 @@ def test_rollback_of_very_many_acknowledgements_takes_a_short_turn(bench: Bench)
     assert bench.engine.pending
 
 
-def test_messages_of_several_queues_go_back_in_order_and_none_overtakes_them(bench: Bench) -> None:
+def test_rolled_back_messages_of_several_queues_keep_their_order(bench: Bench) -> None:
     bench.fill(*range(SOME), to="q")
     bench.fill(*range(SOME), to="p")
     consumers = [bench.consumer(bench.queue(name), credit=SOME - 1) for name in "qp"]
@@ -68,10 +68,39 @@ def test_messages_of_several_queues_go_back_in_order_and_none_overtakes_them(ben
     assert bench.engine.memory.unsettled == 2 * SOME
 
 
-def test_queue_that_is_deleted_while_messages_go_back_lets_go_of_them(bench: Bench) -> None:
+def test_queue_deleted_during_a_rollback_releases_its_messages(bench: Bench) -> None:
     _, transaction = received(bench, SOME)
     bench.engine.rollback(transaction)
     assert bench.engine.pending
     bench.engine.delete_queue(bench.queue())
     bench.broker.settle()
     assert bench.engine.memory.entries == 0
+
+
+def test_many_transactions_of_a_client_are_rolled_back_over_several_turns_and_their_messages_keep_their_order(bench: Bench) -> None:
+    count = 500
+    for number in range(count):
+        bench.put(number)
+    bench.broker.settle()
+    consumer = bench.consumer(credit=count)
+    transactions = []
+    for number, message in enumerate(reversed(consumer.messages)):
+        transaction = bench.engine.begin(b"%d" % number)
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+        transactions.append(transaction)
+    bench.engine.turns.steps = 500
+    bench.engine.turns.begin_turn()
+    bench.engine.rollback_all(transactions)
+    assert 0 < bench.queue().waiting_count < count
+    other = bench.broker.attach(bench.queue(), count)
+    turns = 0
+    while len(bench.engine.transactions):
+        assert other.messages == []
+        bench.engine.go_on()
+        turns += 1
+    assert turns > 3
+    bench.broker.settle()
+    assert bench.got(other) == list(range(count))
+    assert [delivered for _, delivered in other.received] == [1] * count
+    assert bench.engine.memory.unsettled == count
+    assert bench.engine.counters.rolled_back == count

@@ -1,4 +1,4 @@
-"""Full queues, and addresses that may not be made by asking for them."""
+"""Full queues, and addresses that clients may not create."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusals(bench: Bench) -> list[BasculeError]:
 
 
 @pytest.mark.parametrize("limit", [{"max_messages": 2}, {"max_bytes": 20}])
-def test_a_full_queue_refuses_and_takes_again_when_something_has_gone(limit: dict[str, int]) -> None:
+def test_a_full_queue_refuses_messages_until_one_is_consumed(limit: dict[str, int]) -> None:
     bench = bench_with(when_full=REJECT, **limit)
     bench.fill(1, 2, 3)
     held = bench.queue().held_messages
@@ -40,7 +40,7 @@ def test_a_full_queue_refuses_and_takes_again_when_something_has_gone(limit: dic
     assert bench.waiting(bench.queue())[-1] == 4
 
 
-def test_a_repeat_of_what_a_full_queue_holds_is_answered_as_the_first_was() -> None:
+def test_a_duplicate_of_a_message_in_a_full_queue_is_accepted() -> None:
     bench = bench_with(when_full=REJECT, max_messages=1)
     bench.fill(1, message_id="ID:1")
     bench.fill(1, message_id="ID:1")
@@ -48,7 +48,7 @@ def test_a_repeat_of_what_a_full_queue_holds_is_answered_as_the_first_was() -> N
     assert bench.waiting(bench.queue()) == [1]
 
 
-def test_a_message_that_a_consumer_holds_still_counts() -> None:
+def test_an_unsettled_message_counts_for_the_limit() -> None:
     bench = bench_with(when_full=REJECT, max_messages=1)
     bench.consumer()
     bench.fill(1, 2)
@@ -62,7 +62,7 @@ def test_a_full_topic_subscription_refuses_for_its_topic() -> None:
     assert len(refusals(bench)) == 1
 
 
-def test_the_oldest_non_persistent_messages_give_way() -> None:
+def test_a_full_queue_drops_the_oldest_non_persistent_messages() -> None:
     bench = bench_with(when_full=DROP, max_messages=3)
     bench.fill("kept")
     bench.fill("old", "young", durable=False)
@@ -80,7 +80,7 @@ def short_turns(bench: Bench) -> None:
 
 
 def overfull(max_bytes: int = 20_000) -> Bench:
-    """A queue of many small non-persistent messages, above its limit by a large one."""
+    """Return a queue of many small non-persistent messages that a large message has put above its limit."""
     bench = bench_with(when_full=DROP, max_bytes=max_bytes)
     bench.fill(*range(DROPPED_AT_ONCE + 100), durable=False)
     queue = bench.queue()
@@ -95,7 +95,7 @@ def offer(bench: Bench, content: str) -> bool:
     return bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, content, waits=True) is None
 
 
-def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> None:
+def test_sender_waits_while_many_small_messages_are_dropped_for_a_large_one() -> None:
     bench = overfull()
     queue = bench.queue()
     short_turns(bench)
@@ -115,7 +115,7 @@ def test_sender_waits_while_many_small_messages_give_way_to_a_large_one() -> Non
 
 
 class SearchedBody(bytes):
-    """Counts how often somebody searches through it."""
+    """A body that counts the searches through it."""
 
     searches = 0
 
@@ -142,7 +142,7 @@ def test_waiting_sender_searches_its_body_once_however_many_turns_it_waits() -> 
     assert bench.sender.accepted_tokens[-2:] == ["new", "again"]
 
 
-def test_sender_that_cannot_wait_makes_all_the_room_at_once() -> None:
+def test_sender_that_cannot_wait_drops_all_messages_at_once() -> None:
     bench = overfull()
     bench.put("new", durable=False)
     assert bench.waiting(bench.queue())[-1] == "new"
@@ -150,7 +150,7 @@ def test_sender_that_cannot_wait_makes_all_the_room_at_once() -> None:
     assert not bench.queue().dropping
 
 
-def test_messages_of_a_limit_that_is_lowered_go_over_several_turns() -> None:
+def test_a_lowered_limit_drops_messages_over_several_turns() -> None:
     bench = bench_with(when_full=DROP, max_messages=2_000)
     bench.fill(*range(1_500), durable=False)
     queue = bench.queue()
@@ -170,7 +170,7 @@ def test_error_while_messages_are_dropped_does_not_stop_later_drops() -> None:
     queue, faults = bench.queue(), Faults()
     limits = queue.settings
     queue.settings = dataclasses.replace(limits, max_messages=1)
-    bench.engine.schedule.on_earlier = lambda: faults.at("timer")  # of the empty queue, which nobody uses
+    bench.engine.schedule.on_earlier = lambda: faults.at("timer")  # for the empty queue, which nobody uses
     faults.arm(1)
     short_turns(bench)
     assert not offer(bench, "new")
@@ -201,7 +201,7 @@ def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     bench.fill(1, 2, 3)
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
     assert bench.engine.share_of_room("other", Routing.ANYCAST, 1000) == 1000
-    bench.fill(4, 5, 6)  # had its credit before
+    bench.fill(4, 5, 6)  # sent with credit from before
     assert refusals(bench) == []
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 0
     woken: list[int] = []
@@ -215,7 +215,7 @@ def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     assert woken == [1]
 
 
-def test_senders_share_what_is_free() -> None:
+def test_senders_share_the_free_room() -> None:
     bench = bench_with(max_messages=5)
     for _ in range(3):
         bench.engine.attach_producer("q", Routing.ANYCAST)
@@ -223,7 +223,7 @@ def test_senders_share_what_is_free() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1_000, 1_001, 5_000])
-def test_a_sender_that_uses_up_its_share_of_a_queue_with_a_size_limit_fills_it_and_no_less_would(max_bytes: int) -> None:
+def test_a_senders_share_of_a_queue_with_a_size_limit_is_exactly_enough_to_fill_it(max_bytes: int) -> None:
     bench = bench_with(max_bytes=max_bytes)
     bench.fill("x" * 80)
     share = bench.engine.share_of_room("q", Routing.ANYCAST, 1000)
@@ -236,7 +236,7 @@ def test_a_sender_that_uses_up_its_share_of_a_queue_with_a_size_limit_fills_it_a
     assert refusals(bench) == []
 
 
-def test_what_may_not_be_made_by_asking_is_not_there() -> None:
+def test_an_address_without_auto_create_is_not_found() -> None:
     bench = Bench(Policy(AddressPolicy(auto_create=False), rules=(("free.#", {"auto_create": True}),), queues=("q",), topics=("t",)))
     bench.engine.create_configured()
     bench.fill(1)
@@ -250,7 +250,7 @@ def test_what_may_not_be_made_by_asking_is_not_there() -> None:
         bench.engine.attach_producer("t2", Routing.MULTICAST)
 
 
-def test_a_temporary_queue_is_never_made_by_a_message_to_it(bench: Bench) -> None:
+def test_a_message_never_creates_a_temporary_queue(bench: Bench) -> None:
     bench.broker.send("temp.gone", bench.encode(1), bench.sender, 1)
     (error,) = refusals(bench)
     assert error.condition == "amqp:not-found"

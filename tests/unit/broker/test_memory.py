@@ -1,4 +1,4 @@
-"""The account of memory: what is used for what, and who waits when it is short."""
+"""The account of memory: the use of each part, and who waits when memory is short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY = b"x" * 20_000
 
 @pytest.fixture
 def small(policy: Policy) -> Bench:
-    """A broker with little memory, and no spill files."""
+    """Return a broker with little memory and without spill files."""
     forget_peers()
     bench = Bench(policy)
     bench.broker = BrokerInMemory(clock=lambda: bench.now_ms, policy=policy, memory_bytes=LIMIT_BYTES)
@@ -38,7 +38,7 @@ def small(policy: Policy) -> Bench:
 
 @pytest.fixture(autouse=True)
 def _no_peers() -> None:
-    """Caches of other tests' peers count, too."""
+    """Empty the caches, since caches of other tests' peers count, too."""
     forget_peers()
 
 
@@ -51,17 +51,20 @@ def fill_up(bench: Bench, to: str = "q") -> None:
 
 def parts(bench: Bench) -> dict[MemoryPart, int]:
     account = bench.engine.memory
-    account.measured(memory.measure(bench.engine))
+    found: dict[MemoryPart, int] = {}
+    for _ in memory.measuring(bench.engine, found):
+        pass
+    account.measured(found)
     return account.parts()
 
 
 def counted(bench: Bench) -> int:
-    """What the account says of waiting messages."""
+    """Return the account's bytes of waiting messages."""
     return sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
 
 
 def filled(bench: Bench, count: int, **options: Any) -> tuple[int, int]:
-    """Messages come that wait: the bytes that they take, and those that they are counted as."""
+    """Send waiting messages. Return the bytes that they take, and the bytes that they are counted as."""
     before_bytes = counted(bench)
     bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
     gc.collect()
@@ -79,13 +82,13 @@ def filled(bench: Bench, count: int, **options: Any) -> tuple[int, int]:
 
 
 def empty(bench: Bench) -> dict[MemoryPart, int]:
-    """The parts of a broker with its queue."""
+    """Return the parts of a broker with its queue."""
     bench.queue()
     bench.broker.settle()
     return parts(bench)
 
 
-def test_each_part_is_what_it_was_when_all_has_gone(small: Bench) -> None:
+def test_each_part_returns_to_its_initial_value_when_all_messages_are_gone(small: Bench) -> None:
     before = empty(small)
     small.fill("a", "b", "c", durable=False)
     consumer = small.consumer(credit=2)
@@ -120,7 +123,7 @@ def test_the_account_counts_duplicate_windows_branches_selector_views_and_queues
         assert during[part] > before[part], part
 
 
-def test_a_message_of_several_subscriptions_is_counted_until_the_last_one_is_done_with_it(small: Bench) -> None:
+def test_a_message_of_several_subscriptions_is_counted_until_the_last_one_releases_it(small: Bench) -> None:
     queues = [small.subscription(name) for name in ("s1", "s2")]
     before = parts(small)
     small.fill("x", to="t")
@@ -134,7 +137,7 @@ def test_a_message_of_several_subscriptions_is_counted_until_the_last_one_is_don
     assert (after[MemoryPart.BODIES], after[MemoryPart.MESSAGES]) == (before[MemoryPart.BODIES], before[MemoryPart.MESSAGES]) == (0, 0)
 
 
-def test_what_a_deleted_queue_held_and_its_consumers_had_is_not_counted_any_more(small: Bench) -> None:
+def test_messages_of_a_deleted_queue_and_its_consumers_are_no_longer_counted(small: Bench) -> None:
     before = empty(small)
     queue = small.queue("deleted")
     small.fill("a", "b", to="deleted")
@@ -165,7 +168,7 @@ def test_consumers_are_served_while_producers_are_blocked(small: Bench) -> None:
     assert len(consumer.messages) == held
 
 
-def test_what_was_under_way_is_taken_until_memory_is_used_up_and_then_refused_with_a_clear_condition(small: Bench) -> None:
+def test_sends_with_credit_are_accepted_until_memory_is_exhausted_and_then_refused(small: Bench) -> None:
     fill_up(small)
     small.sender.answers.clear()
     while not small.sender.answers or small.sender.answers[-1][1] is None:
@@ -180,7 +183,7 @@ def test_what_was_under_way_is_taken_until_memory_is_used_up_and_then_refused_wi
     assert "broker.memory_bytes" in str(error)
 
 
-def test_a_repeat_of_a_stored_message_is_answered_though_memory_is_used_up(small: Bench) -> None:
+def test_a_duplicate_of_a_stored_message_is_accepted_although_memory_is_exhausted(small: Bench) -> None:
     small.fill(1, message_id="ID:1")
     fill_up(small)
     small.engine.memory.measured({MemoryPart.BUFFERS: LIMIT_BYTES})
@@ -210,7 +213,7 @@ def test_a_send_of_a_transaction_is_refused_while_producers_are_blocked_and_the_
     assert small.queue().held_messages == held
 
 
-def test_an_error_that_refuses_message_after_message_keeps_none_of_them(small: Bench) -> None:
+def test_an_error_that_refuses_many_messages_keeps_none_of_them_in_memory(small: Bench) -> None:
     small.queue()
     transaction = small.engine.begin(b"1")
     small.engine.memory.shortage = "the disk is full"
@@ -237,7 +240,7 @@ def test_a_transaction_without_sends_is_committed_while_producers_are_blocked(sm
     assert outcome == [None]
 
 
-def test_open_transactions_together_hold_a_part_of_memory_and_no_more(small: Bench) -> None:
+def test_open_transactions_together_are_limited_to_their_share_of_memory(small: Bench) -> None:
     account = small.engine.memory
     transactions = [small.engine.begin(b"%d" % number) for number in range(10)]
     for _ in range(20):
@@ -255,7 +258,7 @@ def test_open_transactions_together_hold_a_part_of_memory_and_no_more(small: Ben
     assert account.transactions_bytes == 0
 
 
-def test_prepared_branches_hold_a_part_of_memory_and_no_more(small: Bench) -> None:
+def test_prepared_branches_are_limited_to_their_share_of_memory(small: Bench) -> None:
     refused = 0
     for number in range(30):
         transaction = small.engine.begin(b"%d" % number)
@@ -269,7 +272,7 @@ def test_prepared_branches_hold_a_part_of_memory_and_no_more(small: Bench) -> No
     assert small.engine.branches.prepared_bytes <= small.engine.memory.branches_max_bytes
 
 
-def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small: Bench) -> None:
+def test_selectors_are_limited_to_their_share_of_memory_and_release_it(small: Bench) -> None:
     small.queue()
     selector = compile_selector(" OR ".join(f"name = '{number}'" for number in range(15)))
     consumers = [small.broker.attach(small.queue(), selector=selector)]
@@ -287,7 +290,7 @@ def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small
 
 
 @pytest.mark.parametrize("selector", [None, "JMSPriority = 4"])
-def test_what_a_waiting_message_is_counted_as_is_what_it_takes(bench: Bench, selector: str | None) -> None:
+def test_the_counted_size_of_a_waiting_message_matches_its_memory(bench: Bench, selector: str | None) -> None:
     bench.consumer(credit=0, selector=selector)
     bench.fill("warm")
     taken_bytes, counted_bytes = filled(bench, 3_000)
@@ -318,7 +321,7 @@ def test_each_duplicate_window_is_counted_also_where_it_has_few_ids(small: Bench
     assert parts(small)[MemoryPart.DUPLICATES] == before + memory.DUPLICATE_BYTES + memory.WINDOW_BYTES
 
 
-def test_messages_that_failed_and_those_put_aside_for_a_group_are_counted_in_their_indexes(small: Bench) -> None:
+def test_failed_messages_and_messages_set_aside_for_a_group_are_counted_in_their_indexes(small: Bench) -> None:
     small.queue()
     before = parts(small)[MemoryPart.QUEUES]
     consumers = [small.consumer(credit=1), small.consumer(credit=1)]
@@ -331,13 +334,13 @@ def test_messages_that_failed_and_those_put_aside_for_a_group_are_counted_in_the
 
 
 def messages_alive() -> int:
-    """Count all messages in memory, those of earlier tests included: pytest keeps the frames of a test that failed."""
+    """Count all messages in memory, including those of earlier tests: pytest keeps the frames of a failed test."""
     gc.collect()
     return sum(isinstance(each, BrokerMessage) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("options", [{}, {"durable": False}])
-def test_delayed_message_that_is_gone_leaves_nothing_on_the_schedule(small: Bench, options: dict[str, Any]) -> None:
+def test_removed_delayed_message_leaves_no_scheduled_action(small: Bench, options: dict[str, Any]) -> None:
     before, alive = empty(small), messages_alive()
     waiting = len(small.engine.schedule)
     for number in range(5_000):
@@ -351,7 +354,7 @@ def test_delayed_message_that_is_gone_leaves_nothing_on_the_schedule(small: Benc
     assert messages_alive() <= alive
 
 
-def test_delayed_message_of_two_subscriptions_arrives_in_the_one_that_is_left(small: Bench) -> None:
+def test_delayed_message_of_two_subscriptions_arrives_in_the_remaining_one(small: Bench) -> None:
     gone, left = small.subscription("gone"), small.subscription("left")
     small.fill("later", to="t", delivery_delay_ms=1_000)
     small.engine.delete_queue(gone)
@@ -363,7 +366,7 @@ def test_delayed_message_of_two_subscriptions_arrives_in_the_one_that_is_left(sm
 
 
 @pytest.mark.parametrize("options", [{"delivery_delay_ms": 10**9}, {"group": "g"}])
-def test_what_a_delayed_or_grouped_message_is_counted_as_is_at_least_what_it_takes(bench: Bench, options: dict[str, Any]) -> None:
+def test_the_counted_size_of_a_delayed_or_grouped_message_covers_its_memory(bench: Bench, options: dict[str, Any]) -> None:
     first, second = bench.consumer(credit=1), bench.consumer(credit=1)
     bench.fill("warm", "warm", **options)
     taken_bytes, counted_bytes = filled(bench, 2_000, **options)
@@ -399,7 +402,7 @@ def test_caches_that_take_more_than_their_share_are_emptied(small: Bench) -> Non
     assert parts(small)[MemoryPart.CACHES] <= memory.CACHES_SHARE * LIMIT_BYTES
 
 
-def test_those_that_wait_go_on_some_at_a_time_and_the_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_producers_are_resumed_some_at_a_time_and_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FREED_AT_ONCE", 2)
     account, went_on = MemoryAccount(1000), []
     account.bodies_bytes = 800
@@ -429,7 +432,7 @@ def test_a_shortage_of_disk_blocks_producers_until_it_is_over() -> None:
     assert changes == ["the disk is full", ""]
 
 
-def test_all_producers_share_the_credit_for_which_memory_has_room() -> None:
+def test_all_producers_share_the_credit_that_fits_into_memory() -> None:
     account = MemoryAccount(1 << 20)
     account.producers = 1
     assert 100 < account.credit(1000) < 1000

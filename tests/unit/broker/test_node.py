@@ -1,4 +1,4 @@
-"""The life of a broker process, and to what each error leads."""
+"""The life of a broker process, and the consequence of each error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CLOSED = ["close epoch", "stop listening"]
 
 
 class Surroundings:
-    """See bascule.broker.node.NodeEffects. ``happenings`` are what waits give, one after another; then the process is told to stop."""
+    """The effects of bascule.broker.node.NodeEffects.
+
+    ``happenings`` are the results of waits, in order; then the process is told to stop.
+    """
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -150,7 +153,7 @@ def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundi
     assert any("Kafka has not stored the snapshot in time" in note for note in around.notes)
 
 
-def test_epoch_that_ends_sends_its_clients_away_and_the_next_one_begins(around: Surroundings) -> None:
+def test_end_of_an_epoch_disconnects_clients_and_the_next_epoch_begins(around: Surroundings) -> None:
     around.elections = [ElectionOutcome.ELECTED, ElectionOutcome.ELECTED]
     around.ends = [JournalUnavailable("append failed")]
     around.live()
@@ -169,7 +172,7 @@ def test_records_too_large_for_the_journal_end_the_process(around: Surroundings)
     assert around.done[-2:] == CLOSED
 
 
-def test_broker_that_is_not_elected_says_that_it_stands_by(around: Surroundings) -> None:
+def test_broker_that_is_not_elected_reports_that_it_stands_by(around: Surroundings) -> None:
     around.elections = [ElectionOutcome.TIMEOUT]
     node = around.live()
     assert around.done == ["listen", "begin", "standing by", *CLOSED]
@@ -194,7 +197,7 @@ def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Su
 
 
 @pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected"), BrokerFault("half-way")])
-def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surroundings, error: BasculeError) -> None:
+def test_start_that_fails_with_an_epoch_error_is_retried(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.starts = [ElectionOutcome.ELECTED] * 2, [error]
     around.live()
     assert around.done.count("start") == 2
@@ -203,7 +206,7 @@ def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surr
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
-def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundings, error: BasculeError) -> None:
+def test_broker_that_has_served_retries_to_start_an_epoch(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.ends, around.starts = [ElectionOutcome.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
     around.live()
     assert around.done.count("start") == 3
@@ -211,7 +214,7 @@ def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundin
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
-def test_broker_that_stands_by_tries_again_when_it_is_elected_and_kafka_does_not_answer(around: Surroundings, error: BasculeError) -> None:
+def test_elected_standby_retries_if_kafka_does_not_answer(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.starts = [ElectionOutcome.TIMEOUT, *[ElectionOutcome.ELECTED] * 2], [error]
     around.live()
     assert around.done.count("standing by") == 1
@@ -220,14 +223,14 @@ def test_broker_that_stands_by_tries_again_when_it_is_elected_and_kafka_does_not
 
 
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
-def test_broker_that_stands_by_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
+def test_standby_ends_with_a_permanent_error(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.starts = [ElectionOutcome.TIMEOUT, ElectionOutcome.ELECTED], [error]
     with pytest.raises(type(error)):
         around.live()
 
 
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
-def test_broker_that_has_served_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
+def test_broker_that_has_served_ends_with_a_permanent_error(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.ends = [ElectionOutcome.ELECTED] * 2, [SteppedDown("replaced")]
     around.starts = [None, error]
     with pytest.raises(type(error)):
@@ -240,33 +243,33 @@ def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_announce
         around.live()
 
 
-def test_broker_that_has_served_tries_again_to_follow(around: Surroundings) -> None:
+def test_broker_that_has_served_retries_to_follow_the_journal(around: Surroundings) -> None:
     around.elections, around.ends = [ElectionOutcome.ELECTED, ElectionOutcome.LOAD_ENDED], [SteppedDown("replaced")]
     around.following = Unavailable("no Kafka")
     assert around.live().state is NodeState.STOPPED
     assert around.pauses == 1
 
 
-def test_broker_that_stands_by_tries_again_to_follow(around: Surroundings) -> None:
+def test_standby_retries_to_follow_the_journal(around: Surroundings) -> None:
     around.elections, around.following = [ElectionOutcome.TIMEOUT, ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     assert around.live().state is NodeState.STOPPED
     assert around.pauses == 1
 
 
-def test_election_lost_while_loading_is_told_before_clients_are_served_for_long(around: Surroundings) -> None:
+def test_election_lost_while_loading_ends_the_epoch_at_once(around: Surroundings) -> None:
     around.elections, around.elected = [ElectionOutcome.ELECTED], False
     around.live()
     assert around.done.index("lose election") < around.done.index("ready")
 
 
-def test_error_for_which_the_process_must_end_is_raised_after_an_orderly_end(around: Surroundings) -> None:
+def test_error_that_ends_the_process_is_raised_after_an_orderly_end(around: Surroundings) -> None:
     around.elections, around.stop_error = [ElectionOutcome.ELECTED], BasculeError("another broker has this name")
     with pytest.raises(BasculeError, match="another broker has this name"):
         around.live()
     assert "hand over" in around.done
 
 
-def test_lost_election_ends_the_epoch_that_serves_and_no_other(around: Surroundings) -> None:
+def test_lost_election_ends_only_a_serving_epoch(around: Surroundings) -> None:
     around.protocol.election_lost()
     assert around.done == []
     around.elections = [ElectionOutcome.ELECTED]
@@ -282,7 +285,7 @@ def test_election_lost_during_the_hand_over_ends_the_epoch(around: Surroundings)
     assert around.done[around.done.index("hand over") + 1] == "lose election"
 
 
-def test_doubt_about_the_election_drops_clients_until_it_is_over(around: Surroundings) -> None:
+def test_doubt_about_the_election_disconnects_clients_until_it_ends(around: Surroundings) -> None:
     seen: list[str] = []
 
     def doubt() -> None:
@@ -321,6 +324,6 @@ def test_every_state_but_the_last_one_is_left() -> None:
     assert set(NODE_TRANSITIONS.values()) == set(NodeState)
 
 
-def test_event_that_a_state_does_not_have_is_a_fault(around: Surroundings) -> None:
+def test_event_without_transition_is_a_fault(around: Surroundings) -> None:
     with pytest.raises(BrokerFault, match="'loaded' in state 'standing by'"):
         around.protocol._move(NodeEvent.LOADED)

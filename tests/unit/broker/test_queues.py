@@ -10,18 +10,18 @@ from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
 
-#: Annotations of a dead letter: from where, why and after how many deliveries.
+#: Annotations of a dead letter: its origin, the reason, and the number of deliveries.
 WHY_DEAD = (
     "x-opt-ORIG-ADDRESS", "x-opt-ORIG-QUEUE", "x-opt-ORIG-ROUTING-TYPE", "x-opt-bascule-reason", "x-opt-bascule-deliveries",
 )  # fmt: skip
 
 
-def test_messages_come_in_the_order_they_were_sent(bench: Bench) -> None:
+def test_messages_are_delivered_in_the_order_of_their_sends(bench: Bench) -> None:
     bench.fill(1, 2, 3)
     assert bench.got(bench.consumer()) == [1, 2, 3]
 
 
-def test_higher_priorities_come_first_and_each_in_order(bench: Bench) -> None:
+def test_higher_priorities_are_delivered_first_and_each_priority_in_order(bench: Bench) -> None:
     for content, priority in ((1, 4), (2, 9), (3, 4), (4, 9), (5, 0)):
         bench.put(content, priority=priority)
     bench.broker.settle()
@@ -40,7 +40,7 @@ def test_competing_consumers_take_turns(bench: Bench) -> None:
     assert sorted(map(bench.got, (first, second, third))) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_a_consumer_without_credit_is_passed_over(bench: Bench) -> None:
+def test_a_consumer_without_credit_is_skipped(bench: Bench) -> None:
     idle, busy = bench.consumer(credit=0), bench.consumer(credit=2)
     bench.fill(1, 2, 3)
     assert bench.got(idle) == []
@@ -58,7 +58,7 @@ def test_expired_messages_do_not_end_the_turn_of_those_behind_them(bench: Bench)
     assert bench.got(bench.consumer()) == ["fresh"]
 
 
-def test_an_expired_message_is_never_delivered_and_is_gone_from_the_journal(bench: Bench) -> None:
+def test_an_expired_message_is_never_delivered_and_its_removal_is_journaled(bench: Bench) -> None:
     bench.fill("old", ttl_ms=10)
     bench.now_ms += 11
     bench.consumer()
@@ -72,7 +72,7 @@ def test_a_message_is_delivered_until_its_time_to_live_ends(bench: Bench) -> Non
     assert bench.got(bench.consumer()) == ["young"]
 
 
-def test_an_acknowledged_message_is_gone_for_good(bench: Bench) -> None:
+def test_an_acknowledged_message_stays_removed_after_a_crash(bench: Bench) -> None:
     bench.fill(1, 2)
     bench.acknowledge(bench.consumer(), 0)
     bench.broker.settle()
@@ -88,7 +88,7 @@ def test_acknowledging_twice_changes_nothing(bench: Bench) -> None:
     assert bench.engine.bodies.memory_bytes == 0
 
 
-def test_released_messages_come_again_in_their_place_and_unmarked(bench: Bench) -> None:
+def test_released_messages_are_redelivered_in_their_place_and_unmarked(bench: Bench) -> None:
     bench.fill(1, 2, 3)
     first = bench.consumer(credit=2)
     for message in reversed(first.messages):
@@ -141,7 +141,7 @@ def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench
     assert list(said.values()) == ["q", "q", UByte(0), "delivery-attempts", UInt(policy.defaults.deliveries_max)]
 
 
-def test_without_a_dead_letter_address_what_fails_too_often_is_gone() -> None:
+def test_without_a_dead_letter_address_a_message_that_fails_too_often_is_removed() -> None:
     bench = Bench(Policy(AddressPolicy(dead_letter_address="", deliveries_max=1)))
     bench.fill("poison", "good")
     consumer = bench.consumer(credit=1)
@@ -189,7 +189,7 @@ def test_a_dead_letter_does_not_expire(bench: Bench) -> None:
     assert bench.got(bench.consumer(bench.queue("DLQ"))) == ["bad"]
 
 
-def test_a_lost_consumers_messages_go_to_another_in_order_and_marked(bench: Bench) -> None:
+def test_messages_of_a_lost_consumer_are_redelivered_in_order_and_marked(bench: Bench) -> None:
     bench.fill(1, 2, 3)
     first = bench.consumer(credit=2)
     bench.engine.detach(first.consumer)
@@ -198,7 +198,7 @@ def test_a_lost_consumers_messages_go_to_another_in_order_and_marked(bench: Benc
     assert bench.counts(second) == [1, 1, 0]
 
 
-def test_a_consumer_that_closes_in_order_brings_what_it_prefetched_no_nearer_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+def test_an_orderly_close_does_not_count_as_a_failed_delivery_of_prefetched_messages(bench: Bench, policy: Policy) -> None:
     bench.fill(1)
     for _ in range(policy.defaults.deliveries_max + 2):
         consumer = bench.consumer()
@@ -207,7 +207,7 @@ def test_a_consumer_that_closes_in_order_brings_what_it_prefetched_no_nearer_to_
     assert bench.counts(bench.consumer()) == [1]
 
 
-def test_many_returned_messages_find_their_places_between_those_of_other_consumers(bench: Bench) -> None:
+def test_many_returned_messages_keep_their_places_among_those_of_other_consumers(bench: Bench) -> None:
     bench.fill(*range(3000))
     first, second = bench.consumer(credit=0), bench.consumer(credit=0)
     for consumer in (first, second):
@@ -228,7 +228,7 @@ def test_a_drain_is_answered_only_when_nothing_more_can_be_delivered(bench: Benc
     assert consumer.drains_answered == 1
 
 
-def test_a_deleted_queue_lets_go_of_everything(bench: Bench) -> None:
+def test_a_deleted_queue_releases_all_messages_and_consumers(bench: Bench) -> None:
     bench.fill(1, 2, 3)
     consumer = bench.consumer(credit=2)
     transaction = bench.engine.begin(b"1")
@@ -243,7 +243,7 @@ def test_a_deleted_queue_lets_go_of_everything(bench: Bench) -> None:
     assert "q" not in bench.engine.addresses
 
 
-def test_a_queue_made_again_under_the_same_name_is_empty(bench: Bench) -> None:
+def test_a_recreated_queue_is_empty(bench: Bench) -> None:
     bench.fill(1)
     bench.engine.delete_queue(bench.queue())
     bench.fill(2)
@@ -283,7 +283,7 @@ def test_a_non_persistent_message_is_delivered_at_once_and_lost_in_a_crash(bench
     assert bench.waiting(bench.queue()) == []
 
 
-def test_a_settled_consumer_needs_no_acknowledgement(bench: Bench) -> None:
+def test_a_consumer_of_settled_messages_needs_no_acknowledgement(bench: Bench) -> None:
     class Settled(Receiver):
         def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
             super().deliver(message, delivery_count)

@@ -15,14 +15,14 @@ from bascule.testing.broker import snapshot_of
 from tests.unit.broker.conftest import Bench
 
 
-def test_messages_come_back_in_order_after_a_crash(bench: Bench) -> None:
+def test_messages_are_redelivered_in_order_after_a_crash(bench: Bench) -> None:
     for content, priority in ((1, 4), (2, 9), (3, 4)):
         bench.fill(content, priority=priority)
     bench.crash()
     assert bench.got(bench.consumer()) == [2, 1, 3]
 
 
-def test_a_message_that_would_not_be_taken_today_comes_back_all_the_same(bench: Bench) -> None:
+def test_a_stored_message_that_would_now_be_refused_is_loaded(bench: Bench) -> None:
     plain = bench.encode("taken", group="g")
     mixed = plain + section_bytes(VALUE, "one body too many")
     bench.engine.send(bench.queue().name, Routing.ANYCAST, mixed, scan(plain), "client", bench.sender, 1, None)
@@ -33,7 +33,7 @@ def test_a_message_that_would_not_be_taken_today_comes_back_all_the_same(bench: 
     assert [message.group for message in consumer.messages] == ["g"]
 
 
-def test_what_may_have_been_delivered_comes_back_redelivered_and_the_rest_does_not(bench: Bench) -> None:
+def test_after_a_crash_only_messages_that_may_have_been_delivered_are_marked_redelivered(bench: Bench) -> None:
     bench.fill("delivered")
     bench.engine.detach(bench.consumer().consumer, failed=False)
     bench.fill("never reserved")
@@ -52,7 +52,7 @@ def test_nothing_is_delivered_before_its_reservation_is_stored(bench: Bench) -> 
     assert bench.counts(bench.consumer()) == [0]
 
 
-def test_a_stored_but_unanswered_reservation_marks_what_it_covers(bench: Bench) -> None:
+def test_a_stored_but_unanswered_reservation_marks_its_messages(bench: Bench) -> None:
     bench.fill(1)
     bench.broker.attach(bench.queue(), 1)
     bench.broker.flush()
@@ -60,14 +60,14 @@ def test_a_stored_but_unanswered_reservation_marks_what_it_covers(bench: Bench) 
     assert bench.counts(bench.consumer()) == [1]
 
 
-def test_a_queue_nobody_consumes_is_never_marked(bench: Bench) -> None:
+def test_messages_of_a_queue_without_consumers_are_never_marked(bench: Bench) -> None:
     bench.fill(*range(10))
     bench.crash()
     bench.crash()
     assert bench.counts(bench.consumer()) == [0] * 10
 
 
-def test_what_arrives_after_a_crash_is_not_marked_by_a_reservation_from_before_it(bench: Bench) -> None:
+def test_messages_sent_after_a_crash_are_not_marked_by_an_earlier_reservation(bench: Bench) -> None:
     bench.consumer()
     bench.fill("before")
     bench.crash()
@@ -76,7 +76,7 @@ def test_what_arrives_after_a_crash_is_not_marked_by_a_reservation_from_before_i
     assert bench.counts(bench.consumer()) == [1, 0]
 
 
-def test_a_mark_stays_over_many_crashes(bench: Bench) -> None:
+def test_a_redelivered_mark_survives_many_crashes(bench: Bench) -> None:
     bench.fill(1)
     bench.consumer()
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_one_reservation_serves_many_deliveries(bench: Bench) -> None:
     assert len(bench.broker.log.records) - records <= RESERVE_SEQUENCES + 6
 
 
-def test_reservations_of_idle_queues_do_not_call_for_one_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservations_of_idle_queues_do_not_cause_further_reservations(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
     for number in range(4):
@@ -109,7 +109,7 @@ def test_reservations_of_idle_queues_do_not_call_for_one_another(bench: Bench, m
     assert [bench.got(receiver) for receiver in receivers] == [[number] for number in range(4)]
 
 
-def test_of_a_deep_queue_at_most_so_many_are_marked(bench: Bench) -> None:
+def test_the_number_of_marked_messages_of_a_deep_queue_is_limited(bench: Bench) -> None:
     bench.fill(*range(3 * RESERVE_AHEAD))
     bench.consumer(credit=1)
     bench.crash()
@@ -118,7 +118,7 @@ def test_of_a_deep_queue_at_most_so_many_are_marked(bench: Bench) -> None:
     assert bench.counts(consumer)[0] == 1
 
 
-def test_a_load_from_a_snapshot_is_a_load_of_the_whole_journal(bench: Bench) -> None:
+def test_a_load_from_a_snapshot_equals_a_load_of_the_whole_journal(bench: Bench) -> None:
     bench.fill(1, 2, 3, message_id="a")
     bench.subscription("s")
     bench.fill(4, 5, to="t")
@@ -137,7 +137,7 @@ def test_a_load_from_a_snapshot_is_a_load_of_the_whole_journal(bench: Bench) -> 
     assert len(whole["s"]) == 1
 
 
-def test_a_standby_keeps_nothing_of_failed_deliveries_and_delays_that_are_over(bench: Bench) -> None:
+def test_a_standby_forgets_failed_deliveries_and_delays_of_removed_messages(bench: Bench) -> None:
     standby = bench.broker.replay(None)
     read = len(bench.broker.log.records)
     for name in ("acknowledged", "dead", "deleted"):
@@ -161,7 +161,7 @@ def test_a_standby_keeps_nothing_of_failed_deliveries_and_delays_that_are_over(b
     assert not standby._delayed
 
 
-def test_load_from_a_snapshot_counts_the_messages_of_a_record_that_are_gone(bench: Bench) -> None:
+def test_load_from_a_snapshot_counts_the_removed_messages_of_a_record(bench: Bench) -> None:
     """A message is found by its number among all messages of its record."""
     for content in ("gone", "waits", "gone, too", "waits, too"):
         bench.put(content)
@@ -205,7 +205,7 @@ def test_an_open_transaction_holds_its_messages_in_the_snapshot_with_their_count
     assert bench.counts(bench.consumer()) == [2]
 
 
-def test_a_count_that_is_not_stored_goes_with_the_broker_and_the_mark_stays(bench: Bench) -> None:
+def test_an_unstored_delivery_count_is_lost_in_a_crash_and_the_mark_stays(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.consumer(credit=3)
     bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
@@ -256,7 +256,7 @@ def test_a_damaged_snapshot_is_refused(bench: Bench, damage: Callable[[bytes], b
         snapshots.decode(damage(data))
 
 
-def test_the_records_of_a_zombie_do_not_count(bench: Bench) -> None:
+def test_records_of_a_fenced_broker_are_ignored(bench: Bench) -> None:
     bench.fill(1)
     old_key, old_value = bench.broker.log.records[-1]
     zombie = bench.broker.engine
@@ -271,7 +271,7 @@ def test_the_records_of_a_zombie_do_not_count(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_two_starts_in_a_row_leave_one_epoch_in_charge(bench: Bench) -> None:
+def test_after_two_starts_only_the_last_epoch_counts(bench: Bench) -> None:
     bench.fill(1)
     first = bench.broker.engine
     bench.crash()
@@ -282,7 +282,7 @@ def test_two_starts_in_a_row_leave_one_epoch_in_charge(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_a_hole_stops_the_load(bench: Bench) -> None:
+def test_a_gap_in_the_sequences_stops_the_load(bench: Bench) -> None:
     for number in range(3):
         bench.fill(number)
     del bench.broker.log.records[2]
@@ -290,7 +290,7 @@ def test_a_hole_stops_the_load(bench: Bench) -> None:
         bench.crash()
 
 
-def test_a_foreign_record_is_passed_over(bench: Bench) -> None:
+def test_a_foreign_record_is_skipped(bench: Bench) -> None:
     bench.fill(1)
     bench.broker.log.append(b"", b"hello")
     bench.crash()
@@ -311,17 +311,17 @@ def test_a_record_of_a_newer_version_stops_the_load(bench: Bench) -> None:
     bench.fill(1)
     key, value = bench.broker.log.records[-1]
     bench.broker.log.records[-1] = (key, value[:2] + b"\x02" + value[3:])
-    with pytest.raises(NewerRecord, match="journal format 2; this Bascule reads up to 1"):
+    with pytest.raises(NewerRecord, match="journal format 2; this version of Bascule reads up to 1"):
         bench.crash()
 
 
-def test_an_operation_that_nobody_knows_stops_the_load(bench: Bench) -> None:
+def test_an_unknown_operation_stops_the_load(bench: Bench) -> None:
     bench.broker.log.append(b"S", encode_record(Kind.STATE, 0, 1, b"\xfe\0\0\0\0"))
     with pytest.raises(DamagedRecord, match="unknown operation 254"):
         bench.crash()
 
 
-def test_queues_made_after_a_crash_get_names_and_ids_of_their_own(bench: Bench) -> None:
+def test_queues_created_after_a_crash_get_new_names_and_ids(bench: Bench) -> None:
     one = bench.queue("one")
     bench.broker.settle()
     bench.crash()
@@ -332,7 +332,7 @@ def test_queues_made_after_a_crash_get_names_and_ids_of_their_own(bench: Bench) 
     assert sorted(queue.name for queue in bench.engine.addresses.queues.values()) == ["one", "two"]
 
 
-def test_a_snapshot_knows_the_offsets_of_its_moment_whenever_it_is_written(bench: Bench) -> None:
+def test_a_snapshot_written_late_has_the_offsets_of_its_sequence(bench: Bench) -> None:
     bench.fill(1)
     taken = snapshot_of(bench.engine, bench.broker.offsets)
     bench.fill(2)

@@ -1,4 +1,4 @@
-"""Up to where the journal may be deleted."""
+"""The offset up to which the journal may be deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.testing.broker import BrokerInMemory, Sender, message_bytes, snapsh
 
 @pytest.fixture
 def taken() -> Snapshot:
-    """Of two queues; the older message is in ``first``."""
+    """Return a snapshot of two queues; the older message is in ``first``."""
     broker, sender = BrokerInMemory(), Sender()
     for queue in ("first", "second"):
         broker.send(queue, message_bytes("x"), sender, queue)
@@ -39,12 +39,12 @@ def test_branch_that_has_received_the_oldest_message_keeps_the_journal(taken: Sn
     assert said(taken, taken.next_offset, {mid: "7:a:b"}) == [("branch", "7:a:b", taken.first_offset(), False)]
 
 
-def test_retention_of_the_owner_keeps_the_journal(taken: Snapshot) -> None:
+def test_configured_retention_keeps_the_journal(taken: Snapshot) -> None:
     taken.stored = sorted(taken.mids[0] + taken.mids[1])
     assert said(taken, 1, {}) == [("retention", "", 1, False)]
 
 
-def test_retention_of_the_owner_keeps_no_more_than_its_bytes(taken: Snapshot) -> None:
+def test_configured_retention_is_limited_in_bytes(taken: Snapshot) -> None:
     taken.stored = sorted(taken.mids[0] + taken.mids[1])
     last = taken.next_offset - 1
     size_bytes = taken.offsets.sizes.between(last, taken.next_offset)
@@ -54,7 +54,7 @@ def test_retention_of_the_owner_keeps_no_more_than_its_bytes(taken: Snapshot) ->
     assert said(taken, 1, {}, 1) == []
 
 
-def test_farthest_pin_that_is_not_released_decides(taken: Snapshot) -> None:
+def test_the_lowest_pin_that_is_not_released_decides(taken: Snapshot) -> None:
     end, sizes = taken.next_offset, taken.offsets.sizes
 
     def pipeline(offset: int, quota_bytes: int = 0) -> RetentionHold:

@@ -1,4 +1,4 @@
-"""Routes: which queues, diverts and settings an address concerns, whatever the number of patterns."""
+"""Routes: the queues, diverts and settings of an address, whatever the number of patterns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.costs import calls_of
 
 
 def book_of(count: int) -> AddressBook:
-    """An address book with so many patterns of each kind, and some that match ``news.uk.7``."""
+    """Return an address book with ``count`` patterns of each kind, and some that match ``news.uk.7``."""
     rules = (("news.#", {"max_messages": 1}), *((f"*.{number}.#", {"max_messages": 9}) for number in range(count)))
     policy = Policy(rules=(*rules, ("news.*.7", {"max_bytes": 5}), ("news.uk.7", {"expiry_ms": 3})))
     patterns = tuple(f"#.x.{number}.*" for number in range(count))
@@ -23,7 +23,7 @@ def book_of(count: int) -> AddressBook:
     return book
 
 
-def test_route_has_all_that_matches_in_the_order_in_which_it_came() -> None:
+def test_route_has_all_matching_queues_in_the_order_of_their_creation() -> None:
     book = book_of(10)
     route = book.route("news.uk.7", Routing.MULTICAST)
     assert [queue.address for queue in route.queues] == ["news.#", "#.uk.*", "news.uk.7"]
@@ -56,6 +56,6 @@ def test_temporary_topic_is_matched_by_no_pattern() -> None:
 def test_route_costs_the_same_among_few_and_among_thousands_of_patterns() -> None:
     few, many = book_of(30), book_of(5_000)
     for book in (few, many):
-        book.policy.of("first")  # the rules are put in order once
+        book.policy.of("first")  # sorts the rules once
     costs = [calls_of(lambda book=book: book.route("news.uk.7", Routing.MULTICAST)) for book in (few, many)]  # type: ignore[misc]
     assert costs[1] <= costs[0] + 30

@@ -18,19 +18,19 @@ def fill_with_colours(bench: Bench, *contents: int) -> None:
     bench.broker.settle()
 
 
-def test_a_consumer_gets_only_what_its_selector_wants(bench: Bench) -> None:
+def test_a_consumer_gets_only_messages_that_its_selector_matches(bench: Bench) -> None:
     fill_with_colours(bench, 1, 2, 3, 4)
     assert bench.got(bench.consumer(selector="colour = 'red'")) == [1, 3]
     assert bench.waiting(bench.queue()) == [2, 4]
 
 
-def test_what_a_selector_took_does_not_come_to_others(bench: Bench) -> None:
+def test_a_message_taken_by_a_selector_is_delivered_to_nobody_else(bench: Bench) -> None:
     fill_with_colours(bench, 1, 2, 3, 4)
     bench.consumer(selector="colour = 'red'")
     assert bench.got(bench.consumer()) == [2, 4]
 
 
-def test_what_others_took_does_not_come_to_a_selector(bench: Bench) -> None:
+def test_a_message_taken_by_another_consumer_is_not_delivered_to_a_selector(bench: Bench) -> None:
     picky = bench.consumer(credit=0, selector="colour = 'red'")
     fill_with_colours(bench, 1, 2, 3, 4)
     bench.consumer(credit=2)
@@ -40,7 +40,7 @@ def test_what_others_took_does_not_come_to_a_selector(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("address", "other"), [("t", "u"), ("t.*", "t.a")])
-def test_selectors_of_all_subscriptions_of_an_address_take_so_many_steps_and_no_more(bench: Bench, address: str, other: str) -> None:
+def test_selectors_of_all_subscriptions_of_an_address_have_a_limit_of_steps(bench: Bench, address: str, other: str) -> None:
     slow = " OR ".join(f"p{number} = 1" for number in range(2_500))
     steps = compile_selector(slow).steps + 1
     subscriptions = [bench.subscription(f"s{number}", address, selector=slow) for number in range(SELECTOR_STEPS_MAX // steps)]
@@ -71,14 +71,14 @@ def test_a_selector_finds_its_message_behind_a_deep_queue_without_looking_again(
     assert len(looked_at) == 2001
 
 
-def test_a_message_given_back_by_a_selectors_consumer_is_anybodys(bench: Bench) -> None:
+def test_a_message_released_by_a_consumer_with_a_selector_may_go_to_any_consumer(bench: Bench) -> None:
     fill_with_colours(bench, 1, 2, 3)
     picky = bench.consumer(selector="colour = 'red'")
     bench.engine.detach(picky.consumer)
     assert bench.got(bench.consumer()) == [1, 2, 3]
 
 
-def test_a_message_given_back_comes_to_a_selector_that_arrived_meanwhile(bench: Bench) -> None:
+def test_a_released_message_may_go_to_a_selector_that_attached_meanwhile(bench: Bench) -> None:
     fill_with_colours(bench, 1, 2, 3)
     plain = bench.consumer()
     picky = bench.consumer(selector="colour = 'red'")
@@ -87,7 +87,7 @@ def test_a_message_given_back_comes_to_a_selector_that_arrived_meanwhile(bench: 
     assert bench.got(picky) == [1, 3]
 
 
-def test_the_last_consumer_of_a_selector_takes_the_view_with_it(bench: Bench) -> None:
+def test_a_view_is_removed_with_the_last_consumer_of_its_selector(bench: Bench) -> None:
     queue = bench.queue()
     first, second = (bench.consumer(selector="colour = 'red'") for _ in range(2))
     bench.engine.detach(first.consumer)
@@ -96,8 +96,8 @@ def test_the_last_consumer_of_a_selector_takes_the_view_with_it(bench: Bench) ->
     assert not queue.ready.views
 
 
-def test_a_view_and_a_queue_let_go_of_what_others_took(bench: Bench) -> None:
-    fill_with_colours(bench, 0)  # waits, before all that the selector takes
+def test_a_view_and_a_queue_forget_messages_that_others_took(bench: Bench) -> None:
+    fill_with_colours(bench, 0)  # waits before all messages that the selector takes
     picky, plain = bench.consumer(credit=0, selector="colour = 'red'"), bench.consumer(credit=0)
     for number in range(1, 2001, 2):
         fill_with_colours(bench, number)
@@ -124,7 +124,7 @@ def test_priorities_hold_within_a_selector(bench: Bench) -> None:
     assert bench.got(bench.consumer(selector="colour = 'red'")) == [3, 1, 5]
 
 
-def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_harms_nobody(bench: Bench) -> None:
+def test_a_message_with_unreadable_properties_matches_no_selector_and_does_no_harm(bench: Bench) -> None:
     good = section_bytes(APPLICATION_PROPERTIES, {"colour": "red"})
     broken = good.replace(b"red", b"\xff\xfe\xfd")
     body = header_bytes(True) + broken + section_bytes(VALUE, "x")
@@ -136,12 +136,12 @@ def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_
     assert bench.got(bench.consumer()) == ["x"]
 
 
-#: Application properties that an earlier version did not look into: a list with an item that is none; a map that is cut off.
+#: Application properties that an earlier version did not examine: a list with an invalid item, and a truncated map.
 UNREADABLE = (bytes.fromhex("005374c10402a1ff41"), bytes.fromhex("005374c103023f3f"))
 
 
 @pytest.mark.parametrize("properties", UNREADABLE)
-def test_what_cannot_be_read_is_wanted_by_no_selector_and_disturbs_no_other_message(bench: Bench, properties: bytes) -> None:
+def test_unreadable_application_properties_match_no_selector_and_affect_no_other_message(bench: Bench, properties: bytes) -> None:
     bad = header_bytes(durable=True, priority=4, ttl_ms=0) + properties + section_bytes(VALUE, "bad")
     facts = scan(header_bytes(durable=True))
     bench.subscription("s", selector="colour = 'red'", subscription="s")

@@ -1,4 +1,4 @@
-"""Old messages that were moved to the store are loaded from there."""
+"""Old messages that were moved to the store are loaded from the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.broker.conftest import Bench
 from tests.unit.broker.store_moves import load, moved, traffic
 
 
-def test_an_old_message_is_loaded_from_the_store_and_the_journal_from_where_it_matters(bench: Bench) -> None:
+def test_an_old_message_is_loaded_from_the_store_and_only_the_needed_part_of_the_journal_is_read(bench: Bench) -> None:
     bench.fill("old", group="g", priority=7)
     bench.fill("older than its time", delivery_delay_ms=1_000)
     traffic(bench, 20)
@@ -37,7 +37,7 @@ def test_a_message_in_several_subscriptions_is_stored_once_and_is_in_each_of_the
 
 
 def failed_once(bench: Bench, subscription: str) -> None:
-    """One subscription's delivery fails, and waits for its next try; the other's message waits for a consumer."""
+    """Let one subscription's delivery fail and wait for its next try; the other's message waits for a consumer."""
     for name in ("one", "two"):
         bench.subscription(name)
     bench.fill("news", to="t")
@@ -49,7 +49,7 @@ def failed_once(bench: Bench, subscription: str) -> None:
 
 
 @pytest.mark.parametrize("failed", ["one", "two"])
-def test_a_message_that_waits_for_its_next_try_is_stored_with_its_count_and_holds_up_no_other_subscription(failed: str) -> None:
+def test_a_message_with_a_redelivery_delay_is_stored_with_its_count_and_delays_no_other_subscription(failed: str) -> None:
     bench = Bench(Policy(AddressPolicy(redelivery_delay_ms=10_000)))
     failed_once(bench, failed)
     traffic(bench, 20)
@@ -61,18 +61,18 @@ def test_a_message_that_waits_for_its_next_try_is_stored_with_its_count_and_hold
         assert [(bench.content(message), queue.delivery_count(message)) for message in queue.ready] == [("news", int(name == failed))]
 
 
-def test_a_message_that_waits_for_its_time_is_stored_with_it_though_it_waited_through_a_crash(bench: Bench) -> None:
+def test_a_delayed_message_is_stored_with_its_delivery_time_even_after_a_crash(bench: Bench) -> None:
     bench.fill("later", delivery_delay_ms=1_000)
     traffic(bench, 20)
     bench.fill("young")
-    bench.consumer()  # a reservation
+    bench.consumer()  # writes a reservation
     bench.crash()
     taken, stored = moved(bench)
     assert stored
     assert [bench.content(message) for message in load(bench, taken, stored).engine.queue("q").delayed] == ["later"]
 
 
-def test_a_stored_message_that_is_missing_stops_the_load_by_name(bench: Bench) -> None:
+def test_a_missing_stored_message_stops_the_load_and_is_named(bench: Bench) -> None:
     bench.fill("old")
     traffic(bench, 20)
     taken, stored = moved(bench)

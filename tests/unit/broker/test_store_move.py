@@ -1,4 +1,4 @@
-"""Which old messages move to the store: those that keep more of the journal than they are worth."""
+"""The choice of old messages that move to the store: those that keep too much of the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["work"]  # fixtures
 
 
 class FaultyStore:
-    """Spilled bodies by handle, of which some are lost."""
+    """A store of spilled bodies by handle, some of which are lost."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -40,7 +40,7 @@ class FaultyStore:
 
 
 @pytest.mark.parametrize("options", [{}, {"delivery_delay_ms": 1_000}, {"group": "g"}])
-def test_message_that_waits_alone_in_a_record_moves_and_the_record_is_needed_no_more(bench: Bench, options: dict[str, Any]) -> None:
+def test_message_that_waits_alone_in_a_record_moves_and_frees_the_record(bench: Bench, options: dict[str, Any]) -> None:
     records_of(bench, **options)
     taken, stored = moved(bench)
     assert len(stored) == 10
@@ -50,7 +50,7 @@ def test_message_that_waits_alone_in_a_record_moves_and_the_record_is_needed_no_
     assert [bench.content(message) for message in left] == [f"left {number}" for number in range(10)]
 
 
-def test_queues_of_which_most_of_the_journal_is_stay_there(bench: Bench) -> None:
+def test_messages_that_are_most_of_the_journal_do_not_move(bench: Bench) -> None:
     bench.fill(*range(50))
     for number in range(230):
         bench.put(number)  # one record
@@ -64,7 +64,7 @@ def test_queues_of_which_most_of_the_journal_is_stay_there(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(("acknowledged", "moves"), [(1, 0), (3, 1)])
-def test_large_message_moves_if_more_than_twice_its_size_is_not_needed(bench: Bench, acknowledged: int, moves: int) -> None:
+def test_large_message_moves_if_more_than_twice_its_size_is_freed(bench: Bench, acknowledged: int, moves: int) -> None:
     consumer = bench.consumer(bench.queue("busy"))
     bench.fill(b"x" * (4 << 20))
     for number in range(acknowledged):
@@ -82,7 +82,7 @@ def test_deep_queue_behind_an_old_message_does_not_move_with_it(bench: Bench) ->
     assert len(moved(bench)[1]) == 1
 
 
-def test_round_moves_a_bounded_number_of_messages_and_the_next_ones_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_moves_a_limited_number_of_messages_and_later_rounds_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_move, "ROUND_MESSAGES_MAX", 5)
     bench.fill(*range(12))
     traffic(bench, 100)
@@ -112,7 +112,7 @@ def test_batches_of_a_move_are_bounded_in_bytes(bench: Bench, monkeypatch: pytes
     assert batches == [2] * 6 + [1]
 
 
-def test_move_ends_at_a_message_that_has_gone_meanwhile_for_no_younger_one_may_be_in_the_store_before_it(bench: Bench) -> None:
+def test_move_ends_at_a_message_that_was_removed_meanwhile(bench: Bench) -> None:
     records_of(bench)
     _, move = move_of(bench)
     consumer = bench.consumer(credit=3)
@@ -122,7 +122,7 @@ def test_move_ends_at_a_message_that_has_gone_meanwhile_for_no_younger_one_may_b
     assert not move.more
 
 
-def test_message_whose_end_is_decided_and_not_stored_stops_the_move_for_a_round(bench: Bench) -> None:
+def test_message_whose_removal_is_not_stored_yet_stops_the_move_for_one_round(bench: Bench) -> None:
     records_of(bench)
     consumer = bench.consumer(credit=1)
     bench.acknowledge(consumer)
@@ -151,12 +151,12 @@ def test_move_is_made_in_short_pieces(bench: Bench) -> None:
     assert 0 < done(move.encode()) <= TURN_STEPS // SLICES
 
 
-def test_messages_of_the_store_are_passed_over_in_short_pieces(bench: Bench) -> None:
+def test_messages_in_the_store_are_skipped_in_short_pieces(bench: Bench) -> None:
     records_of(bench, size=3, count=400)
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
     (mids,) = (mids for mids in taken.mids if mids)
-    taken.stored = mids[1:]  # the first one was in the hands of a branch when the others moved
+    taken.stored = mids[1:]  # a branch held the first one when the others moved
     move = StoreMove(engine, taken, engine.journaling.sequence)
     move.skip_stored()
     pieces = list(move.choose())
@@ -180,7 +180,7 @@ def test_search_begins_behind_the_messages_of_the_store(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
-def test_message_that_a_prepared_branch_has_received_moves_and_is_there_once_when_the_branch_ends(work: Work, ending: Ending) -> None:
+def test_message_received_by_a_prepared_branch_moves_and_exists_once_when_the_branch_ends(work: Work, ending: Ending) -> None:
     bench = work.bench
     work.prepared()
     traffic(bench, 20)
@@ -217,7 +217,7 @@ def test_message_whose_record_has_a_branch_too_moves_and_the_branch_stays(work: 
     assert engine.queue("busy").held_messages == 0
 
 
-def test_message_in_the_hands_of_an_open_transaction_moves_and_waits_after_a_crash(work: Work) -> None:
+def test_message_held_by_an_open_transaction_moves_and_waits_after_a_crash(work: Work) -> None:
     bench = work.bench
     traffic(bench, 20)
     taken, stored = moved(bench)

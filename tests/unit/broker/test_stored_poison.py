@@ -1,4 +1,4 @@
-"""Messages that a peer managed to store, also under an earlier version that checked less: they load, move and go out like any other."""
+"""Messages that a peer managed to store, also under an earlier version that checked less: they load, move and are delivered like others."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Poisoned(Bench):
 
 
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
-def test_poisonous_message_loads_and_goes_to_a_consumer_with_the_good_ones(body: bytes) -> None:
+def test_poisonous_message_is_loaded_and_delivered_with_the_good_ones(body: bytes) -> None:
     bench = Poisoned(body)
     for queue in (bench.queue(), bench.engine.addresses.subscriptions["sub"]):
         receiver = bench.consumer(queue)
@@ -153,7 +153,7 @@ def test_subscription_whose_name_has_half_of_a_surrogate_pair_is_loaded_and_its_
     assert message_annotation(bench.engine.bodies.read(message), "x-opt-ORIG-QUEUE") == "client.\\ud800"
 
 
-def test_subscription_whose_selector_no_version_compiles_any_more_takes_nothing_and_disturbs_nobody() -> None:
+def test_subscription_whose_selector_no_longer_compiles_takes_no_messages_and_does_no_harm() -> None:
     faults = Faults()
     bench = Bench(Policy(), errors=faults.errors)
     bench.subscription("bad", "t", selector="x = ")
@@ -181,7 +181,7 @@ def test_move_copies_the_senders_sections_byte_by_byte() -> None:
     assert message_annotation(annotated(moved, {}), REASON) is None
 
 
-def test_move_gives_up_the_expiry_time_and_keeps_what_is_around_it() -> None:
+def test_move_removes_the_expiry_time_and_keeps_the_bytes_around_it() -> None:
     fields = ["i", b"u", "to", "s", "r", "c", Symbol("text"), None, 12, 13, "g", None, None]
     moved = annotated(section_bytes(PROPERTIES, fields) + BODY, {})
     assert moved == header_bytes(durable=False) + section_bytes(PROPERTIES, [*fields[:8], None, *fields[9:]]) + BODY
@@ -194,7 +194,7 @@ def test_message_id_is_copied_into_an_annotation_up_to_a_size(size: int, copied:
     assert message_annotation(moved, REASON) == "expired"
 
 
-def test_annotations_that_are_moved_on_stay_within_what_every_peer_reads() -> None:
+def test_annotations_of_repeated_moves_stay_within_limits_of_peers() -> None:
     body = section_bytes(MESSAGE_ANNOTATIONS, {Symbol(f"k{number}"): number for number in range(200)}) + BODY
     for _ in range(3):
         body = annotated(body, {REASON: "expired", "x-opt-ORIG-ADDRESS": "q"})
@@ -207,14 +207,14 @@ def test_annotations_that_are_moved_on_stay_within_what_every_peer_reads() -> No
 
 @pytest.fixture
 def narrow(policy: Policy) -> Bench:
-    """A broker whose journal takes records of 20,000 bytes."""
+    """Return a broker whose journal accepts records of 20,000 bytes."""
     bench = Bench(policy, errors=Faults().errors)
     bench.engine.journaling.record_bytes_max = 20_000
     bench.engine.local_transactions.bytes_max = 10_000
     return bench
 
 
-def test_message_that_no_record_has_room_for_with_annotations_of_its_move_goes_without_them(narrow: Bench) -> None:
+def test_message_too_large_for_a_record_with_move_annotations_moves_without_them(narrow: Bench) -> None:
     narrow.fill("x" * 18_000)
     assert len(narrow.encode("x" * 18_000)) < 20_000
     receiver = narrow.consumer()
@@ -227,7 +227,7 @@ def test_message_that_no_record_has_room_for_with_annotations_of_its_move_goes_w
     assert narrow.engine.bodies.read(dead) == narrow.encode("x" * 18_000)
 
 
-def test_message_that_no_record_has_room_for_any_more_waits_in_its_queue(narrow: Bench) -> None:
+def test_message_too_large_for_a_record_stays_in_its_queue(narrow: Bench) -> None:
     narrow.fill("x" * 18_000, "small")
     receiver = narrow.consumer()
     narrow.queue("DLQ")
@@ -288,7 +288,7 @@ def test_addresses_beyond_ascii_count_as_the_bytes_that_they_have_in_the_journal
     assert "commit more often" in str(outcome[0])
 
 
-def test_move_to_a_queue_that_may_not_be_made_loses_no_message() -> None:
+def test_move_to_a_queue_that_may_not_be_created_loses_no_message() -> None:
     bench = Bench(Policy(AddressPolicy(auto_create=False), (("q", {"auto_create": True}),)), errors=Faults().errors)
     bench.fill("a", "b")
     with pytest.raises(Exception, match="clients may not create it"):

@@ -21,7 +21,7 @@ def test_nothing_is_answered_or_delivered_before_its_record_is_stored(bench: Ben
     assert (bench.sender.accepted_tokens, bench.got(consumer)) == ([1], [1])
 
 
-def test_what_is_decided_in_one_turn_is_one_record(bench: Bench) -> None:
+def test_decisions_of_one_turn_are_one_record(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.consumer()
     for number in range(2, 12):
@@ -95,7 +95,7 @@ def test_a_record_of_entries_without_a_body_is_closed_when_it_is_large(bench: Be
     assert len(bench.broker.in_flight[0][1]) < RECORD_BYTES_SOFT + 1000
 
 
-def test_what_goes_together_is_one_record_however_large(bench: Bench) -> None:
+def test_entries_of_a_transaction_are_one_record_however_large(bench: Bench) -> None:
     queue = bench.queue()
     bench.broker.settle()
     journaling = bench.engine.journaling
@@ -115,7 +115,7 @@ def test_bytes_in_flight_are_known(bench: Bench) -> None:
     assert bench.engine.journaling.in_flight_bytes == 0
 
 
-def test_the_shell_is_woken_once_for_each_record_and_once_more_when_somebody_waits(bench: Bench) -> None:
+def test_the_shell_is_woken_once_for_each_record_and_again_when_an_action_waits(bench: Bench) -> None:
     bench.fill(1, 2)
     consumer = bench.consumer()
     urgent: list[bool] = []
@@ -135,7 +135,7 @@ def test_a_turn_without_decisions_appends_nothing(bench: Bench) -> None:
     assert bench.broker.in_flight == []
 
 
-def test_while_the_journal_is_stalled_persistent_sends_are_refused_and_others_taken(bench: Bench) -> None:
+def test_while_the_journal_is_stalled_persistent_sends_are_refused_and_others_accepted(bench: Bench) -> None:
     bench.queue()
     bench.broker.settle()
     bench.engine.stalled = JournalUnavailable("Kafka is away")
@@ -144,7 +144,7 @@ def test_while_the_journal_is_stalled_persistent_sends_are_refused_and_others_ta
     assert [(token, str(error)) for token, error in bench.sender.answers] == [("heavy", "Kafka is away"), ("light", "None")]
 
 
-def test_a_queue_is_told_to_be_there_when_it_is_stored(bench: Bench) -> None:
+def test_a_new_queue_is_confirmed_when_it_is_stored(bench: Bench) -> None:
     queue = bench.queue("new")
     assert not queue.confirmed
     bench.broker.settle()

@@ -1,4 +1,4 @@
-"""Durable subscriptions without a consumer: shown since when, and deleted after the time that their owner has set."""
+"""Durable subscriptions without a consumer: shown with the time of their last use, and deleted after the configured time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def later(bench: Bench, elapsed_ms: int) -> None:
 
 
 def abandoned(bench: Bench) -> BrokerQueue:
-    """A durable subscription whose consumer has left."""
+    """Return a durable subscription whose consumer has detached."""
     queue = bench.subscription("s")
     bench.engine.detach(bench.consumer(queue).consumer)
     bench.broker.settle()
@@ -62,7 +62,7 @@ def test_subscription_with_a_consumer_stays_and_its_time_begins_when_the_last_co
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_time_goes_on_over_a_restart(bench: Bench, snapshot: bool) -> None:
+def test_time_of_an_unused_subscription_continues_over_a_restart(bench: Bench, snapshot: bool) -> None:
     since_ms = abandoned(bench).unused_since_ms
     if snapshot:
         bench.broker.take_snapshot()
@@ -76,7 +76,7 @@ def test_time_goes_on_over_a_restart(bench: Bench, snapshot: bool) -> None:
     assert found(bench) is None
 
 
-def test_time_of_a_subscription_that_was_in_use_when_the_broker_ended_begins_with_the_next_epoch(bench: Bench) -> None:
+def test_time_of_a_subscription_in_use_at_a_crash_begins_with_the_next_epoch(bench: Bench) -> None:
     queue = abandoned(bench)
     bench.broker.take_snapshot()
     bench.broker.settle()
@@ -92,7 +92,7 @@ def test_time_of_a_subscription_that_was_in_use_when_the_broker_ended_begins_wit
     assert found(bench) is loaded
 
 
-def test_consumers_that_come_and_go_leave_one_entry_on_the_schedule(bench: Bench) -> None:
+def test_consumers_that_attach_and_detach_leave_one_scheduled_action(bench: Bench) -> None:
     queue = abandoned(bench)
     size = len(bench.engine.schedule._entries)
     for _ in range(100):
@@ -100,7 +100,7 @@ def test_consumers_that_come_and_go_leave_one_entry_on_the_schedule(bench: Bench
     assert len(bench.engine.schedule._entries) <= size + 1
 
 
-def test_without_the_setting_a_subscription_waits_for_ever_and_shows_since_when() -> None:
+def test_without_the_setting_an_unused_subscription_never_expires_and_shows_its_last_use() -> None:
     bench = Bench(Policy())
     queue = abandoned(bench)
     later(bench, 1_000 * EXPIRY_MS)

@@ -1,4 +1,4 @@
-"""What waits for its time, and what has had its time: delivery delay, redelivery delay, expiry, old transactions, unused queues."""
+"""Time: delivery delay, redelivery delay, expiry, old transactions, unused queues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_with(**settings: Any) -> Bench:
 
 
 def fail(bench: Bench, receiver: Receiver) -> None:
-    """The last delivery fails."""
+    """Let the last delivery fail."""
     bench.engine.give_back(receiver.consumer, receiver.messages[-1], failed=True)
     bench.broker.settle()
 
@@ -59,7 +59,7 @@ def test_a_delay_is_counted_from_the_send_and_kept_over_a_restart(bench: Bench) 
 
 
 @pytest.mark.parametrize("snapshot_first", [False, True])
-def test_a_delayed_message_that_waits_through_a_crash_is_not_taken_for_redelivered(bench: Bench, snapshot_first: bool) -> None:
+def test_a_delayed_message_is_not_marked_redelivered_after_a_crash(bench: Bench, snapshot_first: bool) -> None:
     consumer = bench.consumer()
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     bench.fill("now")
@@ -74,7 +74,7 @@ def test_a_delayed_message_that_waits_through_a_crash_is_not_taken_for_redeliver
     assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [0])
 
 
-def test_a_snapshot_between_the_time_of_a_message_and_its_delivery_does_not_call_it_undelivered(bench: Bench) -> None:
+def test_a_message_delivered_after_a_snapshot_is_marked_redelivered_after_a_crash(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     bench.fill("now")
@@ -92,7 +92,7 @@ def test_a_snapshot_between_the_time_of_a_message_and_its_delivery_does_not_call
 
 
 @pytest.mark.parametrize("snapshot_first", [False, True])
-def test_a_failed_delivery_is_not_forgotten_by_a_broker_whose_clock_is_behind(bench: Bench, snapshot_first: bool) -> None:
+def test_a_failed_delivery_survives_a_crash_even_if_the_next_clock_is_behind(bench: Bench, snapshot_first: bool) -> None:
     for name in ("one", "two"):
         bench.subscription(name)
     bench.fill("later", to="t", delivery_time_ms=START_MS + SECOND)
@@ -111,7 +111,7 @@ def test_a_failed_delivery_is_not_forgotten_by_a_broker_whose_clock_is_behind(be
     assert bench.engine.bodies.memory_bytes == 0
 
 
-def test_a_standby_that_knew_a_delayed_message_takes_over_after_its_delivery_and_marks_it(bench: Bench) -> None:
+def test_a_standby_that_loaded_a_delayed_message_marks_it_after_its_delivery(bench: Bench) -> None:
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     standby = Loader(Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms))
 
@@ -149,7 +149,7 @@ def test_a_delayed_message_in_a_transaction_waits_from_its_send(bench: Bench) ->
     assert bench.got(consumer) == ["later"]
 
 
-def test_every_subscription_gets_a_delayed_message_also_one_that_is_deleted_meanwhile_does_no_harm(bench: Bench) -> None:
+def test_every_subscription_gets_a_delayed_message_even_if_another_one_is_deleted_meanwhile(bench: Bench) -> None:
     first, second = bench.subscription("first"), bench.subscription("second")
     bench.fill("later", to="t", delivery_delay_ms=SECOND)
     bench.engine.delete_queue(second)
@@ -158,7 +158,7 @@ def test_every_subscription_gets_a_delayed_message_also_one_that_is_deleted_mean
     assert bench.engine.bodies.memory_bytes == sum(message.size_bytes for message in first.ready)
 
 
-def test_a_failed_delivery_is_tried_again_after_a_pause_that_grows_to_its_limit() -> None:
+def test_a_failed_delivery_is_retried_after_a_delay_that_grows_to_its_limit() -> None:
     bench = bench_with(redelivery_delay_ms=SECOND, redelivery_multiplier=3, redelivery_delay_max_ms=5 * SECOND)
     bench.fill("x", "y")
     consumer = bench.consumer(credit=1)
@@ -176,7 +176,7 @@ def test_a_failed_delivery_is_tried_again_after_a_pause_that_grows_to_its_limit(
     assert bench.counts(consumer) == [0, 1, 2, 3, 4]
 
 
-def test_others_are_not_held_up_by_one_that_waits_for_its_next_try() -> None:
+def test_a_message_with_a_redelivery_delay_blocks_no_other_message() -> None:
     bench = bench_with(redelivery_delay_ms=SECOND)
     bench.fill("bad", "good")
     consumer = bench.consumer(credit=1)
@@ -187,7 +187,7 @@ def test_others_are_not_held_up_by_one_that_waits_for_its_next_try() -> None:
     assert bench.queue().held_messages == 2
 
 
-def test_a_subscription_deleted_while_a_message_waits_for_its_next_try_leaves_the_others_theirs() -> None:
+def test_a_subscription_deleted_during_a_redelivery_delay_leaves_messages_of_others() -> None:
     bench = bench_with(redelivery_delay_ms=SECOND)
     first, second = bench.subscription("first"), bench.subscription("second")
     bench.fill("news", to="t")
@@ -200,7 +200,7 @@ def test_a_subscription_deleted_while_a_message_waits_for_its_next_try_leaves_th
     assert bench.engine.bodies.memory_bytes == message.size_bytes
 
 
-def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(bench: Bench) -> None:
+def test_an_expired_message_goes_to_the_expiry_address_without_a_consumer(bench: Bench) -> None:
     bench.fill("x", ttl_ms=10 * SECOND, message_id="ID:1")
     later(bench, 10 * SECOND - 1)
     assert bench.waiting(bench.queue()) == ["x"]
@@ -217,7 +217,9 @@ def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(be
 
 @pytest.mark.parametrize("expiry_address", ["ExpiryQueue", ""])
 @pytest.mark.parametrize("consumed", [False, True])
-def test_of_many_that_expire_together_some_go_in_each_turn(monkeypatch: pytest.MonkeyPatch, expiry_address: str, consumed: bool) -> None:
+def test_many_messages_that_expire_together_expire_over_several_turns(
+    monkeypatch: pytest.MonkeyPatch, expiry_address: str, consumed: bool
+) -> None:
     monkeypatch.setattr(expiry, "EXPIRED_BYTES", 10 * expiry.EXPIRED_OVERHEAD_BYTES)
     bench = bench_with(expiry_address=expiry_address)
     bench.fill(*range(25), ttl_ms=SECOND)
@@ -233,7 +235,7 @@ def test_of_many_that_expire_together_some_go_in_each_turn(monkeypatch: pytest.M
         bench.broker.confirm(len(bench.broker.in_flight))
         if receiver is not None:
             bench.engine.tick()
-    # Both who looks for them and who hands out come across them.
+    # Both the sweep and the dispatch find them.
     assert max(after - before for before, after in pairwise(turns)) <= (21 if consumed else 11)
     bench.broker.settle()
     assert bench.waiting(bench.queue()) == ([] if consumed else ["fresh"])
@@ -241,7 +243,7 @@ def test_of_many_that_expire_together_some_go_in_each_turn(monkeypatch: pytest.M
     assert bench.waiting(bench.queue("ExpiryQueue")) == (list(range(25)) if expiry_address else [])
 
 
-def test_what_has_expired_once_does_not_expire_again(bench: Bench) -> None:
+def test_an_expired_message_does_not_expire_again(bench: Bench) -> None:
     bench.fill("x", ttl_ms=SECOND)
     later(bench, 2 * SECOND)
     (message,) = bench.queue("ExpiryQueue").ready
@@ -249,7 +251,7 @@ def test_what_has_expired_once_does_not_expire_again(bench: Bench) -> None:
     assert scan(bench.engine.bodies.read(message)).ttl_ms == 0
 
 
-def test_a_message_that_expires_while_a_consumer_holds_it_is_looked_at_when_it_comes_back(bench: Bench) -> None:
+def test_a_message_that_expires_while_unsettled_expires_when_it_returns(bench: Bench) -> None:
     bench.fill("x", ttl_ms=SECOND)
     consumer = bench.consumer()
     later(bench, 5 * SECOND)
@@ -258,7 +260,7 @@ def test_a_message_that_expires_while_a_consumer_holds_it_is_looked_at_when_it_c
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
 
 
-def test_a_message_that_its_consumer_finds_expired_goes_where_expired_ones_go(bench: Bench) -> None:
+def test_a_message_rejected_as_expired_goes_to_the_expiry_address(bench: Bench) -> None:
     receiver = bench.consumer()
     bench.fill("late", ttl_ms=SECOND)
     bench.now_ms += SECOND
@@ -267,7 +269,7 @@ def test_a_message_that_its_consumer_finds_expired_goes_where_expired_ones_go(be
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["late"]
 
 
-def test_without_an_expiry_address_expired_messages_are_gone() -> None:
+def test_without_an_expiry_address_expired_messages_are_removed() -> None:
     bench = bench_with(expiry_address="")
     bench.fill("x", ttl_ms=SECOND)
     later(bench, 2 * SECOND)
@@ -277,7 +279,7 @@ def test_without_an_expiry_address_expired_messages_are_gone() -> None:
     assert bench.waiting(bench.queue()) == []
 
 
-def test_the_owner_may_give_messages_a_time_to_live_and_shorten_it() -> None:
+def test_settings_can_add_and_shorten_the_time_to_live() -> None:
     bench = bench_with(expiry_ms=5 * SECOND, expiry_max_ms=8 * SECOND)
     bench.fill("none")
     bench.fill("short", ttl_ms=SECOND)
@@ -307,7 +309,7 @@ def test_a_transaction_that_holds_messages_for_too_long_is_rolled_back() -> None
     assert bench.waiting(bench.queue("other")) == []
 
 
-def test_a_transaction_that_was_rolled_back_for_its_time_keeps_what_it_receives_no_longer_than_any_other() -> None:
+def test_a_timed_out_transaction_holds_later_messages_no_longer_than_any_other() -> None:
     bench = Bench(Policy(transaction_ms_max=SECOND))
     bench.fill("x", "y")
     consumer = bench.consumer()
@@ -325,7 +327,7 @@ def test_a_transaction_that_was_rolled_back_for_its_time_keeps_what_it_receives_
     assert transaction.doomed is error
 
 
-def test_a_transaction_that_is_too_large_keeps_what_it_received_no_longer_than_any_other() -> None:
+def test_a_too_large_transaction_holds_received_messages_no_longer_than_any_other() -> None:
     bench = Bench(Policy(transaction_ms_max=SECOND, transaction_bytes_max=1000))
     bench.fill("x")
     consumer = bench.consumer()
@@ -337,7 +339,7 @@ def test_a_transaction_that_is_too_large_keeps_what_it_received_no_longer_than_a
     assert "larger than 1000 bytes" in str(transaction.doomed)
 
 
-def test_an_auto_created_queue_that_nobody_uses_is_deleted_after_a_while() -> None:
+def test_an_unused_auto_created_queue_is_deleted_after_the_configured_time() -> None:
     bench = Bench(Policy(AddressPolicy(auto_delete_ms=SECOND), queues=("kept",)))
     bench.engine.create_configured()
     bench.fill(1)
@@ -352,7 +354,7 @@ def test_an_auto_created_queue_that_nobody_uses_is_deleted_after_a_while() -> No
     assert list(bench.engine.addresses.anycast) == ["kept"]
 
 
-def test_a_queue_with_a_message_on_its_way_is_not_taken_for_unused() -> None:
+def test_a_queue_with_a_message_in_flight_is_not_unused() -> None:
     bench = bench_with(auto_delete_ms=SECOND)
     bench.engine.detach(bench.consumer().consumer)
     bench.broker.settle()
@@ -378,11 +380,11 @@ def test_a_queue_with_a_producer_is_in_use() -> None:
     assert queue.deleted
 
 
-#: Message annotations that nobody looks into when a message comes: a map that is cut off.
+#: Message annotations that are not examined on arrival: a truncated map.
 UNREADABLE = bytes.fromhex("005372c103023f3f")
 
 
-def test_what_expires_goes_its_way_though_its_annotations_cannot_be_read_and_holds_up_nothing_else(bench: Bench) -> None:
+def test_an_expired_message_with_unreadable_annotations_goes_to_the_expiry_address(bench: Bench) -> None:
     body = header_bytes(durable=True, ttl_ms=SECOND) + UNREADABLE + section_bytes(VALUE, "bad")
     readable = header_bytes(durable=True, ttl_ms=SECOND) + section_bytes(VALUE, "bad")
     bench.broker.send("q", body, bench.sender, "bad", facts=scan(readable))
@@ -393,6 +395,6 @@ def test_what_expires_goes_its_way_though_its_annotations_cannot_be_read_and_hol
 
 
 @pytest.mark.parametrize("when", ["delivery_time_ms", "delivery_delay_ms"])
-def test_a_time_that_no_calendar_has_is_refused(when: str) -> None:
+def test_an_invalid_time_is_refused(when: str) -> None:
     with pytest.raises(MalformedMessage, match=f"invalid delivery time: {1 << 63} ms is after the year 9999"):
         scan(message_bytes("never", **{when: ULong(1 << 63)}))

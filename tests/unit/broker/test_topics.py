@@ -10,7 +10,7 @@ def test_every_subscription_gets_every_message_once(bench: Bench) -> None:
     assert bench.got(bench.consumer(two)) == [1, 2]
 
 
-def test_acknowledging_for_one_subscription_leaves_the_message_to_the_other(bench: Bench) -> None:
+def test_acknowledging_for_one_subscription_leaves_the_message_in_the_other(bench: Bench) -> None:
     one, two = bench.subscription("one"), bench.subscription("two")
     bench.fill(1, to="t")
     bench.acknowledge(bench.consumer(one))
@@ -22,7 +22,7 @@ def test_acknowledging_for_one_subscription_leaves_the_message_to_the_other(benc
     assert (one.name, two.name) == ("one", "two")
 
 
-def test_a_body_is_let_go_when_the_last_subscription_has_it(bench: Bench) -> None:
+def test_a_body_is_released_when_the_last_subscription_releases_the_message(bench: Bench) -> None:
     queues = [bench.subscription(name) for name in ("one", "two")]
     bench.fill(1, to="t")
     bench.acknowledge(bench.consumer(queues[0]))
@@ -31,21 +31,21 @@ def test_a_body_is_let_go_when_the_last_subscription_has_it(bench: Bench) -> Non
     assert bench.engine.bodies.memory_bytes == 0
 
 
-def test_a_subscription_gets_nothing_that_was_sent_before_it(bench: Bench) -> None:
+def test_a_subscription_gets_no_messages_from_before_its_creation(bench: Bench) -> None:
     bench.fill("before", to="t")
     queue = bench.subscription("late")
     bench.fill("after", to="t")
     assert bench.got(bench.consumer(queue)) == ["after"]
 
 
-def test_a_subscriptions_selector_decides_when_the_message_is_sent(bench: Bench) -> None:
+def test_a_subscriptions_selector_is_evaluated_when_the_message_is_sent(bench: Bench) -> None:
     queue = bench.subscription("tall", selector="height > 2")
     bench.fill("small", to="t", properties={"height": 1})
     bench.fill("tall", to="t", properties={"height": 3})
     assert bench.waiting(queue) == ["tall"]
 
 
-def test_no_local_keeps_a_connections_own_messages_out(bench: Bench) -> None:
+def test_no_local_excludes_messages_of_the_same_connection(bench: Bench) -> None:
     queue = bench.subscription("others", no_local="me")
     bench.fill("mine", to="t", container="me")
     bench.fill("yours", to="t", container="you")
@@ -77,14 +77,14 @@ def test_a_durable_subscription_keeps_its_messages_and_its_selector_over_a_crash
     assert queue.no_local_container == "me"
 
 
-def test_a_non_durable_subscription_is_gone_after_a_crash(bench: Bench) -> None:
+def test_a_non_durable_subscription_does_not_survive_a_crash(bench: Bench) -> None:
     bench.subscription("passing", durable=False)
     bench.fill(1, to="t")
     bench.crash()
     assert not bench.engine.addresses.subscriptions
 
 
-def test_a_topic_that_nobody_subscribed_is_journaled_for_the_pipelines_and_held_nowhere(bench: Bench) -> None:
+def test_a_topic_message_without_subscription_is_journaled_only_for_the_pipelines(bench: Bench) -> None:
     records = len(bench.broker.log.records)
     bench.fill(1, to="t")
     assert bench.sender.accepted_tokens == [1]

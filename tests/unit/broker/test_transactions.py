@@ -20,7 +20,7 @@ def outcome() -> list[Any]:
     return []
 
 
-def test_sends_of_a_transaction_are_taken_at_once_and_seen_after_the_commit(bench: Bench, outcome: list[Any]) -> None:
+def test_sends_of_a_transaction_are_accepted_at_once_and_visible_after_the_commit(bench: Bench, outcome: list[Any]) -> None:
     consumer = bench.consumer()
     transaction = bench.engine.begin(b"1")
     bench.put(1, transaction=transaction)
@@ -52,7 +52,7 @@ def test_a_transaction_over_several_destinations_is_one_record(bench: Bench, out
 
 
 @pytest.mark.parametrize("stored", [0, 1])
-def test_a_transfer_killed_at_its_commit_is_in_one_queue_never_in_both_or_none(bench: Bench, outcome: list[Any], stored: int) -> None:
+def test_a_transfer_killed_at_its_commit_leaves_the_message_in_exactly_one_queue(bench: Bench, outcome: list[Any], stored: int) -> None:
     bench.fill("order", to="q1")
     bench.queue("q2")
     consumer = bench.consumer(bench.queue("q1"))
@@ -81,7 +81,7 @@ def test_a_large_transaction_stays_in_one_record(bench: Bench, outcome: list[Any
 
 
 def test_acknowledgements_of_a_large_commit_are_in_the_record_of_its_sends(bench: Bench, outcome: list[Any]) -> None:
-    """A crash between two records would leave the copies and deliver the source message again."""
+    """A crash between two records would leave the copies and redeliver the source message."""
     bench.fill("order", to="q1")
     bench.queue("q2")
     consumer = bench.consumer(bench.queue("q1"))
@@ -96,7 +96,7 @@ def test_acknowledgements_of_a_large_commit_are_in_the_record_of_its_sends(bench
     assert (ops.count(Op.SEND), ops.count(Op.ACK)) == (3, 1)
 
 
-def test_a_rollback_forgets_the_sends_and_delivers_again_with_the_count_raised(bench: Bench) -> None:
+def test_a_rollback_drops_the_sends_and_redelivers_with_a_raised_count(bench: Bench) -> None:
     bench.fill(1, 2)
     consumer = bench.consumer()
     transaction = bench.engine.begin(b"1")
@@ -109,7 +109,7 @@ def test_a_rollback_forgets_the_sends_and_delivers_again_with_the_count_raised(b
     assert bench.counts(consumer) == [0, 0, 1, 1]
 
 
-def test_rolled_back_too_often_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+def test_a_message_rolled_back_too_often_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
     bench.fill(1)
     consumer = bench.consumer()
     for number in range(policy.defaults.deliveries_max):
@@ -120,7 +120,7 @@ def test_rolled_back_too_often_a_message_goes_to_the_dead_letters(bench: Bench, 
     assert bench.waiting(bench.queue("DLQ")) == [1]
 
 
-def test_what_a_transaction_acknowledged_survives_its_consumer(bench: Bench, outcome: list[Any]) -> None:
+def test_acknowledgements_of_a_transaction_survive_their_consumer(bench: Bench, outcome: list[Any]) -> None:
     bench.fill(1)
     consumer = bench.consumer()
     transaction = bench.engine.begin(b"1")
@@ -193,9 +193,7 @@ def test_while_the_journal_is_stalled_a_commit_of_persistent_messages_is_rolled_
 
 
 @pytest.mark.parametrize("one_phase", [True, False])
-def test_refused_message_dooms_its_transaction_which_journals_nothing_and_gives_back_what_it_holds(
-    outcome: list[Any], one_phase: bool
-) -> None:
+def test_transaction_with_a_refused_message_journals_nothing_and_returns_its_messages(outcome: list[Any], one_phase: bool) -> None:
     bench = Bench(Policy(rules=(("full", {"max_messages": 1, "when_full": REJECT}),)))
     bench.fill("blocks", to="full")
     bench.fill("order")
@@ -230,7 +228,7 @@ def test_refused_message_dooms_its_transaction_which_journals_nothing_and_gives_
     assert bench.engine.transactions == {}
 
 
-def test_refused_message_that_is_taken_the_second_time_does_not_save_its_transaction(outcome: list[Any]) -> None:
+def test_refused_message_accepted_when_repeated_does_not_save_its_transaction(outcome: list[Any]) -> None:
     bench = Bench(Policy(rules=(("full", {"max_messages": 1, "when_full": REJECT}),)))
     bench.fill("blocks", to="full")
     transaction = bench.engine.begin(b"1")
@@ -255,7 +253,7 @@ def test_more_messages_than_a_record_can_number_go_into_the_next_one(bench: Benc
     assert bench.waiting(bench.queue()) == list(range(7))
 
 
-def test_a_transaction_begins_a_record_that_can_number_its_messages(
+def test_a_transaction_begins_a_new_record_if_the_open_one_cannot_number_its_messages(
     bench: Bench, outcome: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bascule.broker.journaling.MESSAGES_PER_RECORD_MAX", 3)

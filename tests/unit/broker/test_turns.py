@@ -1,4 +1,4 @@
-"""Long work goes on in turns: what one turn does is bounded by steps, others are served meanwhile, and order holds."""
+"""Long work continues in turns: steps limit the work of one turn, other clients are served meanwhile, and order is kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_byt
 from tests.support.faults import Faults, InjectedFault
 
 STEPS = 1_000
-#: More than any turn can do.
+#: More than one turn can do.
 MANY = 2_000
 RED = "colour = 'red'"
 
 
 class Turns:
-    """A broker whose turns are short. It counts what consumers are given in each turn."""
+    """A broker whose turns are short. It counts the deliveries in each turn."""
 
     def __init__(self, count: int = MANY, **facts: object) -> None:
         self.now_ms = 1_000
@@ -50,12 +50,12 @@ class Turns:
         return self.broker.attach(self.engine.queue(queue), credit, selector=picked)
 
     def turn(self) -> None:
-        """One turn; what waits for the journal is stored."""
+        """Run one turn, and store the records in flight."""
         self.broker.flush()
         self.broker.confirm(len(self.broker.in_flight))
 
     def begin_rollback(self) -> Receiver:
-        """A transaction that has received all messages is rolled back, of which this turn does a part. Returns its consumer."""
+        """Begin the rollback of a transaction that has received all messages; this turn does a part. Return its consumer."""
         consumer = self.consumer()
         self.settle()
         transaction = self.engine.begin(b"1")
@@ -66,13 +66,13 @@ class Turns:
         return consumer
 
     def loaded_from_snapshot(self) -> list[int]:
-        """The positions of the messages that a broker has which starts from the snapshot."""
+        """Return the positions of the messages of a broker that starts from the snapshot."""
         (data,) = self.broker.snapshots.values()
         queue = self.broker.replay(data).engine.addresses.anycast["q"]
         return [message.position for message in queue.ready]
 
     def settle(self) -> int:
-        """Turns until nothing is left to do. Returns their number."""
+        """Run turns until nothing is left to do. Return their number."""
         turns = 0
         while self.broker.in_flight or self.engine.pending:
             self.turn()
@@ -106,7 +106,7 @@ def test_a_search_for_a_selector_takes_many_turns_and_others_are_served_in_each(
     assert len(seen) == MANY + 1
 
 
-def test_a_plain_consumer_of_the_queue_is_served_while_another_ones_search_goes_on() -> None:
+def test_a_consumer_without_selector_is_served_during_the_search_of_another_one() -> None:
     run = Turns()
     picky, plain = run.consumer(selector=RED), run.consumer(credit=5)
     run.turn()
@@ -115,7 +115,7 @@ def test_a_plain_consumer_of_the_queue_is_served_while_another_ones_search_goes_
     assert (len(picky.received), len(plain.received)) == (0, 5)
 
 
-def test_a_search_finds_once_and_in_order_what_comes_and_what_comes_back_behind_and_before_it() -> None:
+def test_a_search_finds_new_and_returned_messages_once_and_in_order() -> None:
     run = Turns()
     plain = run.consumer(credit=3)
     run.send(MANY, properties={"colour": "red"}, priority=4)
@@ -131,7 +131,7 @@ def test_a_search_finds_once_and_in_order_what_comes_and_what_comes_back_behind_
     assert run.queue.waiting_count == MANY
 
 
-def test_a_consumer_with_much_credit_is_given_some_in_each_turn_and_all_in_order() -> None:
+def test_a_consumer_with_much_credit_gets_messages_in_each_turn_and_in_order() -> None:
     run = Turns()
     consumer, given = run.consumer(), [0]
     while len(consumer.received) < MANY:
@@ -142,7 +142,7 @@ def test_a_consumer_with_much_credit_is_given_some_in_each_turn_and_all_in_order
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_large_prefetch_goes_back_in_many_turns_and_nothing_overtakes_it(failed: bool) -> None:
+def test_a_large_prefetch_returns_in_many_turns_and_no_message_overtakes_it(failed: bool) -> None:
     run = Turns()
     first, second = run.consumer(MANY // 2), run.consumer(0)
     run.settle()
@@ -154,7 +154,7 @@ def test_a_large_prefetch_goes_back_in_many_turns_and_nothing_overtakes_it(faile
     assert in_order(second)
 
 
-def test_error_while_a_large_prefetch_goes_back_leaves_its_queue_open_for_other_messages() -> None:
+def test_error_while_a_large_prefetch_returns_does_not_block_its_queue() -> None:
     run = Turns()
     run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
     first, second = run.consumer(MANY // 2), run.consumer(0)
@@ -197,7 +197,7 @@ def test_error_in_a_sweep_for_expired_messages_does_not_stop_later_sweeps() -> N
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_snapshot_has_the_messages_of_a_prefetch_that_goes_back_at_that_moment(failed: bool) -> None:
+def test_a_snapshot_contains_the_messages_of_a_prefetch_that_is_returning(failed: bool) -> None:
     run = Turns()
     consumer = run.consumer(MANY // 2)
     run.settle()
@@ -208,7 +208,7 @@ def test_a_snapshot_has_the_messages_of_a_prefetch_that_goes_back_at_that_moment
     assert len(run.loaded_from_snapshot()) == MANY
 
 
-def test_a_snapshot_has_the_messages_of_a_transaction_that_is_rolled_back_at_that_moment() -> None:
+def test_a_snapshot_contains_the_messages_of_a_transaction_that_is_being_rolled_back() -> None:
     run = Turns()
     run.begin_rollback()
     run.broker.take_snapshot()
@@ -216,7 +216,7 @@ def test_a_snapshot_has_the_messages_of_a_transaction_that_is_rolled_back_at_tha
     assert len(run.loaded_from_snapshot()) == MANY
 
 
-def test_a_snapshot_waits_until_a_record_is_carried_out_whole() -> None:
+def test_a_snapshot_waits_until_a_record_is_completely_carried_out() -> None:
     run = Turns(0)
     run.engine.turns.begin_turn()
     for number in range(MANY):
@@ -231,7 +231,7 @@ def test_a_snapshot_waits_until_a_record_is_carried_out_whole() -> None:
     run.broker.take_snapshot()
     assert not run.broker.snapshots
     run.settle()
-    assert list(run.broker.snapshots) == [f"0-{confirmed + 1}"]  # not when all is done: under load that may never be
+    assert list(run.broker.snapshots) == [f"0-{confirmed + 1}"]  # made before all work is done: under load that moment may never come
     assert len(run.loaded_from_snapshot()) == 2 * MANY
 
 
@@ -245,7 +245,7 @@ def test_a_large_transaction_is_rolled_back_in_many_turns_and_in_order() -> None
     assert in_order(consumer)
 
 
-def test_groups_of_another_consumer_are_put_aside_and_put_back_in_many_turns() -> None:
+def test_messages_of_another_consumers_groups_are_set_aside_and_returned_in_many_turns() -> None:
     run = Turns(group="g")
     holder, other = run.consumer(1), run.consumer(0)
     run.settle()
@@ -262,7 +262,7 @@ def test_groups_of_another_consumer_are_put_aside_and_put_back_in_many_turns() -
     assert in_order(other)
 
 
-def test_a_deep_queue_is_deleted_by_one_entry_and_let_go_of_in_many_turns() -> None:
+def test_a_deep_queue_is_deleted_by_one_entry_and_released_in_many_turns() -> None:
     run = Turns()
     records = len(run.broker.log.records)
     run.engine.delete_queue(run.queue)
@@ -284,7 +284,7 @@ def test_consumers_of_a_deleted_queue_are_ended_in_many_turns() -> None:
     assert all(isinstance(consumer.end, QueueDeleted) for consumer in consumers)
 
 
-def test_senders_that_wait_for_room_go_on_in_many_turns_and_in_order() -> None:
+def test_senders_that_wait_for_room_are_resumed_in_many_turns_and_in_order() -> None:
     run = Turns(0)
     run.queue.settings = dataclasses.replace(run.queue.settings, max_messages=1)
     run.send(1)
@@ -301,7 +301,7 @@ def test_senders_that_wait_for_room_go_on_in_many_turns_and_in_order() -> None:
     assert went_on == list(range(500))
 
 
-def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
+def test_many_delayed_messages_become_due_in_many_turns_and_in_order() -> None:
     run = Turns(delivery_time_ms=5_000)
     consumer = run.consumer()
     run.now_ms = 5_000
@@ -316,7 +316,7 @@ def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
     assert in_order(consumer)
 
 
-def test_delayed_messages_of_many_subscriptions_come_due_in_many_turns_and_in_order() -> None:
+def test_delayed_messages_of_many_subscriptions_become_due_in_many_turns_and_in_order() -> None:
     run = Turns(0)
     subscriptions = [run.engine.create_queue(f"s{number}", "t", Routing.MULTICAST, durable=False) for number in range(200)]
     for number in range(20):
@@ -335,7 +335,7 @@ def test_delayed_messages_of_many_subscriptions_come_due_in_many_turns_and_in_or
         assert positions == sorted(positions)
 
 
-def test_failed_messages_whose_pause_has_ended_come_back_in_many_turns() -> None:
+def test_failed_messages_return_in_many_turns_after_their_delay() -> None:
     run = Turns()
     run.queue.settings = dataclasses.replace(run.queue.settings, redelivery_delay_ms=1_000)
     consumer = run.consumer()
@@ -353,7 +353,7 @@ def test_failed_messages_whose_pause_has_ended_come_back_in_many_turns() -> None
     assert not run.queue.delayed.count
 
 
-def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() -> None:
+def test_actions_of_a_stored_record_run_in_order_over_several_turns() -> None:
     run = Turns(0)
     run.engine.turns.begin_turn()
     done: list[int] = []
@@ -364,7 +364,23 @@ def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() ->
     sequence = run.engine.journaling.confirmed_sequence
     run.broker.confirm(1)
     assert 0 < len(done) < MANY
-    assert run.engine.journaling.confirmed_sequence == sequence  # not before all is done: a snapshot would lack it
+    assert run.engine.journaling.confirmed_sequence == sequence  # only confirmed when all is done: a snapshot would lack the messages
     run.settle()
     assert done == list(range(MANY))
     assert run.engine.journaling.confirmed_sequence == sequence + 1
+
+
+def test_looks_at_many_queues_that_deliver_nothing_take_many_turns() -> None:
+    run = Turns(count=0)
+    queues = [run.engine.queue(f"q{number}") for number in range(MANY)]
+    run.broker.settle()
+    run.engine.turns.begin_turn()
+    for queue in queues:
+        run.engine.wake(queue)
+    run.engine.dispatch()
+    turns = 1
+    while run.engine.pending:
+        run.engine.go_on()
+        turns += 1
+    assert turns >= MANY * delivery.QUEUE_STEPS // STEPS
+    assert delivery.QUEUE_STEPS > 2  # an empty queue takes several microseconds

@@ -1,4 +1,4 @@
-"""Which topic messages are journaled (docs/adr/0002)."""
+"""The rule which topic messages are journaled (docs/adr/0002)."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def appended(made: BrokerInMemory) -> int:
     return len(made.engine.journaling.in_flight)
 
 
-def test_without_a_durable_subscription_or_a_divert_it_is_delivered_and_answered_at_once() -> None:
+def test_a_topic_message_without_durable_subscription_and_divert_is_answered_at_once() -> None:
     made = broker()
     queue = made.engine.create_queue("watch", "news", Routing.MULTICAST, durable=False)
     receiver: Receiver = made.attach(queue, credit=1)
@@ -38,7 +38,7 @@ def test_without_a_durable_subscription_or_a_divert_it_is_delivered_and_answered
     assert appended(made) == 0
 
 
-def test_a_durable_subscription_makes_it_wait_for_the_journal() -> None:
+def test_a_topic_message_for_a_durable_subscription_waits_for_the_journal() -> None:
     made = broker()
     made.engine.create_queue("kept", "news", Routing.MULTICAST, durable=True)
     made.settle()
@@ -47,14 +47,14 @@ def test_a_durable_subscription_makes_it_wait_for_the_journal() -> None:
     assert appended(made) == 1
 
 
-def test_a_divert_makes_it_wait_for_the_journal() -> None:
+def test_a_topic_message_for_a_divert_waits_for_the_journal() -> None:
     made = broker(patterns=("news",))
     sender = publish(made)
     assert sender.answers == []
     assert appended(made) == 1
 
 
-def test_a_replayable_address_makes_it_wait_for_the_journal() -> None:
+def test_a_topic_message_on_a_replayable_address_waits_for_the_journal() -> None:
     made = broker("n#", "news")
     sender = publish(made)
     assert sender.answers == []
@@ -70,7 +70,7 @@ def test_a_message_on_a_queue_always_waits_for_the_journal() -> None:
 
 
 @pytest.mark.parametrize("how", ["rejected", "expired", "returned"])
-def test_what_becomes_of_it_later_in_a_queue_is_journaled_as_it_is_persistent(bench: Bench, how: str) -> None:
+def test_a_persistent_topic_message_is_journaled_when_it_moves_to_a_queue(bench: Bench, how: str) -> None:
     bench.use(Diverts((), (), ()))
     watch = bench.subscription("watch", durable=False)
     bench.fill("news", to="t", ttl_ms=1_000)
@@ -92,7 +92,7 @@ def test_what_becomes_of_it_later_in_a_queue_is_journaled_as_it_is_persistent(be
     assert bench.waiting(bench.queue(name)) == ["news"]
 
 
-def test_a_full_subscription_refuses_it_where_non_persistent_ones_give_way() -> None:
+def test_a_full_subscription_refuses_a_persistent_message_if_only_non_persistent_ones_are_dropped() -> None:
     bench = Bench(Policy(AddressPolicy(max_messages=2, when_full=DROP)))
     bench.use(Diverts((), (), ()))
     watch = bench.subscription("watch", durable=False)

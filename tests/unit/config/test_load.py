@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.config import ConfigError, load
-from bascule.config.load import MASK
+from bascule.core.masking import MASK
 
 DIVERT = '[[divert]]\nname = "delayed"\nfrom = "flights"\n'
 INGRESS = '[[ingress]]\nname = "alerts"\ntopics = ["airport.alerts"]\n'
@@ -238,6 +238,26 @@ def test_a_wrong_selector_is_shown_with_its_column() -> None:
 
 def test_a_secret_is_never_shown_in_an_error() -> None:
     assert "hush" not in error_of("[broker.users]\nann = ['hush']\n[kafka.client]\n'sasl.password' = ['hush']")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[broker]\nusers = 'ann:hush'",
+        "[broker]\nusers = ['ann:hush']",
+        "[kafka]\nclient = 'sasl.password=hush'",
+        "[pipelines]\nspark = ['spark.password=hush']",
+        "[admin]\ntokn = 'hush'",
+        "[admin.tls]\nkey_pasword = 'hush'",
+        "[broker]\npassword = 'hush'",
+        "[kafka]\nsasl_pasword = 'hush'",
+        "[pipelines.spark]\n'spark.hadoop.fs.azure.account.key.x' = ['hush']",
+    ],
+)
+def test_a_secret_at_the_wrong_place_or_under_a_misspelt_key_is_not_shown_in_an_error(text: str) -> None:
+    message = error_of(text)
+    assert MASK in message
+    assert "hush" not in message
 
 
 def test_only_what_an_address_is_given_is_shown_and_the_token_is_not() -> None:

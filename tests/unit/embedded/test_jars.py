@@ -128,6 +128,16 @@ def test_a_missing_file_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert len(repository.asked) == 1
 
 
+def test_password_of_the_repository_is_not_shown_in_an_error(
+    monkeypatch: pytest.MonkeyPatch, repository: Repository, tmp_path: Path
+) -> None:
+    pin(monkeypatch, repository, "org.example:a:1")
+    store = JarStore(tmp_path, repository.url.replace("//", "//ann:hunter2@"))
+    with pytest.raises(JarUnavailable, match=r"org\.example:a:1 could not be fetched from http://\*+@127") as raised:
+        store.classpath("parts")
+    assert "hunter2" not in str(raised.value)
+
+
 def test_an_unknown_set_is_refused_with_the_known_ones(store: JarStore) -> None:
     with pytest.raises(InvalidInput, match="'spark'; known are artemis, artemis-client, atomikos, kafka"):
         store.classpath("spark")

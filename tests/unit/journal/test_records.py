@@ -54,7 +54,7 @@ def test_a_record_that_grew_is_noticed() -> None:
 
 
 def test_a_newer_version_is_named() -> None:
-    with pytest.raises(NewerRecord, match="journal format 9; this Bascule reads up to 1"):
+    with pytest.raises(NewerRecord, match="journal format 9; this version of Bascule reads up to 1"):
         decode_header(DATA[:2] + b"\x09" + DATA[3:])
 
 

@@ -94,7 +94,7 @@ def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytes
 def test_a_record_of_a_later_version_is_named_with_its_offset(key: bytes) -> None:
     value = bytearray(data(1, send()))
     value[len(MAGIC)] = VERSION + 1
-    with pytest.raises(NewerRecord, match=f"journal offset 7: journal format {VERSION + 1}; this Bascule reads up to {VERSION}"):
+    with pytest.raises(NewerRecord, match=f"journal offset 7: journal format {VERSION + 1}; this version of Bascule reads up to {VERSION}"):
         JournalReader(START, [DivertSpec("d", "#")]).take(7, key, bytes(value))
 
 

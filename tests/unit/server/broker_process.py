@@ -1,4 +1,4 @@
-"""The code of a whole broker process on Kafka in memory: listener, epochs, housekeeping, ingress tail, admin server."""
+"""The code of a complete broker process on Kafka in memory: listener, epochs, housekeeping, ingress tail, admin server."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PREFIX = "test"
 
 
 async def called(function: Callable[..., T], *arguments: Any) -> T:
-    """What blocks, beside the loop."""
+    """Run a blocking function off the loop."""
     return await asyncio.wrap_future(in_background(functools.partial(function, *arguments), "test"))
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    """Looks again and again."""
+    """Wait until a condition is true."""
     deadline_s = time.monotonic() + SOON_S
     while not condition():
         assert time.monotonic() < deadline_s, f"not in time: {what}"
@@ -101,7 +101,7 @@ class Broker:
 
 @asynccontextmanager
 async def serving(kafka: KafkaInMemory, directory: Path, **sections: Any) -> AsyncIterator[Broker]:
-    """A broker that serves, and is stopped."""
+    """Yield a broker that serves; stop it afterwards."""
     broker = Broker(kafka, directory, **sections)
     try:
         await broker.serves()

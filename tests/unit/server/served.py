@@ -1,4 +1,4 @@
-"""A broker in memory with AMQP clients: its real connections on one side, the real protocol engine on the other, and no network between."""
+"""A broker in memory with AMQP clients: its real connections, the real protocol engine, and no network in between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUEUE, TOPIC = (Symbol("queue"),), (Symbol("topic"),)
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test, on a loop of its own: connections have timers."""
+    """Run a coroutine as a test, on its own loop, since connections have timers."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -48,7 +48,7 @@ def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Served:
-    """What a connection needs of a node, with a broker in memory."""
+    """The part of a node that a connection uses, with a broker in memory."""
 
     def __init__(self, broker: BrokerInMemory | None = None, *, idle_timeout_s: float = 60.0, usage: UsageLimits = UNLIMITED) -> None:
         self.broker = broker or BrokerInMemory()
@@ -64,7 +64,7 @@ class Served:
         self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
         self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE, frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES)
-        self.client_turns = ClientTurns(turn_s=math.inf)  # the work of a test may all be done in one turn of the loop
+        self.client_turns = ClientTurns(turn_s=math.inf, slice_s=math.inf)  # a test may do all its work in one turn
         self.logins = LoginChecks()
         self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
@@ -101,20 +101,20 @@ class Served:
             connection.send_output()
 
     def connection(self) -> ClientConnection:
-        """For a socket, or a Wire."""
+        """Return a connection for a socket or a Wire."""
         node: Any = self
         peer = ("127.0.0.1", 5672)
         sock: Any = None
         return ClientConnection(node, Handshake(self.handshakes, sock, peer))
 
     def fill(self, address: str, count: int, body: Any = "x", **options: Any) -> None:
-        """Messages that are stored."""
+        """Send messages, and store them."""
         for number in range(count):
             self.broker.send(address, message_bytes(body), Sender(), number, **options)
         self.broker.settle()
 
     def settle(self, *clients: Client) -> None:
-        """All that was appended is stored, and everybody hears of it."""
+        """Store all appended records, and tell everybody."""
         while True:
             said = [client.run() for client in clients]
             self.broker.settle()
@@ -124,7 +124,7 @@ class Served:
 
 
 class Wire:
-    """A transport: what the broker writes stays here until the client takes it."""
+    """A transport that keeps the broker's output until the client takes it."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -161,13 +161,13 @@ class Wire:
 
 
 class Client:
-    """A client's protocol engine on a wire of its own, open, with one session."""
+    """A client's protocol engine on its own wire, open, with one session."""
 
     def __init__(
         self, served: Served, container: str = "client", limits: ConnectionLimits | None = None, *, product: str | None = None,
         begins: bool = True, pipelined: str | None = None,
     ) -> None:  # fmt: skip
-        """``begins``: a session; ``pipelined``: the queue of a consumer that is asked for before the broker has answered anything."""
+        """Connect. ``begins``: begin a session; ``pipelined``: attach a consumer to this queue before the broker has answered."""
         self.served = served
         self.wire = Wire()
         self.connection = served.connection()
@@ -184,7 +184,7 @@ class Client:
             self.run()
 
     def say(self) -> bool:
-        """The broker hears what the client has to say. Whether that was anything."""
+        """Pass the client's output to the broker. Return whether there was any."""
         data = self.amqp.data_to_send()
         if data:
             self.connection.data_received(data)
@@ -193,14 +193,14 @@ class Client:
         return bool(data)
 
     def listen(self) -> bool:
-        """The client hears what the broker has written. Whether that was anything."""
+        """Pass the broker's output to the client. Return whether there was any."""
         data = b"".join(self.wire.written)
         self.wire.written.clear()
         self.heard += self.amqp.receive(data, time.monotonic()) if data else []
         return bool(data)
 
     def run(self) -> bool:
-        """Both, until nobody says any more."""
+        """Pass output in both directions until there is none."""
         self.connection.send_output()
         said = False
         while self.say() | self.listen():

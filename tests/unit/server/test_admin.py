@@ -1,4 +1,4 @@
-"""The admin server over a broker that only has a status."""
+"""The admin server over a broker that has only a status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MEMORY = MemoryStatus(
 
 
 class Broker:
-    """A broker's status, to be changed at will."""
+    """A broker's status that tests can change."""
 
     def __init__(self) -> None:
         self.now = BrokerStatus(
@@ -138,7 +138,7 @@ def served(broker: Broker, ask: Callable[[int], None], **options: Any) -> None:
     asyncio.run(run())
 
 
-def test_status_and_queues_are_told_as_json() -> None:
+def test_status_and_queues_are_reported_as_json() -> None:
     def ask(port: int) -> None:
         code, text = get(port, "/status")
         assert code == 200
@@ -190,7 +190,7 @@ def test_metrics_are_in_the_text_format_of_prometheus() -> None:
     served(Broker(), ask)
 
 
-def test_what_is_not_there_is_not_repeated_in_the_answer() -> None:
+def test_an_unknown_path_is_not_repeated_in_the_answer() -> None:
     def ask(port: int) -> None:
         assert get(port, "/<script>") == (404, "Not Found")
 
@@ -205,7 +205,7 @@ def test_a_port_in_use_is_named_with_the_flag_that_chooses_it() -> None:
     served(Broker(), ask)
 
 
-def test_one_queue_is_told_in_detail_whatever_its_name() -> None:
+def test_one_queue_is_reported_in_detail_whatever_its_name() -> None:
     def ask(port: int) -> None:
         code, text = get(port, "/queues?name=a%2Fb")
         assert (code, json.loads(text)["auto_created"]) == (200, True)
@@ -214,7 +214,7 @@ def test_one_queue_is_told_in_detail_whatever_its_name() -> None:
     served(Broker(), ask)
 
 
-def test_subscriptions_connections_and_dead_letters_are_told() -> None:
+def test_subscriptions_connections_and_dead_letters_are_reported() -> None:
     def ask(port: int) -> None:
         assert get(port, "/subscriptions") == (200, "[]")
         assert json.loads(get(port, "/connections")[1])[0]["user"] == "ann"
@@ -224,7 +224,7 @@ def test_subscriptions_connections_and_dead_letters_are_told() -> None:
     served(Broker(), ask)
 
 
-def test_an_action_is_done_with_its_arguments() -> None:
+def test_an_action_is_carried_out_with_its_arguments() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -246,7 +246,7 @@ def test_an_action_is_done_with_its_arguments() -> None:
         ('{"name": "' + "x" * 70_000 + '"}', 400, "the arguments have more than 65536 bytes"),
     ],
 )
-def test_what_goes_wrong_is_told_as_such(body: str, code: int, text: str) -> None:
+def test_errors_of_actions_are_answered_with_status_and_text(body: str, code: int, text: str) -> None:
     def ask(port: int) -> None:
         answer = post(port, "/queues/delete", body)
         assert answer[0] == code
@@ -285,7 +285,7 @@ def test_without_a_token_only_this_machine_may_act() -> None:
     assert answers[::2] == [403, 200, 200]
 
 
-def test_where_there_is_a_token_it_must_be_given() -> None:
+def test_a_configured_token_is_required() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -299,7 +299,7 @@ def test_where_there_is_a_token_it_must_be_given() -> None:
     assert len(broker.acted) == 1
 
 
-def test_it_speaks_tls_with_a_certificate(authority: Authority) -> None:
+def test_the_admin_server_uses_tls_with_a_certificate(authority: Authority) -> None:
     server = authority.issue("admin")
 
     def ask(port: int) -> None:

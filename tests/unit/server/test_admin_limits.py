@@ -1,4 +1,4 @@
-"""The admin server and peers that mean harm: slow ones, many, and requests made to break what reads them."""
+"""The admin server and hostile peers: slow ones, many, and requests made to break its parsers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_its_loop(ask: Callable[[int], Awaitable[None]], broker: Broker | None = N
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """All that the server says until it ends the connection."""
+    """Return all that the server sends until it ends the connection."""
     said = b""
     with suppress(ConnectionError):
         async with asyncio.timeout(SOON_S):
@@ -60,7 +60,7 @@ REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
     ],
     ids=["nothing", "half-a-line", "half-a-head", "half-a-body"],
 )
-def test_a_request_that_does_not_become_whole_is_cut_off_in_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_is_closed_after_the_timeout(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
 
     async def ask(port: int) -> None:
@@ -74,7 +74,7 @@ def test_a_request_that_does_not_become_whole_is_cut_off_in_time(said: bytes, mo
     on_its_loop(ask)
 
 
-def test_a_peer_that_sends_a_header_now_and_then_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_sends_headers_slowly_is_closed_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
 
     async def ask(port: int) -> None:
@@ -96,7 +96,7 @@ def test_a_peer_that_sends_a_header_now_and_then_is_cut_off_in_time(monkeypatch:
     on_its_loop(ask)
 
 
-def test_a_peer_that_does_not_read_its_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_read_its_answer_is_closed_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
     broker = Broker()
     broker.now |= {"reason": "x" * (32 << 20)}
@@ -120,7 +120,7 @@ def test_a_peer_that_does_not_read_its_answer_is_cut_off_in_time(monkeypatch: py
         runner.run(run())
 
 
-def test_silent_peers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peers_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
     monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
 
@@ -133,7 +133,7 @@ def test_silent_peers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     on_its_loop(ask)
 
 
-def test_connections_that_stay_open_between_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
     monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
 
@@ -169,7 +169,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_body_that_is_no_object_of_arguments_is_the_askers_fault(body: str) -> None:
+def test_a_body_that_is_no_object_of_arguments_is_answered_with_400(body: str) -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -207,7 +207,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize(("path", "code"), QUERIES.values(), ids=QUERIES)
-def test_a_query_that_cannot_be_read_is_the_askers_fault(path: str, code: int) -> None:
+def test_an_invalid_query_is_answered_with_a_client_error(path: str, code: int) -> None:
     def ask(port: int) -> None:
         assert get(port, path)[0] == code
 
@@ -215,7 +215,7 @@ def test_a_query_that_cannot_be_read_is_the_askers_fault(path: str, code: int) -
 
 
 def answer_to(said: bytes) -> bytes:
-    """What the server says to a peer that says this at once, and then no more."""
+    """Return what the server answers to a peer that sends this at once, and then nothing."""
     answer = b""
 
     def ask(port: int) -> None:
@@ -245,25 +245,25 @@ def test_requests_sent_at_once_are_answered_one_behind_the_other() -> None:
     assert answer_to(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * count).count(b"HTTP/1.1 200") == count
 
 
-def test_a_request_longer_than_a_piece_is_answered_to_a_peer_that_says_no_more() -> None:
+def test_a_request_longer_than_a_piece_is_answered() -> None:
     body = b'{"name": "' + b"x" * 60_000 + b'"}'
     assert answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("said", [b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\nx\r\n"], ids=["cut-off", "no-chunk"])
-def test_a_peer_that_breaks_its_request_off_causes_no_complaint(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_aborts_its_request_causes_no_log_line(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     answer_to(REQUEST_BEGUN + said)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_name_that_stands_twice_in_the_arguments_is_refused() -> None:
+def test_a_duplicate_name_in_the_arguments_is_refused() -> None:
     body = b'{"name": "q", "name": "r"}'
     answer = answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"twice" in answer
 
 
-def test_a_path_with_a_slash_behind_is_not_found_and_sends_nobody_elsewhere() -> None:
+def test_a_path_with_a_trailing_slash_is_not_found_and_not_redirected() -> None:
     answer = answer_to(b"GET /status/ HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404")
 

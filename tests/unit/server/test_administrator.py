@@ -1,4 +1,4 @@
-"""What an administrator sees and does, on a broker in memory with its real connections."""
+"""The view and the actions of an administrator, on a broker in memory with its real connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.server.served import TOPIC, Client, Served, run_async
 
 
 class Node(Served):
-    """A node over a broker in memory, whose log stores everything in the next turn of the loop while ``stores`` says so."""
+    """A node over a broker in memory, whose log stores everything in the next turn of the loop while ``stores`` is true."""
 
     def __init__(self) -> None:
         super().__init__(BrokerInMemory())
@@ -65,7 +65,7 @@ def administrator(node: Node) -> Administrator:
 
 
 def dead(node: Node, count: int, address: str = "q") -> None:
-    """Messages that a consumer has rejected."""
+    """Make dead letters by rejecting messages."""
     node.fill(address, count)
     receiver = node.broker.attach(node.engine.queue(address), count)
     node.broker.settle()
@@ -95,7 +95,7 @@ async def test_queues_are_created_emptied_and_deleted() -> None:
 
 
 @run_async
-async def test_messages_are_moved_as_far_as_a_selector_wants_them() -> None:
+async def test_only_messages_that_match_the_selector_are_moved() -> None:
     node = Node()
     node.fill("q", 3)
     answer = await administrator(node).act("queues/move", {"name": "q", "to": "other", "selector": "JMSPriority = 9"})
@@ -105,8 +105,8 @@ async def test_messages_are_moved_as_far_as_a_selector_wants_them() -> None:
 
 
 @run_async
-async def test_no_queue_is_made_at_the_address_of_the_management_node() -> None:
-    """No client could consume from it."""
+async def test_no_queue_is_created_at_the_address_of_the_management_node() -> None:
+    """No client could consume from such a queue."""
     node = Node()
     node.fill("q", 1)
     for action, arguments in (("queues/move", {"name": "q", "to": MANAGEMENT_ADDRESS}), ("queues/create", {"name": MANAGEMENT_ADDRESS})):
@@ -131,7 +131,7 @@ async def test_dead_letters_are_listed_and_returned() -> None:
 
 
 @run_async
-async def test_a_subscription_is_deleted_as_one_and_by_force_where_it_is_in_use() -> None:
+async def test_a_subscription_in_use_is_deleted_by_force_only() -> None:
     node = Node()
     client = Client(node)
     client.consumer("news", capabilities=TOPIC, name="sub", durable=2, expiry_policy="never")
@@ -149,7 +149,7 @@ async def test_a_subscription_is_deleted_as_one_and_by_force_where_it_is_in_use(
 
 @pytest.mark.parametrize("by", ["127.0.0.1:5672", "client"])
 @run_async
-async def test_a_connection_is_closed_by_its_place_or_its_client_id(by: str) -> None:
+async def test_a_connection_is_closed_by_its_address_or_its_client_id(by: str) -> None:
     node = Node()
     client = Client(node)
     admin = administrator(node)
@@ -167,7 +167,7 @@ async def test_a_connection_is_closed_by_its_place_or_its_client_id(by: str) -> 
 
 @pytest.mark.parametrize("action", ["branches/commit", "branches/rollback", "branches/forget"])
 @run_async
-async def test_a_branch_that_is_not_there_cannot_be_ended(action: str) -> None:
+async def test_an_unknown_branch_cannot_be_ended(action: str) -> None:
     with pytest.raises(UnknownBranch):
         await administrator(Node()).act(action, {"xid": "7:67:62"})
 
@@ -198,7 +198,7 @@ async def test_arguments_that_cannot_be_used_are_named(action: str, arguments: d
 
 
 @run_async
-async def test_a_broker_that_does_not_serve_does_nothing_and_says_why() -> None:
+async def test_a_broker_that_does_not_serve_refuses_actions_with_the_reason() -> None:
     node = Node()
     node.serving, node.trouble = False, "Kafka is away"
     admin = administrator(node)
@@ -212,7 +212,7 @@ async def test_a_broker_that_does_not_serve_does_nothing_and_says_why() -> None:
 
 
 @run_async
-async def test_an_action_that_is_not_stored_in_time_is_told_as_decided() -> None:
+async def test_an_action_that_is_not_stored_in_time_is_reported_as_decided() -> None:
     node = Node()
     node.stores = False
     with pytest.raises(Unavailable, match=r"not stored the decision within 0\.05 s"):

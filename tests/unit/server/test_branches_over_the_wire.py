@@ -1,4 +1,4 @@
-"""The broker as a resource of transactions, from the resource to the journal: ``JmsResource``, the management node, the branches."""
+"""The broker as a resource of transactions, from ``JmsResource`` over the management node to the branches in the journal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_xid() -> Xid:
 
 
 def worked(resource: JmsResource, xid: Xid) -> None:
-    """An order is taken and a bill is sent."""
+    """Receive an order, and send a bill."""
     handle = resource.start(xid, timeout_s=60)
     order = handle.consumer(ORDERS).receive(SOON_S)
     assert order is not None
@@ -43,7 +43,7 @@ def worked(resource: JmsResource, xid: Xid) -> None:
 
 
 async def with_order(broker: Broker, steps: Callable[[JmsResource], None]) -> None:
-    """Run ``steps`` with a resource beside a broker that has one order."""
+    """Run ``steps`` with a resource and a broker that has one order."""
 
     def run() -> None:
         resource = resource_of(broker)
@@ -57,7 +57,7 @@ async def with_order(broker: Broker, steps: Callable[[JmsResource], None]) -> No
 
 
 def waiting(broker: Broker) -> tuple[list[Any], list[Any]]:
-    """What consumers may have now, orders and bills."""
+    """Return the orders and bills that consumers may get now."""
     with broker.connect() as context:
         orders, bills = ([message.body for message in context.browse(queue)] for queue in (ORDERS, BILLS))
     return orders, bills
@@ -129,7 +129,7 @@ async def test_branch_is_committed_in_one_phase_or_rolled_back_before_it_is_prep
 
 
 @run_async
-async def test_branch_without_work_votes_read_only_and_is_gone(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_branch_without_work_votes_read_only_and_ends(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
 
         def steps(resource: JmsResource) -> None:
@@ -147,7 +147,7 @@ async def test_branch_without_work_votes_read_only_and_is_gone(kafka: KafkaInMem
 
 
 @run_async
-async def test_branch_that_was_not_prepared_goes_with_its_broker(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_unprepared_branch_ends_with_its_broker(kafka: KafkaInMemory, tmp_path: Path) -> None:
     xid = new_xid()
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "order")
@@ -193,7 +193,7 @@ WRONG = [
 
 
 @run_async
-async def test_wrong_request_is_answered_with_what_is_wrong_and_what_would_be_right(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_invalid_request_is_answered_with_the_fault_and_the_valid_values(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
 
         def ask() -> list[tuple[Any, Any, str]]:

@@ -1,4 +1,4 @@
-"""A broker process on Kafka in memory: what it stores is there in its next life, and what ends an epoch ends its clients."""
+"""A broker process on Kafka in memory: stored data survives a restart, and the end of an epoch disconnects the clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def epoch_start(epoch: int = 0) -> bytes:
 
 
 def from_kafka(offset: int, address: str = "orders") -> bytes:
-    """A record of the ingress topic."""
+    """Return a record of the ingress topic."""
     body = message_bytes(f"kafka {offset}")
     send = Send(SendFlag.SOURCE | SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
     return encode_record(Kind.DATA, 0, 0, send_entry(send))
@@ -54,7 +54,7 @@ def from_kafka(offset: int, address: str = "orders") -> bytes:
 
 
 @run_async
-async def test_message_is_there_after_restart(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_message_survives_restart(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1", "2", "3")
         assert await broker.receive("orders", 1) == ["1"]
@@ -86,7 +86,7 @@ async def test_housekeeping_keeps_journal_short_and_loses_nothing(kafka: KafkaIn
 
 
 def keys(kafka: KafkaInMemory, topic: str) -> set[bytes]:
-    """Those that are not deleted."""
+    """Return the records that are not deleted."""
     found: dict[bytes, bytes | None] = {}
     for _, record in sorted(kafka.partition(topic).records.items()):
         found[record.key or b""] = record.value
@@ -94,7 +94,7 @@ def keys(kafka: KafkaInMemory, topic: str) -> set[bytes]:
 
 
 @run_async
-async def test_snapshot_that_is_not_stored_is_no_harm(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_snapshot_that_is_not_stored_does_no_harm(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
         kafka.topics[SNAPSHOTS].config["max.message.bytes"] = "1"
@@ -104,13 +104,13 @@ async def test_snapshot_that_is_not_stored_is_no_harm(kafka: KafkaInMemory, tmp_
 
 
 @run_async
-async def test_a_machine_that_was_suspended_may_have_been_replaced(
+async def test_broker_on_a_suspended_machine_ends_its_epoch(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock_gettime, suspended_s = time.clock_gettime, 60.0
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
-        # The monotonic clock stands still with the machine; asyncio's timers notice nothing.
+        # The monotonic clock stops with the machine; asyncio's timers notice nothing.
         monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + suspended_s * (clock == time.CLOCK_BOOTTIME))
         await broker.serves(2)
         assert "this process was suspended for 60 s" in caplog.text
@@ -157,9 +157,7 @@ async def test_ingress_is_trimmed_up_to_what_a_snapshot_has_taken_unless_it_was_
 
 
 @run_async
-async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
-    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ingress_stops_and_reports_a_recreated_topic(kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.ingress_tail.LOOK_S", 0.0)
     async with serving(kafka, tmp_path) as broker:
         kafka.put(INGRESS, from_kafka(1), unbound=b"keep")
@@ -177,7 +175,7 @@ async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
 
 
 @run_async
-async def test_open_transaction_that_holds_ingress_up_is_said(
+async def test_open_transaction_that_blocks_ingress_is_reported(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bascule.broker.ingress_tail.LOOK_S", 0.0)
@@ -200,7 +198,7 @@ async def test_epoch_that_ends_closes_its_connections_and_its_clients_of_kafka(k
             ended = broker.epoch
             before = kafka.open_clients()
             assert {"consumer", "producer"} <= set(before)
-            kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])  # another broker's
+            kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])  # of another broker
             with pytest.raises(BasculeError):
                 await called(context.send, Queue("orders"), "2")
             await broker.serves(2)
@@ -213,7 +211,7 @@ async def test_epoch_that_ends_closes_its_connections_and_its_clients_of_kafka(k
 
 
 @run_async
-async def test_append_that_fails_ends_epoch_and_next_one_has_what_was_answered(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_failed_append_ends_epoch_and_next_epoch_has_all_answered_messages(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
         kafka.fail("delivery", KafkaError._MSG_TIMED_OUT)
@@ -225,7 +223,7 @@ async def test_append_that_fails_ends_epoch_and_next_one_has_what_was_answered(k
 
 
 @run_async
-async def test_foreign_record_in_journal_is_passed_over_and_counted(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_foreign_record_in_journal_is_skipped_and_counted(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
         kafka.put(JOURNAL, b"foreign")
@@ -236,7 +234,7 @@ async def test_foreign_record_in_journal_is_passed_over_and_counted(kafka: Kafka
 
 
 @run_async
-async def test_stalled_broker_lets_clients_go_and_takes_them_again(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_stalled_broker_disconnects_clients_and_accepts_them_again(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
         going_on = kafka.held["send"] = threading.Event()
         with await called(broker.connect) as context, pytest.raises(BasculeError):
@@ -249,7 +247,7 @@ async def test_stalled_broker_lets_clients_go_and_takes_them_again(kafka: KafkaI
 
 
 @run_async
-async def test_stalled_broker_begins_anew_where_a_new_client_could_append(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_stalled_broker_starts_a_new_epoch_if_a_new_client_can_append(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
         stalled = broker.epoch
         going_on = kafka.held["send"] = threading.Event()
@@ -294,9 +292,7 @@ async def test_broker_that_loses_election_stops_serving_at_once(kafka: KafkaInMe
 
 
 @run_async
-async def test_broker_that_is_told_of_another_election_ends_its_epoch_before_the_other_one_writes(
-    kafka: KafkaInMemory, tmp_path: Path
-) -> None:
+async def test_lost_election_ends_epoch_before_other_broker_writes(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         with await called(broker.connect) as context:
             (member,) = kafka.members[broker.settings.journal_topics.brokers]
@@ -356,7 +352,7 @@ async def test_port_in_use_is_named(kafka: KafkaInMemory, tmp_path: Path) -> Non
 
 
 @run_async
-async def test_topic_that_is_made_unsafe_is_said_until_it_is_mended(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_unsafe_topic_setting_is_reported_until_it_is_corrected(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         assert broker.node.trouble == ""
         kafka.topics[JOURNAL].config["retention.ms"] = "1000"
@@ -367,7 +363,7 @@ async def test_topic_that_is_made_unsafe_is_said_until_it_is_mended(kafka: Kafka
 
 
 @run_async
-async def test_journal_with_less_room_takes_smaller_messages(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_journal_with_smaller_record_limit_accepts_smaller_messages(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         largest = broker.node.max_message_bytes
     kafka.topics[JOURNAL].config["max.message.bytes"] = "2000000"
@@ -378,7 +374,7 @@ async def test_journal_with_less_room_takes_smaller_messages(kafka: KafkaInMemor
 
 
 @run_async
-async def test_journal_that_loses_room_while_broker_runs_limits_next_epoch(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_lowered_record_limit_of_journal_applies_to_next_epoch(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         kafka.topics[JOURNAL].config["max.message.bytes"] = "2000000"
         kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])
@@ -390,7 +386,7 @@ async def test_journal_that_loses_room_while_broker_runs_limits_next_epoch(kafka
 
 
 @run_async
-async def test_admin_server_tells_status_and_health(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_admin_server_reports_status_and_health(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1", "2")
         port = broker.life._admin_port
@@ -406,7 +402,7 @@ async def test_admin_server_tells_status_and_health(kafka: KafkaInMemory, tmp_pa
 
 @pytest.fixture
 def _own_tuning() -> Iterator[None]:
-    """What a broker sets for its whole process is put back."""
+    """Restore the settings of the test process that a broker changes."""
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     yield
     gc.set_threshold(*thresholds)
@@ -415,7 +411,7 @@ def _own_tuning() -> Iterator[None]:
 
 @pytest.mark.usefixtures("kafka", "_own_tuning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_broker_process_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_broker_process_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     told: list[tuple[int, int]] = []
 
     def ready(port: int, admin_port: int) -> None:
@@ -444,7 +440,7 @@ def test_second_broker_in_data_directory_is_refused(kafka: KafkaInMemory, tmp_pa
 
 
 @run_async
-async def test_journal_is_kept_from_position_of_pipeline_on_and_reason_is_told(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_journal_is_kept_from_position_of_pipeline_and_reason_is_reported(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100}) as broker:
         kafka.create(f"{PREFIX}.positions", 16, cleanup_policy="compact")
         journal_id = kafka.topics[JOURNAL].id
@@ -465,7 +461,7 @@ async def test_journal_is_kept_from_position_of_pipeline_on_and_reason_is_told(k
 
 
 @run_async
-async def test_pipeline_that_is_too_far_behind_keeps_journal_no_more(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_pipeline_beyond_its_quota_no_longer_pins_journal(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100, "pinned_bytes": 200}) as broker:
         kafka.create(f"{PREFIX}.positions", 16, cleanup_policy="compact")
         key = position_key(f"{DIVERT}slow", JOURNAL, 0)
@@ -486,7 +482,7 @@ async def test_journal_is_kept_for_exclusive_divert_that_no_pipelines_know(kafka
 
 
 async def housekept(broker: Broker, queue: str = "housekeeping") -> None:
-    """Messages come and go, and a round of housekeeping follows."""
+    """Send and acknowledge messages, and run a round of housekeeping."""
     await broker.send(queue, *map(str, range(20)))
     if queue != "orders":
         await broker.receive(queue, 20)

@@ -1,4 +1,4 @@
-"""What browsers are shown, and consumers that settle each message as it is sent."""
+"""Browsers, and consumers whose messages are settled when they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECTOR = Symbol("apache.org:selector-filter:string")
 
 
 class Clock:
-    """Milliseconds that pass when the test says so."""
+    """A clock that the test advances, in milliseconds."""
 
     now_ms = 1_000
 
@@ -61,7 +61,7 @@ async def test_browser_is_shown_what_its_selector_matches() -> None:
 
 
 @run_async
-async def test_message_is_gone_when_it_is_sent_to_a_consumer_that_asks_for_settled_ones() -> None:
+async def test_message_is_removed_when_it_is_sent_settled() -> None:
     served = Served()
     send(served, "1", "2")
     client = Client(served)

@@ -1,4 +1,4 @@
-"""What a consumer's link is given, and when."""
+"""Deliveries to a consumer's link, and their time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BODY = "x" * 100_000
 
 @pytest.mark.parametrize("drain", [False, True], ids=["credit", "drain"])
 @run_async
-async def test_credit_that_comes_with_the_attach_is_served(drain: bool) -> None:
+async def test_credit_granted_with_the_attach_counts(drain: bool) -> None:
     served = Served()
     served.fill("q", 3)
     client = Client(served)
-    served.engine.queue("another")  # is on its way into the journal: the answer to the attach comes behind it
+    served.engine.queue("another")  # in flight to the journal: the answer to the attach follows it
     link = client.session.attach_receiver("consumer", Source("q", capabilities=QUEUE), Target())
     link.credit, link.drain = 5, drain
     windows = (0, 100, 0, 100)
@@ -36,13 +36,13 @@ async def test_credit_that_comes_with_the_attach_is_served(drain: bool) -> None:
 
 
 @run_async
-async def test_a_queue_that_is_deleted_under_a_consumer_with_a_full_window_ends_that_consumer_alone() -> None:
+async def test_deleting_a_queue_ends_only_its_consumer_even_if_its_window_is_full() -> None:
     served = Served()
     served.fill("q", 20)
     client = Client(served, limits=ConnectionLimits(incoming_window_frames=4))
     link, other = client.consumer("q"), client.consumer("another", credit=1, name="other")
     link.flow(20)
-    client.say()  # and does not listen yet: 4 messages are on their way, the others wait for the window
+    client.say()  # the client does not read yet: 4 messages are in flight, the others wait for the window
     served.broker.settle()
     served.engine.delete_queue(served.engine.addresses.anycast["q"])
     served.settle(client)
@@ -55,7 +55,7 @@ async def test_a_queue_that_is_deleted_under_a_consumer_with_a_full_window_ends_
 
 @pytest.mark.parametrize("mode", ["move", "copy"])
 @run_async
-async def test_a_connection_is_given_no_more_than_it_writes(mode: str) -> None:
+async def test_deliveries_to_a_connection_are_limited_by_its_unwritten_output(mode: str) -> None:
     served = Served()
     served.fill("q", 60, BODY)
     client = Client(served)
@@ -76,7 +76,7 @@ async def test_a_connection_is_given_no_more_than_it_writes(mode: str) -> None:
             client.connection.resume_writing()
             client.listen()
         read = client.received(link)
-        assert link.drain or read == 60  # it is answered when there is nothing more
+        assert link.drain or read == 60  # it is answered when there are no more messages
         turns += 1
         await asyncio.sleep(0)
     assert 20 < turns < 40
@@ -86,7 +86,7 @@ async def test_a_connection_is_given_no_more_than_it_writes(mode: str) -> None:
 
 
 @run_async
-async def test_a_client_that_asks_and_does_not_read_is_not_read_from_either() -> None:
+async def test_a_client_that_does_not_read_its_answers_is_no_longer_read() -> None:
     served = Served()
     client = Client(served)
     link = client.consumer("q")
@@ -108,13 +108,13 @@ async def test_a_client_that_asks_and_does_not_read_is_not_read_from_either() ->
 
 
 @run_async
-async def test_a_broker_that_may_have_been_replaced_does_nothing_of_what_clients_ask() -> None:
+async def test_a_broker_that_may_have_been_replaced_ignores_client_requests() -> None:
     served = Served()
     served.fill("q", 1)
     client = Client(served)
     consumer, producer = client.consumer("q"), client.producer("direct")
     waiting = client.consumer("direct", credit=1, name="waiting")
-    served.up = False  # it stood still, and these are in its socket when it wakes
+    served.up = False  # the process was suspended, and these are in its socket when it wakes
     consumer.flow(1)
     for durable in (True, False):
         producer.send(message_bytes("x", durable=durable))
@@ -130,13 +130,13 @@ async def test_a_broker_that_may_have_been_replaced_does_nothing_of_what_clients
 
 
 @run_async
-async def test_nor_does_it_give_anybody_what_an_administrator_makes_free() -> None:
+async def test_a_broker_that_may_have_been_replaced_delivers_no_messages_freed_by_an_administrator() -> None:
     served = Served()
     served.fill("q", 1)
     holding, waiting = Client(served, "holding"), Client(served, "waiting")
     holding.consumer("q", credit=1)
     consumer = waiting.consumer("q", credit=1)
-    served.up = False  # it stood still in the middle of that
+    served.up = False  # the process was suspended in the middle of that
     node: Any = served
     await ACTIONS["connections/close"].run(node, id="holding")
     waiting.run()
@@ -144,7 +144,7 @@ async def test_nor_does_it_give_anybody_what_an_administrator_makes_free() -> No
 
 
 @run_async
-async def test_a_broker_that_may_have_been_replaced_gives_nobody_what_another_client_held() -> None:
+async def test_a_broker_that_may_have_been_replaced_delivers_no_messages_of_a_lost_client() -> None:
     served = Served()
     served.fill("q", 1)
     holder, other = Client(served, "holder"), Client(served, "other")

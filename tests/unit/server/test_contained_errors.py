@@ -1,4 +1,4 @@
-"""What goes wrong with one client's connection, link or request reaches no other client."""
+"""An error in one client's connection, link or request does not affect other clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_answer_that_cannot_be_encoded_ends_its_own_connection_and_the_oth
     other.send(message_bytes("y"))
     bad.say()
     (link,) = bad.connection.client.links
-    link.settle(0, Unsayable())  # goes out with the next write
+    link.settle(0, Unsayable())  # written with the next output
     bad.connection.touch()
     good.say()
     served.broker.settle()
@@ -63,7 +63,7 @@ async def test_fault_in_the_clock_of_a_connection_ends_that_connection() -> None
 
 
 @run_async
-async def test_fault_in_the_release_of_one_link_keeps_no_other_link_from_its_release() -> None:
+async def test_fault_in_the_release_of_one_link_does_not_affect_other_links() -> None:
     served = Served()
     served.fill("q", 2)
     served.fill("p", 2)
@@ -78,8 +78,8 @@ async def test_fault_in_the_release_of_one_link_keeps_no_other_link_from_its_rel
 
 
 @run_async
-async def test_fault_in_a_later_turn_of_a_browser_ends_its_link_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "BROWSED_STEPS", 1)  # a message in each piece of work
+async def test_fault_in_a_later_turn_of_a_browser_ends_only_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BROWSED_STEPS", 1)  # one message in each piece of work
     found = iter([BrokerQueue.after])  # for the first piece only
     monkeypatch.setattr(BrokerQueue, "after", lambda queue, place, count: next(found)(queue, place, count))
     served = Served()
@@ -100,7 +100,7 @@ async def test_fault_in_a_later_turn_of_a_browser_ends_its_link_and_nothing_else
 
 
 @run_async
-async def test_fault_of_a_management_request_refuses_the_request_alone() -> None:
+async def test_fault_of_a_management_request_refuses_only_the_request() -> None:
     class Faulty:
         def authorize(self, user: str, permission: Permission, address: str) -> None:
             if address == "answers":

@@ -26,7 +26,7 @@ from tests.unit.server.served import Served, run_async
 
 
 class Peer:
-    """A client's coordinator link; it keeps what it is answered."""
+    """A client's coordinator link that records its answers."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
@@ -35,14 +35,14 @@ class Peer:
         self.answers.append(state)
 
     def flow(self, _: int) -> None:
-        """Credit is given."""
+        """Ignore that credit is granted."""
 
 
 def client_of(broker: BrokerInMemory) -> Client:
     return Served(broker).connection().client
 
 
-def test_no_broker_gives_a_transaction_the_name_that_an_earlier_one_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_ids_are_unique_across_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = BrokerInMemory()
     names = set()
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_coordinator_forgets_transactions_that_are_handed_over_and_rolls_back_
     coordinator = CoordinatorLink(client, link)
     for number in range(100):
         coordinator.declare(number)
-        client.transactions.pop(peer.answers[-1].txn_id)  # as management does: it is a branch from then on
+        client.transactions.pop(peer.answers[-1].txn_id)  # as management does: the transaction is a branch from then on
     coordinator.declare(100)
     assert coordinator._declared.keys() == {peer.answers[-1].txn_id}
     coordinator.abandon()
@@ -71,7 +71,7 @@ def test_a_coordinator_forgets_transactions_that_are_handed_over_and_rolls_back_
 @pytest.mark.parametrize("taken", [True, False], ids=["branch", "rolled back"])
 @pytest.mark.parametrize("fail", [True, False], ids=["rollback", "commit"])
 @run_async
-async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answer(operation: str, taken: bool, fail: bool) -> None:
+async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(operation: str, taken: bool, fail: bool) -> None:
     broker = Served()
     client = served.Client(broker)
     coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
@@ -91,7 +91,7 @@ async def test_discharge_after_a_request_is_accepted_if_it_agrees_with_the_answe
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
 
 
-def test_discharge_of_a_transaction_that_is_over_is_answered_and_ends_no_other() -> None:
+def test_discharge_of_an_ended_transaction_is_answered_and_ends_no_other_one() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
     link: Any = peer
@@ -121,13 +121,13 @@ class Controller(served.Client):
         self.orders = self.producer("orders")
 
     def control(self, link: SenderLink, what: Declare | Discharge, *, settled: bool = False) -> Any:
-        """The answer of the broker."""
+        """Return the answer of the broker."""
         link.send(encode_control(what), settled=settled)
         self.served.settle(self)
         return self.told(Dispositioned)[-1].state
 
     def begin(self) -> bytes:
-        """A transaction with a message in it."""
+        """Begin a transaction with a message in it."""
         txn_id = bytes(self.control(self.own, Declare()).txn_id)
         self.orders.send(message_bytes("order"), state=TransactionalState(txn_id))
         self.served.settle(self)
@@ -178,7 +178,7 @@ async def test_end_of_another_coordinator_link_leaves_the_transaction_alone() ->
 @pytest.mark.parametrize("what", ["declare", "discharge"])
 @run_async
 async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(what: str) -> None:
-    """Nobody would hear of its outcome (AMQP 1.0 part 4, sections 4.2 and 4.3)."""
+    """Nobody would get its outcome (AMQP 1.0 part 4, sections 4.2 and 4.3)."""
     client = Controller(Served())
     txn_id = client.begin()
     client.control(client.own, Declare() if what == "declare" else Discharge(txn_id, False), settled=True)
@@ -190,3 +190,19 @@ async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(w
     client.own = client.foreign
     assert client.control(client.own, Discharge(client.begin(), False)) == ACCEPTED
     assert client.waiting == 1
+
+
+def test_end_of_a_coordinator_link_rolls_many_transactions_back_over_several_turns() -> None:
+    broker, peer = BrokerInMemory(turn_steps=100), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    for number in range(100):
+        coordinator.declare(number)
+    broker.engine.turns.begin_turn()
+    coordinator.abandon()
+    assert len(client.transactions) == 0
+    assert 0 < len(broker.engine.transactions) < 100
+    broker.settle()
+    assert broker.engine.transactions == {}
+    assert broker.engine.counters.rolled_back == 100

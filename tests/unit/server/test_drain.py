@@ -1,4 +1,4 @@
-"""Drains at the broker: a consumer that asks for what there is now is told when it has it."""
+"""Drains at the broker: a consumer that asks for the available messages is told when it has them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def browse(broker: BrokerInMemory, client: Client, link: SenderLink) -> None:
 
 @pytest.mark.parametrize("serve", [consume, browse])
 @pytest.mark.parametrize("messages", [0, 1, 2, 3])
-def test_a_drain_is_answered_though_messages_use_its_credit_up(serve: Any, messages: int) -> None:
+def test_a_drain_is_answered_even_if_messages_use_up_its_credit(serve: Any, messages: int) -> None:
     broker, client = broker_with(messages)
     pair = Pair()
     receiver, sender = pair.consumer()

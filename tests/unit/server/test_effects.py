@@ -1,4 +1,4 @@
-"""What protocols wait for, on the broker's event loop."""
+"""Waits of protocols on the broker's event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def outcome(waiting: FutureWaiter[Any]) -> object:
 
 @pytest.mark.parametrize("first", ["kept", "failed"])
 @pytest.mark.parametrize("second", ["kept", "failed"])
-def test_first_of_a_value_and_an_error_counts(first: str, second: str) -> None:
+def test_only_the_first_of_a_value_and_an_error_counts(first: str, second: str) -> None:
     async def run() -> object:
         waiting = waiter()
         for number, what in enumerate((first, second)):
@@ -41,7 +41,7 @@ def test_first_of_a_value_and_an_error_counts(first: str, second: str) -> None:
     assert asyncio.run(run()) == f"{first} 0"
 
 
-def test_value_that_does_not_come_in_time_is_waited_for_no_longer() -> None:
+def test_wait_for_a_late_value_times_out() -> None:
     async def run() -> None:
         waiting = waiter()
         with pytest.raises(TimeoutError):
@@ -52,7 +52,7 @@ def test_value_that_does_not_come_in_time_is_waited_for_no_longer() -> None:
     asyncio.run(run())
 
 
-def test_error_that_nobody_waits_for_is_no_complaint_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+def test_unawaited_error_is_not_reported_by_asyncio(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         waiting = waiter()
         waiting.fail(Unavailable("nobody asked"))

@@ -1,4 +1,4 @@
-"""How a broker reads its journal while it loads."""
+"""The reads of a broker that loads its journal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PLACE = JournalPlace(
 )  # fmt: skip
 
 
-def test_load_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one reads from a node that is cut off from its peers, for example, and the end is known from another node."""
+def test_load_continues_with_a_new_client_if_the_old_one_gets_no_records(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, the old one reads from a node that is cut off, and the end is known from another node."""
     monkeypatch.setattr(following, "RENEW_S", -1)
     kafka.create(PLACE.topics.journal)
     for number in range(3):
@@ -34,7 +34,7 @@ def test_load_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: Ka
         assert effects._reader is not None
         monkeypatch.setattr(effects._reader._consumer, "consume", lambda *_: [])
         assert await effects.read(1) == []
-        assert await effects.read(1) == []  # nothing is to come yet
+        assert await effects.read(1) == []  # no record is expected yet
         effects.end = 3
         assert await effects.read(1) == []
         assert await effects.read(1) == [(1, b"\1"), (2, b"\2")]

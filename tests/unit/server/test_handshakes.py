@@ -1,4 +1,4 @@
-"""Connections before their login: how many, for how long, and what they may cost; and a broker that is short of file descriptors."""
+"""Connections before their login: their number, time and cost; and a broker that is short of file descriptors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SOON_S = 20.0
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test, on the loop that the broker has."""
+    """Run a coroutine as a test, on the loop that the broker uses."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -81,7 +81,7 @@ async def listening(served: Guarded, reserved: int = 0) -> AsyncIterator[Listene
 
 
 class Raw:
-    """A socket and its AMQP engine, as slow as the test."""
+    """A socket and its AMQP engine, as slow as the test wants."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *mechanisms: Any) -> None:
         self.reader, self.writer = reader, writer
@@ -94,7 +94,7 @@ class Raw:
         return cls(*await asyncio.open_connection("127.0.0.1", port, **options), *mechanisms)
 
     async def opened(self) -> Connection:
-        """The engine, once its open is answered or the connection has ended."""
+        """Return the engine, once its open is answered or the connection has ended."""
         async with asyncio.timeout(SOON_S):
             while not self.amqp.remote_open.container_id and not self.amqp.closed:
                 self.writer.write(self.amqp.data_to_send())
@@ -105,7 +105,7 @@ class Raw:
         return self.amqp
 
     async def ended(self) -> float:
-        """After how many seconds the broker ends it."""
+        """Return after how many seconds the broker ends the connection."""
         begun_s = time.monotonic()
         with suppress(ConnectionError):
             async with asyncio.timeout(SOON_S):
@@ -118,7 +118,7 @@ class Raw:
 
 
 @run_async
-async def test_peer_that_says_nothing_is_cut_off_in_time() -> None:
+async def test_silent_peer_is_closed_after_the_timeout() -> None:
     served = Guarded(HandshakeLimits(0, 0, 0.3))
     async with listening(served) as found:
         silent = await Raw.to(found.port)
@@ -128,7 +128,7 @@ async def test_peer_that_says_nothing_is_cut_off_in_time() -> None:
 
 
 @run_async
-async def test_peer_that_sends_a_byte_now_and_then_is_cut_off_in_time() -> None:
+async def test_slow_peer_is_closed_after_the_timeout() -> None:
     served = Guarded(HandshakeLimits(0, 0, 0.5))
     async with listening(served) as found:
         slow = await Raw.to(found.port)
@@ -145,14 +145,14 @@ async def test_peer_that_sends_a_byte_now_and_then_is_cut_off_in_time() -> None:
 
 
 @run_async
-async def test_peer_that_stops_in_its_tls_handshake_is_cut_off_in_time(authority: Authority) -> None:
+async def test_peer_that_stops_in_its_tls_handshake_is_closed_after_the_timeout(authority: Authority) -> None:
     certificate = authority.issue("broker")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
     served = Guarded(HandshakeLimits(0, 0, 0.5), context)
     async with listening(served) as found:
         silent = await Raw.to(found.port)
-        silent.writer.write(b"\x16\x03\x01")  # as a handshake begins
+        silent.writer.write(b"\x16\x03\x01")  # the beginning of a handshake
         begun_s = time.monotonic()
         while not len(served.handshakes):
             await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_peer_that_stops_in_its_tls_handshake_is_cut_off_in_time(authority
 
 @pytest.mark.parametrize("limits", [HandshakeLimits(5, 0, SOON_S), HandshakeLimits(0, 5, SOON_S)], ids=["in-total", "of-one-address"])
 @run_async
-async def test_client_gets_in_while_silent_peers_hold_all_places(limits: HandshakeLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_logs_in_while_silent_peers_hold_all_places(limits: HandshakeLimits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
     served = Guarded(limits)
     async with listening(served) as found:
@@ -178,7 +178,7 @@ async def test_client_gets_in_while_silent_peers_hold_all_places(limits: Handsha
 
 
 @run_async
-async def test_more_clients_at_once_than_there_are_places_all_log_in() -> None:
+async def test_more_concurrent_clients_than_places_all_log_in() -> None:
     served = Guarded(HandshakeLimits(10, 5, SOON_S))
     async with listening(served) as found:
         clients = await asyncio.gather(*(Raw.to(found.port) for _ in range(100)))
@@ -190,7 +190,7 @@ async def test_more_clients_at_once_than_there_are_places_all_log_in() -> None:
 
 
 @run_async
-async def test_a_long_check_of_a_password_holds_up_nobody_else() -> None:
+async def test_a_long_check_of_a_password_delays_no_other_client() -> None:
     served = Guarded(HandshakeLimits(0, 0, SOON_S))
     served.may_login.clear()
     async with listening(served) as found:
@@ -209,7 +209,7 @@ async def test_a_long_check_of_a_password_holds_up_nobody_else() -> None:
 
 
 def pending() -> Connection:
-    """A server's connection that waits for the check of a password."""
+    """Return a server's connection that waits for the check of a password."""
     offered = SaslServer({"PLAIN": lambda: PlainServer(lambda user, password: password == "hush")})
     connection = Connection(Role.SERVER, container_id="server", sasl=offered, require_sasl=True)
     connection.receive(SASL_HEADER + frame(0, encode_composite(SaslInit("PLAIN", b"\0ann\0hush")), SASL_FRAME), 0.0)
@@ -217,7 +217,7 @@ def pending() -> Connection:
 
 
 @pytest.mark.parametrize("proven", [True, False])
-def test_what_is_sent_behind_a_password_counts_only_when_the_password_does(proven: bool) -> None:
+def test_frames_behind_a_password_count_only_if_the_password_is_valid(proven: bool) -> None:
     connection = pending()
     assert connection.receive(AMQP_HEADER, 0.0) == []
     assert connection.receive(frame(0, encode_composite(Open("early"))), 0.0) == []
@@ -226,7 +226,7 @@ def test_what_is_sent_behind_a_password_counts_only_when_the_password_does(prove
     assert connection.user == ("ann" if proven else None)
 
 
-def test_what_is_sent_behind_a_password_is_bounded() -> None:
+def test_the_size_of_frames_behind_a_password_is_limited() -> None:
     connection = pending()
     for _ in range(PRE_OPEN_BYTES_MAX // 1000):
         connection.receive(bytes(1000), 0.0)
@@ -245,7 +245,7 @@ def test_a_frame_before_the_login_is_small() -> None:
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """This process can open so many more descriptors."""
+    """Return the number of descriptors that this process can still open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as probe:
         resource.setrlimit(resource.RLIMIT_NOFILE, (probe.fileno() + count, hard))
@@ -256,15 +256,15 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reserved", [0, 10], ids=["none-left", "the-rest-reserved"])
-def test_new_clients_are_refused_without_descriptors_and_others_go_on(reserved: int) -> None:
-    # In a process of its own: whatever else the process of the tests opens would fail.
+def test_new_clients_are_refused_without_descriptors_and_others_continue(reserved: int) -> None:
+    # In a separate process, since other code in the test process would fail to open files.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         notes = process.submit(without_descriptors, reserved).result()
     assert len([note for note in notes if "connections refused" in note]) == 1
 
 
 def without_descriptors(reserved: int) -> list[str]:
-    """Serve clients until this process can open no descriptors. Returns what was logged."""
+    """Serve clients until this process can open no descriptors. Return the log."""
     notes: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
@@ -279,7 +279,7 @@ async def serve_without_descriptors(reserved: int) -> None:
     async with listening(served, reserved) as found:
         there = await Raw.to(found.port)
         await there.opened()
-        # Made before the limit: these sockets are on the same process as the broker.
+        # Created before the limit: these sockets are in the same process as the broker.
         sockets = [socket.socket() for _ in range(30)]
         last = socket.socket()
         with descriptors_left(15):
@@ -292,8 +292,8 @@ async def serve_without_descriptors(reserved: int) -> None:
             there.writer.write(there.amqp.data_to_send())
             there.amqp.receive(await there.reader.read(65536), time.monotonic())
             assert session.remote_channel is not None
-            for _ in range(reserved // 2):  # not all: the process of the test opens some itself
-                sockets.append(socket.socket())  # what the broker needs
+            for _ in range(reserved // 2):  # not all: the test process opens some itself
+                sockets.append(socket.socket())  # for the broker
         for sock in sockets:
             sock.close()
         last.connect(("127.0.0.1", found.port))
@@ -305,7 +305,7 @@ async def serve_without_descriptors(reserved: int) -> None:
 
 
 def got_nothing(sock: socket.socket) -> bool:
-    """Whether the broker refuses this connection; one that is taken answers the header."""
+    """Return True if the broker refuses this connection; an accepted one answers the header."""
     sock.settimeout(SOON_S)
     try:
         sock.sendall(SASL_HEADER)

@@ -1,4 +1,4 @@
-"""The tail of the ingress topic, on a topic in memory and an engine whose journal is in memory."""
+"""The tail of the ingress topic, with a topic in memory and an engine whose journal is in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 
 
 class Record:
-    """One of ``bascule.ingress``, for a queue."""
+    """A record of ``bascule.ingress``, for a queue."""
 
     def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, count: int = 1, **fields: Any) -> None:
         body = message_bytes(offset if content is None else content)
@@ -49,7 +49,7 @@ class Record:
 
 
 class Reader:
-    """Gives a record at a time: each is a step."""
+    """A reader that returns one record at a time, so that each is a step."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._position = 0
@@ -69,7 +69,7 @@ class Reader:
 
 
 class Topics:
-    """Say what the topic's id is."""
+    """Topics that report the id of the topic."""
 
     now = "first"
 
@@ -109,7 +109,7 @@ def run(
 
 
 @pytest.mark.parametrize("when_full", [BLOCK, REJECT, DROP])
-def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(when_full: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_from_kafka_wait_while_their_queue_is_full_and_arrive_in_order(when_full: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         assert tail.failure == "ingress bascule.ingress waits: queue 'bounded' is full"
@@ -138,7 +138,7 @@ def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(
     run(Policy(AddressPolicy(), (bounded,)), check, monkeypatch)
 
 
-def test_what_comes_from_kafka_waits_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_from_kafka_wait_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         memory = broker.engine.memory
         memory.shortage = "the disk is full"
@@ -155,7 +155,7 @@ def test_what_comes_from_kafka_waits_while_memory_is_short(monkeypatch: pytest.M
     run(Policy(), check, monkeypatch)
 
 
-def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_freed_within_a_transaction_does_not_split_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         engine, queue = broker.engine, broker.engine.queue("bounded")
@@ -168,7 +168,7 @@ def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.Mon
         broker.send("third", message_bytes("sent"), sender, 1, transaction=transaction)
         engine.commit(transaction, lambda error: None)
         broker.flush()
-        assert len(broker.in_flight) == 1  # the transaction's: nothing of the ingress is in it, nor was it cut in two
+        assert len(broker.in_flight) == 1  # the transaction's record: it contains nothing of the ingress, and was not split
         assert engine.ingress_positions == {0: 4}
         await until(broker, lambda: engine.ingress_positions == {0: 8})
         assert len(broker.log.records) > records
@@ -176,7 +176,7 @@ def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.Mon
     run(Policy(AddressPolicy(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
 
 
-def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intake_continues_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")
         broker.engine.delete_queue(broker.engine.queue("bounded"))
@@ -193,9 +193,7 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
     ],
     ids=["damaged", "too large"],
 )
-def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
-    bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_before_a_bad_record_are_taken_and_the_bad_one_is_named(bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class AllAtOnce(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:
             return [Record(0, "q"), Record(1, "q"), bad, Record(4, "q")]
@@ -217,7 +215,7 @@ class Unreadable(Record):
 
 
 TIME_MAX_MS = (1 << 63) - 1
-#: What anybody with the right to write to the topic may write, and how many messages of it are taken.
+#: Records that any authorised program may write to the topic, and the number of messages taken from each.
 HOSTILE = {
     "an unknown routing": (Record(2, "q", routing=7), 0),
     "no address": (Record(2, ""), 0),
@@ -237,7 +235,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("hostile", "taken"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
+def test_hostile_record_is_skipped_or_taken_and_the_records_around_it_are_taken(
     hostile: Record, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AllAtOnce(Reader):
@@ -259,8 +257,8 @@ def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
     run(Policy(AddressPolicy(expiry_address="")), check, monkeypatch, AllAtOnce)
 
 
-def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal has room for no record of its size, until it has."""
+def test_chunk_that_cannot_be_journaled_waits_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has no room for a record of its size at first."""
     now_ms = [1_000]
     errors = ErrorContainment(lambda *_: None)
     monkeypatch.setattr(ingress, "PartitionReader", Reader)
@@ -288,8 +286,8 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: py
 
 
 @pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
-def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has grown past what was taken of the one before, and is read on as if it were that."""
+def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new topic has grown past the position in the old one, and would be read on as if it were the old one."""
 
     class Grown(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:
@@ -308,7 +306,7 @@ def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Reco
     run(Policy(), check, monkeypatch, Grown)
 
 
-def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreated_topic_can_be_started_once_the_records_of_the_deleted_one_are_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(Reader):
         def read(self, count: int, timeout_s: float) -> list[Record]:
             if Topics.now == "second" or self._position < 4:
@@ -339,7 +337,7 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
     run(Policy(AddressPolicy(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 
-def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
+def test_a_kafka_client_that_cannot_be_created_is_reported_and_retried() -> None:
     async def check() -> None:
         broker = BrokerInMemory()
         tail = IngressTail({"no.such.setting": "1"}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())

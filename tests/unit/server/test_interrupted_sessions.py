@@ -1,4 +1,4 @@
-"""Sessions of Qpid JMS that an interruption fell into: when the broker tells their client to begin anew, and when it leaves it alone."""
+"""Interrupted sessions of Qpid JMS: when the broker resets their client, and when it does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFETCH = 10
 
 
 class Session:
-    """A transacted session as Qpid JMS has it: the coordinator first, one transaction begun, then a consumer with its prefetch."""
+    """A transacted session as Qpid JMS has it: the coordinator first, a transaction begun, then a consumer with its prefetch."""
 
     def __init__(self, served: Served, *, product: str = PRODUCT, container: str = "client", prefetch: int = PREFETCH) -> None:
         self.served = served
@@ -40,7 +40,7 @@ class Session:
         return bytes(answers[-1].txn_id)
 
     def receive(self, count: int) -> None:
-        """The application takes so many more, in the transaction; the client gives credit anew when little is left, by its own rule."""
+        """Receive messages in the transaction; the client grants new credit when little is left, by its own rule."""
         accepted = TransactionalState(self.transaction, ACCEPTED)
         for event in self.unsettled()[:count]:
             self.consumer.settle(event, accepted)
@@ -60,7 +60,7 @@ class Session:
         self.served.settle(self.client)
 
     def roll_back(self) -> None:
-        """As ``Session.rollback()`` does: the consumer first gives its credit back."""
+        """Roll back as ``Session.rollback()`` does, where the consumer first returns its credit."""
         if self.consumer.credit:
             self.consumer.flow(self.consumer.credit, drain=True)
             self.served.settle(self.client)
@@ -74,7 +74,7 @@ class Session:
 
 
 def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str, ...] = ()) -> Served:
-    """A broker that has served for so long, and from which these clients were cut off."""
+    """Return a broker that has served for some time, and from which these clients were cut off."""
     served = Served()
     now_s = [0.0]
     served.interruptions = Interruptions(lambda: now_s[0])
@@ -89,7 +89,7 @@ def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str
 @pytest.mark.parametrize("messages", [5, 500])
 @pytest.mark.parametrize("prefetch", [2, PREFETCH])
 @run_async
-async def test_a_rollback_in_place_of_a_commit_is_told_by_credit_that_is_left(messages: int, prefetch: int) -> None:
+async def test_a_rollback_in_place_of_a_commit_is_recognised_by_remaining_credit(messages: int, prefetch: int) -> None:
     session = Session(served_with(messages), prefetch=prefetch)
     session.receive(1)
     session.discharge(fail=True)
@@ -107,7 +107,7 @@ async def test_a_rollback_by_the_application_is_answered(messages: int, prefetch
 
 
 @run_async
-async def test_with_a_prefetch_of_one_a_rollback_says_nothing_of_its_reason_and_an_interruption_decides() -> None:
+async def test_with_a_prefetch_of_one_only_an_interruption_explains_a_rollback() -> None:
     for lost, resets in (((), False), (("client",), True)):
         session = Session(served_with(5, lost=lost), prefetch=1)
         session.receive(1)
@@ -120,7 +120,7 @@ async def test_with_a_prefetch_of_one_a_rollback_says_nothing_of_its_reason_and_
     [(2 * RETURN_S, (), False), (2 * RETURN_S, ("other",), False), (2 * RETURN_S, ("client",), True), (RETURN_S / 2, (), True)],
 )
 @run_async
-async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_client_may_have_come_back(
+async def test_an_empty_rollback_with_prefetched_messages_counts_if_the_client_may_have_reconnected(
     since_s: float, lost: tuple[str, ...], resets: bool
 ) -> None:
     session = Session(served_with(5, since_s=since_s, lost=lost))
@@ -129,9 +129,9 @@ async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_cl
 
 
 @run_async
-async def test_a_drain_says_nothing_of_a_rollback_when_something_is_received_behind_it() -> None:
+async def test_a_drain_followed_by_a_receive_is_no_sign_of_a_rollback() -> None:
     session = Session(served_with(500, lost=("client",)), prefetch=100)
-    session.consumer.flow(session.consumer.credit, drain=True)  # receiveNoWait, or a receive that was under way
+    session.consumer.flow(session.consumer.credit, drain=True)  # receiveNoWait, or a running receive
     session.served.settle(session.client)
     session.receive(2)
     session.discharge(fail=True)
@@ -139,14 +139,14 @@ async def test_a_drain_says_nothing_of_a_rollback_when_something_is_received_beh
 
 
 @run_async
-async def test_a_commit_that_became_a_rollback_of_what_was_received_before_the_interruption_is_answered() -> None:
+async def test_a_rollback_of_messages_from_before_the_interruption_is_answered() -> None:
     session = Session(served_with(5, lost=("client",)))
     session.discharge(fail=True)
     assert not session.was_reset
 
 
 @run_async
-async def test_the_kept_credit_stays_kept_when_the_client_speaks_of_it_again() -> None:
+async def test_kept_credit_stays_kept_when_the_client_repeats_its_flow() -> None:
     session = Session(served_with(50))
     session.consumer.flow(session.consumer.credit)
     session.served.settle(session.client)
@@ -155,7 +155,7 @@ async def test_the_kept_credit_stays_kept_when_the_client_speaks_of_it_again() -
 
 
 @run_async
-async def test_a_session_begun_later_on_is_none_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_begun_later_was_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "RECOVERED_S", 0.0)
     session = Session(served_with(5, lost=("client",)))
     session.roll_back()
@@ -163,7 +163,7 @@ async def test_a_session_begun_later_on_is_none_that_was_interrupted(monkeypatch
 
 
 @run_async
-async def test_nobody_is_told_so_but_by_the_first_transaction() -> None:
+async def test_only_the_first_transaction_can_reset_a_connection() -> None:
     session = Session(served_with(5, lost=("client",)))
     session.receive(1)
     session.discharge(fail=False, goes_on=False)
@@ -174,7 +174,7 @@ async def test_nobody_is_told_so_but_by_the_first_transaction() -> None:
 
 @pytest.mark.parametrize("how", ["nothing sent ahead", "closed", "another product"])
 @run_async
-async def test_a_client_that_cannot_have_lost_track_is_left_alone(how: str) -> None:
+async def test_a_client_that_cannot_have_lost_messages_is_not_reset(how: str) -> None:
     messages = 1 if how == "nothing sent ahead" else 5
     session = Session(served_with(messages, lost=("client",)), product="other" if how == "another product" else PRODUCT)
     session.receive(1)
@@ -183,7 +183,7 @@ async def test_a_client_that_cannot_have_lost_track_is_left_alone(how: str) -> N
 
 
 @run_async
-async def test_the_last_credit_is_kept_until_the_first_transaction_is_over_or_a_drain_asks_for_all() -> None:
+async def test_the_last_credit_is_kept_until_the_first_transaction_ends_or_a_drain() -> None:
     session = Session(served_with(50))
     assert session.client.received(session.consumer) == PREFETCH - 1
     session.discharge(fail=False)
@@ -201,7 +201,7 @@ async def test_a_session_without_transactions_has_all_of_its_credit() -> None:
 
 
 @run_async
-async def test_a_coordinator_that_comes_behind_the_messages_is_told_so_once() -> None:
+async def test_a_coordinator_attached_after_messages_resets_the_connection_once() -> None:
     served = served_with(5)
     for resets in (True, False):
         client = Client(served, product=PRODUCT)
@@ -218,7 +218,7 @@ async def test_a_coordinator_that_comes_behind_the_messages_is_told_so_once() ->
 
 
 @run_async
-async def test_what_the_client_held_waits_for_it_again_in_order() -> None:
+async def test_messages_of_a_reset_client_wait_again_in_order() -> None:
     served = served_with(5)
     session = Session(served)
     session.receive(2)
@@ -228,7 +228,7 @@ async def test_what_the_client_held_waits_for_it_again_in_order() -> None:
     assert again.client.received(again.consumer) == 5
 
 
-def test_so_many_clients_are_remembered_for_so_long_and_one_that_has_come_back_is_not() -> None:
+def test_interrupted_clients_are_remembered_for_a_limited_time_and_number() -> None:
     now_s = 2 * RETURN_S
     interruptions = Interruptions(lambda: now_s)
     interruptions._serves_since_s = 0.0
@@ -243,7 +243,7 @@ def test_so_many_clients_are_remembered_for_so_long_and_one_that_has_come_back_i
     assert interruptions.opened("3", properties) == ConnectionHistory()
 
 
-def test_a_client_that_is_made_to_begin_anew_keeps_the_time_of_its_interruption() -> None:
+def test_a_reset_client_keeps_the_time_of_its_interruption() -> None:
     now_s = 2 * RETURN_S
     interruptions = Interruptions(lambda: now_s)
     interruptions.lost("client", ConnectionHistory(1.0, resets=2), frozenset({"coordinator"}))

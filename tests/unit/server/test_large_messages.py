@@ -1,4 +1,4 @@
-"""A large message goes to its client in many turns of the event loop, between which others are served."""
+"""A large message goes to its client in many turns of the event loop, between which other clients are served."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ async def with_large_message(served: Served, count: int = 1) -> Client:
     client.listen()
     link.flow(10)
     client.connection.data_received(client.amqp.data_to_send())
-    served.broker.settle()  # what the queue reserves
+    served.broker.settle()  # stores the reservation of the queue
     served.dispatch()
     return client
 
 
 async def turns(client: Client, count: int = 1) -> list[int]:
-    """Return what is written in each of so many turns."""
+    """Return the output of each of ``turns`` turns."""
     written = []
     for _ in range(count):
         client.listen()
@@ -62,7 +62,7 @@ async def test_no_turn_writes_more_than_a_piece_and_others_are_served_meanwhile(
     assert client.told(Transferred) == []
     pieces = []
     for _ in range(40):
-        client.say()  # that its window is open
+        client.say()  # the client reports that its window is open
         pieces += await turns(client)
     assert max(pieces) < 2 * PIECE_BYTES
     assert sum(piece > 0 for piece in pieces) > 12
@@ -72,7 +72,7 @@ async def test_no_turn_writes_more_than_a_piece_and_others_are_served_meanwhile(
 
 
 @run_async
-async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
+async def test_no_more_frames_are_encoded_while_the_client_does_not_read() -> None:
     served = Served()
     client = await with_large_message(served)
     client.connection.pause_writing()
@@ -89,7 +89,7 @@ async def test_nothing_more_is_made_while_the_client_does_not_read() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
 @run_async
-async def test_rest_of_a_message_is_forgotten_with_its_connection(how: str) -> None:
+async def test_rest_of_a_message_is_dropped_with_its_connection(how: str) -> None:
     served = Served()
     client = await with_large_message(served)
     if how == "lost":

@@ -1,4 +1,4 @@
-"""What outlives an epoch, or the event loop, in a broker process."""
+"""Objects of a broker process that outlive an epoch, or the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.server.life import BrokerLife
 from bascule.server.node import Node, free_what_ended
 
 
-def test_change_of_an_election_that_outlives_the_loop_is_told_to_nobody() -> None:
+def test_change_of_an_election_that_outlives_the_loop_is_ignored() -> None:
     async def live() -> BrokerLife:
         return BrokerLife(Node(Settings()), lambda *_: None, lambda *_: None)
 
@@ -25,7 +25,7 @@ class _Ended:
         self.itself = self
 
 
-def test_what_an_ended_epoch_leaves_behind_is_freed() -> None:
+def test_objects_of_an_ended_epoch_are_freed() -> None:
     ended = _Ended()
     found = weakref.ref(ended)
     gc.freeze()

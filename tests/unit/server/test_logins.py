@@ -1,4 +1,4 @@
-"""Which mechanisms the settings offer, and that each of them knows the users."""
+"""The mechanisms that the settings offer, and the users that each of them knows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_user_logs_in_by_each_mechanism_whether_the_password_or_its_hash_is_kn
         ({"host": "0.0.0.0", "tls": {"certificate": "c", "client_ca": "a"}}, []),
     ],
 )
-def test_the_safest_comes_first_and_anonymous_clients_come_in_only_where_they_may(settings: dict[str, object], offered: list[str]) -> None:
+def test_the_safest_mechanism_is_first_and_anonymous_is_offered_only_if_allowed(settings: dict[str, object], offered: list[str]) -> None:
     assert list(sasl_mechanisms(Broker.model_validate(settings))) == offered
 
 

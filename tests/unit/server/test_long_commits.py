@@ -1,4 +1,4 @@
-"""A commit of much work is made in short turns, between which others are served, and what its client sends behind it waits."""
+"""A commit of much work runs in short turns, between which other clients are served, and later frames of its client wait."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Committing:
         self.coordinator.send(encode_control(Discharge(self.transaction, fail)))
 
     async def handled(self) -> int:
-        """Wait until all that the client has sent is handled. Return the turns that it took."""
+        """Wait until all input of the client is handled. Return the number of turns."""
         turns = 0
         while self.client.connection.behind:
             self.engine.go_on()
@@ -95,7 +95,7 @@ async def test_commit_to_subscriptions_with_selectors_takes_many_turns_and_other
 
 
 @run_async
-async def test_what_a_client_sends_behind_its_commit_waits_for_it() -> None:
+async def test_frames_behind_a_commit_wait_for_it() -> None:
     run = Committing()
     run.discharge()
     run.producer.send(message_bytes("behind", properties={"number": 0}), settled=True)
@@ -182,7 +182,7 @@ async def test_request_of_a_client_that_is_lost_while_it_is_planned_leaves_the_b
 
 
 @run_async
-async def test_discharge_by_another_link_does_not_plan_a_transaction_that_goes_on() -> None:
+async def test_discharge_by_another_link_does_not_plan_the_transaction() -> None:
     run = Committing()
     other = run.client.session.attach_sender("other coordinator", Source(), Coordinator())
     run.served.settle(run.client)
@@ -199,7 +199,7 @@ async def test_discharge_by_another_link_does_not_plan_a_transaction_that_goes_o
 
 
 @run_async
-async def test_request_whose_link_the_broker_ends_while_it_is_planned_is_dropped_and_its_transaction_goes_on() -> None:
+async def test_request_is_dropped_if_its_link_ends_while_it_is_planned_and_its_transaction_continues() -> None:
     run = Committing()
     requests = run.client.producer(MANAGEMENT_ADDRESS)
     before = set(run.client.connection.client.links)
@@ -218,7 +218,7 @@ async def test_request_whose_link_the_broker_ends_while_it_is_planned_is_dropped
 
 
 @run_async
-async def test_transaction_whose_coordinator_link_the_broker_ends_while_its_commit_is_planned_is_rolled_back() -> None:
+async def test_transaction_is_rolled_back_if_its_coordinator_link_ends_while_its_commit_is_planned() -> None:
     run = Committing()
     run.discharge()
     run.client.connection.data_received(run.client.amqp.data_to_send())

@@ -1,4 +1,4 @@
-"""What a client sends at once is handled in short turns, between which others are served."""
+"""Input that a client sends at once is handled in short turns, between which other clients are served."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_
     served = Served()
     client = Client(served)
     producer = client.producer("q")
-    await asyncio.sleep(0)  # what the login left to later turns
+    await asyncio.sleep(0)  # work that the login left to later turns
     monkeypatch.setattr(connection, "TURN_S", 0.0)
     for number in range(30):
         producer.send(message_bytes(number, durable=False), settled=True)
@@ -104,7 +104,7 @@ async def test_end_of_a_session_costs_no_more_where_the_other_sessions_have_many
 
 
 @run_async
-async def test_nothing_more_is_handled_of_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_input_of_a_lost_client_is_not_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "TURN_S", 0.0)
     served = Served()
     client = Client(served)
@@ -121,7 +121,7 @@ async def test_nothing_more_is_handled_of_a_client_that_is_gone(monkeypatch: pyt
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
 @run_async
-async def test_nothing_long_is_kept_of_an_attach_that_is_answered(role: str) -> None:
+async def test_long_fields_of_an_answered_attach_are_not_kept(role: str) -> None:
     served = Served()
     client = Client(served)
     long = {Symbol("long"): "x" * 60_000}
@@ -138,7 +138,7 @@ async def test_nothing_long_is_kept_of_an_attach_that_is_answered(role: str) -> 
 
 
 @run_async
-async def test_nothing_long_is_kept_of_an_attach_that_is_refused() -> None:
+async def test_long_fields_of_a_refused_attach_are_not_kept() -> None:
     served = Served()
     client = Client(served)
     client.session.attach_sender("link", Source(), Target("", capabilities=QUEUE), properties={Symbol("long"): "x" * 60_000})
@@ -185,7 +185,7 @@ async def test_wide_disposition_takes_many_turns_and_the_frames_behind_it_wait(m
 
 
 @run_async
-async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wide_disposition_does_not_settle_messages_sent_while_it_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     client = Client(served)
     served.fill("q", LINKS)
@@ -203,7 +203,7 @@ async def test_wide_disposition_does_not_settle_what_is_sent_before_all_of_it_is
 
 
 def content(message: bytes) -> Any:
-    """Return the value that is the body of a message."""
+    """Return the body of a message."""
     return next(decode(message, start)[0] for section, start, _ in places(message) if section == VALUE)
 
 
@@ -212,9 +212,7 @@ MODIFIED = b"\x00\x53\x27\xc0\x02\x01\x41"  # with a failed delivery
 
 @pytest.mark.parametrize("state", [RELEASED, MODIFIED])
 @run_async
-async def test_no_message_overtakes_those_of_a_range_that_a_client_gives_back_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, state: bytes
-) -> None:
+async def test_no_message_overtakes_a_range_that_is_returned_in_pieces(monkeypatch: pytest.MonkeyPatch, state: bytes) -> None:
     served = Served()
     busy, other = Client(served, "busy"), Client(served, "other")
     for number in range(LINKS + 100):
@@ -241,7 +239,7 @@ async def test_no_message_overtakes_those_of_a_range_that_a_client_gives_back_in
 
 
 @run_async
-async def test_queue_gives_out_messages_again_when_the_client_is_lost_that_gives_back_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_delivers_again_if_a_client_is_lost_while_it_returns_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     busy, other = Client(served, "busy"), Client(served, "other")
     served.fill("q", LINKS)
@@ -257,7 +255,7 @@ async def test_queue_gives_out_messages_again_when_the_client_is_lost_that_gives
 
 
 @run_async
-async def test_range_that_is_accepted_in_pieces_holds_up_no_other_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_range_accepted_in_pieces_delays_no_other_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     busy, other = Client(served, "busy"), Client(served, "other")
     served.fill("q", LINKS + 10)
@@ -282,7 +280,7 @@ class Dropping(Served):
         self.queue.settings = dataclasses.replace(self.queue.settings, max_messages=10)
 
     async def finish(self, client: Client) -> None:
-        """Go on in turns until all that the client has sent is handled."""
+        """Run turns until all input of the client is handled."""
         while client.connection.behind:
             self.engine.go_on()
             await asyncio.sleep(0)
@@ -293,7 +291,7 @@ class Dropping(Served):
 
 
 def send_two(client: Client, producer: SenderLink, *, settled: bool = False) -> None:
-    """Two messages, and what the client has to say beside them."""
+    """Send two messages, and further frames of the client."""
     for body in ("number 1", "number 2"):
         producer.send(message_bytes(body, durable=False), settled=settled)
     client.connection.data_received(client.amqp.data_to_send())
@@ -316,7 +314,7 @@ async def test_client_waits_while_a_queue_drops_many_messages_for_its_own() -> N
     assert served.newest == [b"mber 1", b"mber 2"]
 
 
-#: How a client ends what a message came by, or makes the broker end it, and the frame by which the broker answers.
+#: How a client ends the link or session of a message, or makes the broker end it, and the broker's answering frame.
 ENDS: dict[str, tuple[Callable[[Client, SenderLink], object], type[Composite]]] = {
     "detach": (lambda _, producer: producer.detach(), Detach),
     "end": (lambda client, _: client.session.end(), End),
@@ -328,7 +326,7 @@ ENDS: dict[str, tuple[Callable[[Client, SenderLink], object], type[Composite]]] 
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("settled", [False, True])
 @run_async
-async def test_end_that_comes_behind_a_message_that_waits_is_handled_after_it(how: str, settled: bool) -> None:
+async def test_end_behind_a_waiting_message_is_handled_after_it(how: str, settled: bool) -> None:
     act, answer = ENDS[how]
     served = Dropping()
     client = Client(served)
@@ -352,7 +350,7 @@ async def test_end_that_comes_behind_a_message_that_waits_is_handled_after_it(ho
 
 
 @run_async
-async def test_message_that_waits_is_dropped_with_its_connection() -> None:
+async def test_waiting_message_is_dropped_with_its_connection() -> None:
     served = Dropping()
     client = Client(served)
     send_two(client, client.producer("q"))
@@ -366,7 +364,7 @@ async def test_message_that_waits_is_dropped_with_its_connection() -> None:
 
 
 @run_async
-async def test_connection_that_waits_for_its_next_turn_is_closed_where_the_epoch_ends_before_it() -> None:
+async def test_connection_that_waits_for_its_next_turn_is_closed_if_the_epoch_ends_first() -> None:
     served = Dropping()
     client = Client(served)
     send_two(client, client.producer("q"))
@@ -375,14 +373,14 @@ async def test_connection_that_waits_for_its_next_turn_is_closed_where_the_epoch
     await asyncio.sleep(0)
     assert client.connection.behind
     client.connection.end(AmqpError(CONNECTION_FORCED, "another broker serves"))
-    for now_s in (0.0, served.amqp_limits.close_timeout_s):  # in which the client does not answer
+    for now_s in (0.0, served.amqp_limits.close_timeout_s):  # the client does not answer meanwhile
         client.connection.amqp.tick(now_s)
     client.connection.send_output()
     assert client.wire.closing
 
 
 @run_async
-async def test_message_that_waits_is_dropped_with_its_link() -> None:
+async def test_waiting_message_is_dropped_with_its_link() -> None:
     served = Dropping()
     client = Client(served)
     send_two(client, client.producer("q"))
@@ -397,7 +395,7 @@ async def test_message_that_waits_is_dropped_with_its_link() -> None:
 
 
 class NoCreation(AllowAll):
-    """Nobody may create a queue."""
+    """Permissions under which nobody may create a queue."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         if permission is Permission.CREATE_ADDRESS:
@@ -406,7 +404,7 @@ class NoCreation(AllowAll):
 
 @pytest.mark.parametrize("allowed", [True, False])
 @run_async
-async def test_queue_that_is_deleted_while_a_message_waits_is_created_again_for_whom_may_create_it(allowed: bool) -> None:
+async def test_queue_deleted_while_a_message_waits_is_recreated_if_permitted(allowed: bool) -> None:
     served = Dropping()
     served.permissions = AllowAll() if allowed else NoCreation()
     client = Client(served)
@@ -425,7 +423,7 @@ async def test_queue_that_is_deleted_while_a_message_waits_is_created_again_for_
 
 
 @run_async
-async def test_message_that_waits_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_message_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[bytes] = []
 
     def counted(data: bytes) -> Scan:
@@ -442,7 +440,7 @@ async def test_message_that_waits_is_scanned_once(monkeypatch: pytest.MonkeyPatc
 
 
 @run_async
-async def test_rest_of_a_wide_disposition_is_forgotten_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rest_of_a_wide_disposition_is_dropped_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     client = Client(served)
     served.fill("q", LINKS)

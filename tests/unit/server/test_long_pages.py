@@ -1,4 +1,4 @@
-"""What the administrator asks for may be long: the event loop describes it in several turns, and another thread makes the text."""
+"""Long pages of the admin server: the event loop describes them in several turns, and another thread makes the text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_closed_clients_do_not_end_a_page_about_them() -> None:
 
 
 class Entries(list[Any]):
-    """Notes which thread goes through the entries."""
+    """A list that records the thread that iterates over it."""
 
     def __init__(self, entries: list[Any]) -> None:
         super().__init__(entries)
@@ -112,7 +112,7 @@ class Entries(list[Any]):
 
 
 @pytest.mark.parametrize("path", ["/status", "/queues", "/metrics"])
-def test_text_of_a_page_is_made_beside_the_event_loop(path: str) -> None:
+def test_text_of_a_page_is_made_off_the_event_loop(path: str) -> None:
     broker = Broker()
     queues = broker.now["queues"] = Entries(list(broker.now["queues"]))
 

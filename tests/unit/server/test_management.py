@@ -1,4 +1,4 @@
-"""What a broker says of branches: nothing that another one may have changed meanwhile."""
+"""Answers about branches contain nothing that another broker may have changed meanwhile."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def answers(client: Client) -> list[Any]:
 
 @pytest.mark.parametrize(("operation", "more", "code"), ASKED, ids=[f"{operation} {more}" for operation, more, _ in ASKED])
 @run_async
-async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_it_is_stored(
-    operation: str, more: dict[str, str], code: int
-) -> None:
+async def test_answers_from_memory_wait_until_a_later_record_is_stored(operation: str, more: dict[str, str], code: int) -> None:
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=10)
@@ -65,7 +63,7 @@ async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_i
     client.run()
     served.broker.flush()
     client.run()
-    assert answers(client) == []  # and never, where another broker has the journal: no record of this one is confirmed any more
+    assert answers(client) == []  # never, if another broker has the journal: no record of this one is confirmed any more
     served.settle(client)
     assert answers(client) == [code]
 
@@ -76,7 +74,7 @@ def recover(reply_to: str) -> bytes:
 
 
 @run_async
-async def test_queues_made_for_answers_count_as_those_of_the_user_who_asks() -> None:
+async def test_queues_created_for_answers_count_for_the_requesting_user() -> None:
     served = Served(BrokerInMemory(policy=Policy(queues_per_user_max=2)))
     client = Client(served)
     producer = client.producer(MANAGEMENT_ADDRESS)
@@ -88,7 +86,7 @@ async def test_queues_made_for_answers_count_as_those_of_the_user_who_asks() -> 
 
 
 @run_async
-async def test_an_answer_finds_its_address_as_other_messages_do() -> None:
+async def test_an_answer_is_routed_like_other_messages() -> None:
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=10)
@@ -100,7 +98,7 @@ async def test_an_answer_finds_its_address_as_other_messages_do() -> None:
 
 @pytest.mark.parametrize("reply_to", [MANAGEMENT_ADDRESS, f"queue://{MANAGEMENT_ADDRESS}", "", "queue://", "r" * 1001])
 @run_async
-async def test_a_request_whose_answer_no_queue_can_take_makes_none(reply_to: str) -> None:
+async def test_an_undeliverable_answer_creates_no_queue(reply_to: str) -> None:
     served = Served()
     client = Client(served)
     client.producer(MANAGEMENT_ADDRESS).send(recover(reply_to), settled=True)
@@ -111,7 +109,7 @@ async def test_a_request_whose_answer_no_queue_can_take_makes_none(reply_to: str
 
 @pytest.mark.parametrize("since", [True, "7"])
 @run_async
-async def test_position_that_no_answer_has_named_is_refused(since: Any) -> None:
+async def test_invalid_position_is_refused(since: Any) -> None:
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=1)
@@ -126,7 +124,7 @@ async def test_position_that_no_answer_has_named_is_refused(since: Any) -> None:
 
 
 @run_async
-async def test_request_that_is_too_large_is_rejected_before_it_is_read_and_its_sender_goes_on() -> None:
+async def test_too_large_request_is_rejected_before_it_is_decoded_and_its_link_continues() -> None:
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=1)

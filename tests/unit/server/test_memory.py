@@ -1,4 +1,4 @@
-"""Who waits when memory is short, over the wire: producers get no credit, consumers are served."""
+"""Memory shortage as clients see it: producers get no credit, consumers are served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target, Transfer
-from bascule.broker.memory import MemoryPart
+from bascule.broker.memory import MEASURED_AT_ONCE, MemoryPart
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core import caches
 from bascule.core.caches import kept_bytes
@@ -35,7 +35,7 @@ def spill(tmp_path: Path) -> Iterator[SpillFiles]:
 
 
 class Watched(Served):
-    """With little memory, measured when the test says so."""
+    """A broker with little memory, which is measured when the test decides."""
 
     def __init__(self, spill: SpillFiles) -> None:
         super().__init__(BrokerInMemory(memory_bytes=LIMIT_BYTES))
@@ -53,7 +53,7 @@ class Watched(Served):
 
 
 @run_async
-async def test_producers_get_no_credit_while_memory_is_short_and_go_on_by_themselves(spill: SpillFiles) -> None:
+async def test_producers_get_no_credit_while_memory_is_short_and_resume_automatically(spill: SpillFiles) -> None:
     served = Watched(spill)
     client = Client(served)
     before = client.producer("q", name="before")
@@ -85,7 +85,7 @@ async def test_consumers_and_requests_that_end_transactions_are_served_while_mem
 
 
 @run_async
-async def test_a_producer_that_is_gone_is_not_kept_and_takes_no_share_of_the_credit(spill: SpillFiles) -> None:
+async def test_a_detached_producer_is_forgotten_and_takes_no_share_of_the_credit(spill: SpillFiles) -> None:
     served = Watched(spill)
     memory = served.engine.memory
     served.shortage("too much")
@@ -100,7 +100,7 @@ async def test_a_producer_that_is_gone_is_not_kept_and_takes_no_share_of_the_cre
 
 
 @run_async
-async def test_what_a_client_had_begun_to_send_is_not_kept_when_it_is_gone(spill: SpillFiles) -> None:
+async def test_partial_messages_of_a_lost_client_are_not_kept(spill: SpillFiles) -> None:
     served = Watched(spill)
     client = Client(served)
     link = client.producer("q")
@@ -114,7 +114,7 @@ async def test_what_a_client_had_begun_to_send_is_not_kept_when_it_is_gone(spill
 
 
 @run_async
-async def test_a_full_queue_keeps_nothing_of_a_producer_that_is_gone() -> None:
+async def test_a_full_queue_forgets_a_detached_producer() -> None:
     served = Served(BrokerInMemory(policy=Policy(AddressPolicy(max_messages=1))))
     served.fill("q", 1)
     queue = served.engine.addresses.anycast["q"]
@@ -127,7 +127,7 @@ async def test_a_full_queue_keeps_nothing_of_a_producer_that_is_gone() -> None:
 
 
 class CountedCache:
-    """Counts how often caches are emptied, and says when they are."""
+    """A cache that counts how often it is emptied, and reports it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.emptied = 0
@@ -136,11 +136,11 @@ class CountedCache:
 
     def clear(self) -> None:
         self.emptied += 1
-        asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes go in the same turn
+        asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes are forgotten in the same turn
 
 
 @run_async
-async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_cache_keeps_data_of_a_lost_client(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FORGET_S", 0.01)
     cache = CountedCache(monkeypatch)
     served = Watched(spill)
@@ -157,7 +157,7 @@ async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFile
 
 
 @run_async
-async def test_spill_files_in_which_little_is_needed_are_compacted_between_turns(tmp_path: Path) -> None:
+async def test_spill_files_with_few_needed_bodies_are_compacted_between_turns(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "files", limit_bytes=32 << 20)
     served = Watched(files)
     served.engine.turns.steps = 10_000
@@ -178,7 +178,7 @@ async def test_spill_files_in_which_little_is_needed_are_compacted_between_turns
 
 
 @run_async
-async def test_clients_that_come_and_go_do_not_empty_the_caches_each_time(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caches_are_not_emptied_for_each_closed_client(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FORGET_S", 0.2)
     cache = CountedCache(monkeypatch)
     served = Watched(spill)
@@ -219,7 +219,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_when_such_clients_hol
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.BUFFERS] > LIMIT_BYTES // 8
     served.measure(UNREAD_S / 2)
-    hung[0].wire.written.pop()  # it has read something
+    hung[0].wire.written.pop()  # this client has read something
     served.measure(UNREAD_S / 2)
     assert [client.wire.aborted for client in hung] == [False, True, False], "no more than needed"
     served.measure(UNREAD_S)
@@ -228,7 +228,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_when_such_clients_hol
 
 
 @run_async
-async def test_a_client_with_closed_windows_is_given_no_more_than_one_that_does_not_read(spill: SpillFiles) -> None:
+async def test_output_for_a_client_with_closed_windows_is_limited(spill: SpillFiles) -> None:
     served = Watched(spill)
     served.fill("q", 100, BODY * 3)
     client = Client(served, limits=ConnectionLimits(incoming_window_frames=1))
@@ -246,3 +246,31 @@ async def test_a_client_with_closed_windows_is_given_no_more_than_one_that_does_
     assert client.connection.amqp.outgoing.kept_bytes < 2 * (WRITE_BUFFER_BYTES + 3 * len(BODY))
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.BUFFERS] > WRITE_BUFFER_BYTES // 2
+
+
+@run_async
+async def test_many_queues_and_connections_are_measured_over_several_turns(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    clients = [Client(served, f"client {number}") for number in range(20)]
+    for number in range(2 * MEASURED_AT_ONCE):
+        served.engine.queue(f"q{number}")
+    served.broker.settle()
+    account = served.engine.memory
+    served.measure()
+    before = account.parts()
+    for number in range(20):
+        clients[number].producer("q", name="x" * 1000)
+    served.broker.settle()
+    served.engine.turns.steps = 100
+    served.engine.turns.begin_turn()
+    served.measure()
+    assert account.parts() == before
+    clients[-1].connection.connection_lost(None)  # while others are measured
+    turns = 0
+    while served.engine.pending:
+        served.engine.go_on()
+        turns += 1
+    assert turns > 2
+    assert account.parts()[MemoryPart.CONNECTIONS] > before[MemoryPart.CONNECTIONS]
+    assert account.parts()[MemoryPart.QUEUES] > before[MemoryPart.QUEUES]
+    assert served.contained == []

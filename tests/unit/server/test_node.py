@@ -1,4 +1,4 @@
-"""What a node tells connections and logs of itself before it serves, and the limits that it takes from file descriptors."""
+"""The answers of a node to connections and logs before it serves, and its limits from file descriptors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bascule.core.errors import Unavailable
 from bascule.server import descriptors
 from bascule.server.node import GC_THRESHOLDS, Node, usage_limits
 
-#: Objects that one collection may look at: 15 ms of processor time on a machine of the usual speed.
+#: Most objects of one collection: 15 ms of processor time on a machine of the usual speed.
 OBJECTS_MAX = 300_000
 MESSAGES = 1_200_000
 
 
-def test_node_that_starts_has_no_engine_and_says_so() -> None:
+def test_starting_node_has_no_engine_and_reports_it() -> None:
     node = Node(Settings())
     with pytest.raises(Unavailable, match="the broker is starting"):
         node.engine  # noqa: B018 - it raises
@@ -38,7 +38,7 @@ def test_clients_are_told_of_other_brokers_by_host_port_and_scheme() -> None:
 @pytest.mark.parametrize(
     ("asked", "allowed", "level"), [({}, 10, "INFO"), ({"max_connections": 100}, 10, "WARNING"), ({"max_connections": 5}, 5, None)]
 )
-def test_connections_are_limited_by_descriptors_and_a_warning_says_so_where_more_were_asked_for(
+def test_connections_are_limited_by_descriptors_with_a_warning_if_more_are_configured(
     asked: dict[str, int], allowed: int, level: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(descriptors, "client_share", lambda _: 10)
@@ -75,7 +75,7 @@ def _thresholds_of_a_broker() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_thresholds_of_a_broker")
-def test_no_collection_looks_at_many_objects_while_a_queue_grows_deep() -> None:
+def test_no_collection_examines_many_objects_while_a_queue_grows_deep() -> None:
     looked: list[int] = []
 
     def look(phase: str, info: dict[str, int]) -> None:
@@ -86,7 +86,7 @@ def test_no_collection_looks_at_many_objects_while_a_queue_grows_deep() -> None:
     gc.freeze()
     gc.callbacks.append(look)
     try:
-        queue: list[list[int]] = [[] for _ in range(MESSAGES)]  # an object is an object to the collector
+        queue: list[list[int]] = [[] for _ in range(MESSAGES)]  # the collector treats all objects alike
     finally:
         gc.callbacks.remove(look)
         gc.unfreeze()

@@ -1,4 +1,4 @@
-"""How a client's connection opens, or is refused, and what it is told."""
+"""The opening or refusal of a client's connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = Symbol("amqp:connection-establishment-failed")
 
 
 class Opening(Client):
-    """A client that has said open, and nothing more."""
+    """A client that has sent only its open."""
 
     def __init__(self, served: Served, container: str = "client", *wanted: str) -> None:
         self.served, self.wire, self.heard = served, Wire(), []
@@ -44,12 +44,12 @@ class Opening(Client):
 
     @property
     def refusal(self) -> AmqpError | None:
-        """Why the broker has closed the connection."""
+        """Return why the broker has closed the connection."""
         return next((event.error for event in self.told(ConnectionClosed)), None)
 
 
 @run_async
-async def test_open_connection_is_told_what_the_broker_is_and_can() -> None:
+async def test_open_reports_product_and_capabilities_of_the_broker() -> None:
     client = Opening(Served())
     assert client.offered == [SOLE, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"]
     assert client.properties[Symbol("product")] == "Bascule"
@@ -58,7 +58,7 @@ async def test_open_connection_is_told_what_the_broker_is_and_can() -> None:
 
 
 @run_async
-async def test_client_id_that_is_connected_already_is_refused_by_the_field_that_is_wrong() -> None:
+async def test_connected_client_id_is_refused_with_the_invalid_field() -> None:
     served = Served()
     first, second = Opening(served, "shop", SOLE), Opening(served, "shop", SOLE)
     assert second.properties[FAILED] is True
@@ -70,7 +70,7 @@ async def test_client_id_that_is_connected_already_is_refused_by_the_field_that_
 
 
 @run_async
-async def test_client_id_may_be_connected_twice_where_nobody_asks_to_be_the_only_one() -> None:
+async def test_client_id_may_be_connected_twice_without_the_sole_connection_capability() -> None:
     served = Served()
     clients = [Opening(served, "shop", SOLE), Opening(served, "shop"), Opening(served, "other", SOLE)]
     assert [client.refusal for client in clients] == [None] * 3
@@ -86,7 +86,7 @@ async def test_client_id_is_free_when_its_connection_is_closed() -> None:
 
 
 @run_async
-async def test_client_id_of_a_connection_that_is_closed_and_has_still_its_socket_is_free() -> None:
+async def test_client_id_of_a_closed_connection_with_an_open_socket_is_free() -> None:
     served = Served()
     closed = [Opening(served, "shop") for _ in range(3)]
     for client in closed:
@@ -108,7 +108,7 @@ async def test_client_without_an_id_opens_beside_connections_that_have_not_opene
 
 
 @run_async
-async def test_opening_costs_no_more_where_many_are_connected() -> None:
+async def test_cost_of_opening_does_not_depend_on_the_number_of_connections() -> None:
     served = Served()
     few = calls_of(lambda: Opening(served, "first"))
     others = [Opening(served, f"other-{number}") for number in range(100)]
@@ -125,7 +125,7 @@ async def test_connection_is_refused_with_the_reason_while_the_broker_does_not_s
 
 
 @run_async
-async def test_client_is_told_to_which_brokers_it_may_turn() -> None:
+async def test_client_gets_the_list_of_failover_brokers() -> None:
     served = Served()
     served.failover = [{"network-host": "b", "port": 5672}]
     others = Opening(served).properties[Symbol("failover-server-list")]

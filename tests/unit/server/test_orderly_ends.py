@@ -1,4 +1,4 @@
-"""How messages come back after a client has ended its session or its connection in order."""
+"""The return of messages after a client has ended its session or its connection in an orderly way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 4
 
 
 def prefetching(product: str | None) -> tuple[Served, Client, ReceiverLink]:
-    """A client that holds four messages."""
+    """Return a client that holds four messages."""
     served = Served()
     served.fill("q", COUNT)
     client = Client(served, product=product)
@@ -28,7 +28,7 @@ def prefetching(product: str | None) -> tuple[Served, Client, ReceiverLink]:
 
 
 def marked(served: Served) -> list[bool]:
-    """Whether each message that waits is marked as delivered before."""
+    """Return for each waiting message whether it is marked as delivered before."""
     queue = served.engine.addresses.anycast["q"]
     waiting: list[BrokerMessage] = queue.waiting()
     assert not queue.consumers
@@ -48,7 +48,7 @@ def end(served: Served, client: Client, how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_what_qpid_jms_has_not_settled_was_not_seen(how: str) -> None:
+async def test_unsettled_messages_of_an_orderly_qpid_jms_end_are_not_marked(how: str) -> None:
     served, client, link = prefetching(PRODUCT)
     first = min(client.session.incoming)
     link.settle(first, ACCEPTED)
@@ -58,7 +58,7 @@ async def test_what_qpid_jms_has_not_settled_was_not_seen(how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_consumer_that_acknowledges_one_by_one_gets_the_rest_marked(how: str) -> None:
+async def test_unsettled_messages_of_individual_acknowledgement_are_marked(how: str) -> None:
     served, client, link = prefetching(PRODUCT)
     second = sorted(client.session.incoming)[1]
     link.settle(second, ACCEPTED)
@@ -68,14 +68,14 @@ async def test_consumer_that_acknowledges_one_by_one_gets_the_rest_marked(how: s
 
 @pytest.mark.parametrize("how", ENDS)
 @run_async
-async def test_client_of_which_nothing_is_known_gets_all_marked(how: str) -> None:
+async def test_unsettled_messages_of_an_unknown_client_are_marked(how: str) -> None:
     served, client, _ = prefetching("another")
     end(served, client, how)
     assert marked(served) == [True] * COUNT
 
 
 @run_async
-async def test_connection_of_qpid_jms_that_breaks_gets_all_marked() -> None:
+async def test_unsettled_messages_of_a_broken_qpid_jms_connection_are_marked() -> None:
     served, client, _ = prefetching(PRODUCT)
     client.connection.connection_lost(None)
     served.settle()

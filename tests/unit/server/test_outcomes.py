@@ -1,4 +1,4 @@
-"""What becomes of a message by the outcome that its receiver states, settled or not."""
+"""The fate of a message by the outcome of its receiver, settled or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.server.served import Client, Served, run_async
 
 
 def receiver_of_one(served: Served) -> Client:
-    """A client that has been given a message."""
+    """Return a client that got a message."""
     served.fill("q", 1)
     client = Client(served)
     assert client.received(client.consumer("q", credit=1)) == 1
@@ -22,14 +22,14 @@ def receiver_of_one(served: Served) -> Client:
 
 
 def state(client: Client, outcome: Any, *, settled: bool) -> None:
-    """The client's word about its first delivery."""
+    """Send the client's disposition of its first delivery."""
     octets = b"" if outcome is None else hot.state_bytes(outcome)
     client.amqp.out.append(hot.disposition(client.session.channel, True, 0, 0, settled, octets))
     client.served.settle(client)
 
 
 def delivery_counts(served: Served, queue: str) -> list[int]:
-    """Those of the messages that another consumer gets."""
+    """Return the delivery counts of the messages that another consumer gets."""
     other = Client(served, "other")
     other.consumer(queue, credit=10)
     return [head_of(bytes(event.payload))[0][4] for event in other.told(Transferred)]
@@ -48,7 +48,9 @@ OUTCOMES = [
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "unsettled"])
 @pytest.mark.parametrize(("outcome", "again", "dead"), OUTCOMES, ids=["accepted", "rejected", "released", "modified", "failed", "unknown"])
 @run_async
-async def test_message_is_gone_dead_or_comes_again_by_its_outcome(outcome: Any, again: list[int], dead: bool, settled: bool) -> None:
+async def test_message_is_removed_dead_lettered_or_redelivered_by_its_outcome(
+    outcome: Any, again: list[int], dead: bool, settled: bool
+) -> None:
     served = Served()
     client = receiver_of_one(served)
     state(client, outcome, settled=settled)
@@ -58,14 +60,14 @@ async def test_message_is_gone_dead_or_comes_again_by_its_outcome(outcome: Any, 
 
 
 @run_async
-async def test_message_that_is_settled_without_an_outcome_has_failed() -> None:
+async def test_settlement_without_an_outcome_counts_as_a_failed_delivery() -> None:
     served = Served()
     state(receiver_of_one(served), None, settled=True)
     assert delivery_counts(served, "q") == [1]
 
 
 @run_async
-async def test_word_without_outcome_or_settlement_changes_nothing() -> None:
+async def test_disposition_without_outcome_and_settlement_changes_nothing() -> None:
     served = Served()
     client = receiver_of_one(served)
     state(client, None, settled=False)

@@ -1,4 +1,4 @@
-"""Every place where a client or an administrator names an address checks a permission, and answers a refusal."""
+"""Every operation in which a client or an administrator names an address checks a permission, and answers a refusal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "internals" / "permissions.md"
 
 
 class Denies:
-    """Denies one permission on one address, and all temporary destinations count as one."""
+    """Permissions that deny one permission on one address. All temporary destinations count as one."""
 
     def __init__(self, permission: Permission, address: str) -> None:
         self.denied = (permission, address)
@@ -102,7 +102,7 @@ def resubscribes(client: Client) -> None:
 
 
 def recreates(client: Client) -> None:
-    """A producer sends to a queue that was deleted since it attached."""
+    """Send to a queue that was deleted after the producer attached."""
     queue = client.served.engine.queue("gone")
     link = client.producer("gone")
     client.served.engine.delete_queue(queue)
@@ -111,7 +111,7 @@ def recreates(client: Client) -> None:
 
 
 class Place(NamedTuple):
-    """A place where a client names an address, and a permission that is needed there."""
+    """An operation in which a client names an address, and a permission that it needs."""
 
     name: str
     does: Callable[[Client], None]
@@ -162,7 +162,7 @@ PLACES = [
 
 
 def refusals(client: Client) -> list[str]:
-    """The error conditions that a client was told, of links and of messages."""
+    """Return the error conditions that a client got for links and messages."""
     links = [event.error.condition for event in client.told(Detached) if event.error is not None]
     states = [event.state for event in client.told(Dispositioned)]
     return links + [state.error.condition for state in states if isinstance(state, Rejected) and state.error is not None]
@@ -185,7 +185,7 @@ async def test_a_client_without_the_permission_is_refused(place: Place, denies: 
 
 
 @run_async
-async def test_a_refused_client_has_created_nothing() -> None:
+async def test_a_refused_client_creates_nothing() -> None:
     served = Served()
     served.permissions = Denies(Permission.SEND, "new")
     client = Client(served)
@@ -198,7 +198,7 @@ async def test_a_refused_client_has_created_nothing() -> None:
 
 @pytest.mark.parametrize(("does", "permission"), [(produces(None, dynamic=True), P.SEND), (consumes(None, dynamic=True), P.CONSUME)])
 @run_async
-async def test_temporary_queue_of_refused_link_is_deleted_though_client_is_lost(
+async def test_temporary_queue_of_refused_link_is_deleted_even_if_client_is_lost(
     does: Callable[[Client], None], permission: Permission
 ) -> None:
     served = Served()
@@ -235,7 +235,7 @@ async def test_non_durable_queue_is_deleted_if_its_consumer_cannot_be_attached(
 
 
 @run_async
-async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_at_its_attach() -> None:
+async def test_permissions_of_a_producer_with_a_fixed_address_are_checked_at_its_attach() -> None:
     served = Served()
     permissions = served.permissions = Denies(Permission.SEND, "other")
     client = Client(served)
@@ -248,7 +248,7 @@ async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_
     assert served.engine.queue("q").held_messages == 10
 
 
-def test_whoever_is_unrestricted_may_do_everything() -> None:
+def test_without_restrictions_everything_is_allowed() -> None:
     for permission in Permission:
         AllowAll().authorize("", permission, "any")
 
@@ -288,7 +288,7 @@ ADMIN_PLACES = [
 
 
 def administered() -> Any:
-    """What actions need of a node, over a broker with a queue, a subscription and a queue of dead letters."""
+    """Return the part of a node that actions use, over a broker with a queue, a subscription and a queue of dead letters."""
     served = Served()
     served.engine.queue(Q)
     served.engine.queue("DLQ")

@@ -1,4 +1,4 @@
-"""From where the journal is kept for pipelines, and the reason that is shown, by positions in Kafka in memory."""
+"""The offset from which the journal is kept for pipelines, and the shown reason, by positions in Kafka in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRIDGE = "bridge"
 
 
 class Holds:
-    """What an epoch looks at: a journal with an exclusive divert ``export``, positions, and what drivers have said."""
+    """The inputs of an epoch: a journal with an exclusive divert ``export``, positions, and the reports of drivers."""
 
     def __init__(self, kafka: KafkaInMemory) -> None:
         self.kafka = kafka
@@ -49,7 +49,7 @@ class Holds:
         self.kafka.put(TOPICS.positions, position.encode(), key.encode(), partition=position_partition(key))
 
     def say(self, pipeline: str, offset: int, note: str) -> None:
-        """A driver's word beside the lag of its pipeline."""
+        """Publish a driver's report with the lag of its pipeline."""
         self.kafka.offsets[lag_group(TOPICS.prefix, BRIDGE, pipeline)][TOPICS.journal, 0] = (offset, note)
 
     def look(self) -> dict[str, RetentionHold]:
@@ -65,7 +65,7 @@ def holds(monkeypatch: pytest.MonkeyPatch) -> Holds:
     return Holds(KafkaInMemory(monkeypatch))
 
 
-def test_pipeline_that_moves_has_no_reason_and_one_that_does_not_is_said_to_stand_since_when(holds: Holds) -> None:
+def test_moving_pipeline_has_no_reason_and_stalled_one_shows_since_when(holds: Holds) -> None:
     holds.put(COMMON, 3)
     assert holds.found() == {COMMON: (3, "")}
     holds.put(COMMON, 4)
@@ -75,17 +75,17 @@ def test_pipeline_that_moves_has_no_reason_and_one_that_does_not_is_said_to_stan
     assert "+00:00: its driver does not run" in reason
     holds.put(COMMON, 10)
     assert holds.found() == {COMMON: (10, "")}
-    assert holds.found() == {COMMON: (10, "")}  # has read all
+    assert holds.found() == {COMMON: (10, "")}  # the pipeline has read all records
 
 
 @pytest.mark.parametrize(("said_at", "reason"), [(3, "topic orders is missing"), (4, "topic orders is missing"), (2, "")])
-def test_last_word_of_the_driver_is_the_reason_unless_the_pipeline_has_moved_since(holds: Holds, said_at: int, reason: str) -> None:
+def test_last_report_of_the_driver_is_the_reason_unless_the_pipeline_has_moved(holds: Holds, said_at: int, reason: str) -> None:
     holds.put(COMMON, 3)
     holds.say(COMMON, said_at, "topic orders is missing")
     assert holds.found() == {COMMON: (3, reason)}
 
 
-def test_disabled_divert_is_told_from_one_that_has_stopped_for_good(holds: Holds) -> None:
+def test_disabled_divert_is_distinguished_from_a_stopped_one(holds: Holds) -> None:
     holds.put(COMMON, 3)
     for name, said in (("off", ""), ("ended", ENDED), ("stopped", "topic orders is missing")):
         holds.put(f"{DIVERT}{name}", 2, owner="", members=(name,))
@@ -104,7 +104,7 @@ def test_pipelines_without_an_enabled_divert_say_so(holds: Holds) -> None:
     assert holds.found() == {COMMON: (3, ALL_DISABLED)}
 
 
-def test_journal_is_kept_for_nobody_who_reads_something_else_or_reads_no_more(holds: Holds) -> None:
+def test_journal_is_not_kept_for_other_sources_and_removed_pipelines(holds: Holds) -> None:
     holds.put(COMMON, 9)
     holds.put(f"{BEGUN}{DIVERT}x", 1)
     holds.put(f"{DIVERT}gone", 1, owner="", members=())

@@ -95,7 +95,7 @@ async def test_prepare_waits_behind_a_message_for_which_a_full_queue_makes_room(
     client.served.settle(client)
     queue = engine.queue(DROPPING)
     assert queue.full()
-    engine.turns.steps = 50  # it takes several turns to drop them
+    engine.turns.steps = 50  # dropping them takes several turns
     engine.turns.begin_turn()
     client.put(link, message_bytes("order"))
     client.put(client.orders, message_bytes("order"))

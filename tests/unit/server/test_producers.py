@@ -1,4 +1,4 @@
-"""What a producer's link is given."""
+"""The credit and the answers of a producer's link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.server.served import Client, Served, run_async
 
 
 @run_async
-async def test_a_producer_that_gives_messages_up_gets_credit_again() -> None:
+async def test_a_producer_that_aborts_messages_gets_credit_again() -> None:
     served = Served()
     client = Client(served)
     link = client.producer("q")
@@ -45,7 +45,7 @@ def relay(client: Client, address: str) -> None:
 
 
 @run_async
-async def test_message_of_an_anonymous_producer_goes_to_the_queue_that_it_names_while_that_has_room() -> None:
+async def test_message_of_an_anonymous_producer_is_refused_if_its_queue_is_full() -> None:
     served = Served(BrokerInMemory(policy=Policy(AddressPolicy(max_messages=1))))
     client = Client(served)
     for address in ("q", "q", "other"):
@@ -78,7 +78,7 @@ async def test_producer_that_outruns_the_consumers_of_its_queue_gets_credit_late
 
 
 @run_async
-async def test_client_is_not_read_from_while_the_journal_is_congested() -> None:
+async def test_clients_are_not_read_while_the_journal_is_congested() -> None:
     served = Served()
     client = Client(served)
     served.congested = True

@@ -1,4 +1,4 @@
-"""What a connection refuses, and what becomes of messages by the outcome that a consumer gives them."""
+"""Refusals of a connection, and the fate of messages by a consumer's outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def consume(address: Any, capabilities: Any = QUEUE, **source: Any) -> Callable[
 
 
 def beside(first: Callable[[Client], None], second: Callable[[Client], None]) -> Callable[[Client], None]:
-    """A link of one session, and then one of another session of the same connection under the same name."""
+    """Attach a link of one session, and then one of another session of the same connection with the same name."""
 
     def both(client: Client) -> None:
         first(client)
@@ -108,7 +108,7 @@ async def test_an_attach_is_refused_with_its_reason(does: Callable[[Client], Non
 
 @pytest.mark.parametrize(("prefix", "queues"), [("queue://", ["there"]), ("topic://", [])])
 @run_async
-async def test_a_prefix_of_the_address_says_what_it_is(prefix: str, queues: list[str]) -> None:
+async def test_a_prefix_of_the_address_selects_queue_or_topic(prefix: str, queues: list[str]) -> None:
     served = Served()
     client = Client(served)
     client.producer(f"{prefix}there", capabilities=())
@@ -116,7 +116,7 @@ async def test_a_prefix_of_the_address_says_what_it_is(prefix: str, queues: list
 
 
 @run_async
-async def test_an_address_with_subscriptions_alone_is_a_topic_for_whoever_does_not_say() -> None:
+async def test_an_address_with_only_subscriptions_is_a_topic_by_default() -> None:
     served = Served()
     client = Client(served)
     subscriber = client.consumer("news", credit=10, capabilities=TOPIC)
@@ -137,7 +137,7 @@ OUTCOMES: list[tuple[Any, int, int, int]] = [
 
 @pytest.mark.parametrize(("outcome", "left", "dead", "count"), OUTCOMES, ids=[str(row[0]) for row in OUTCOMES])
 @run_async
-async def test_a_message_goes_where_its_outcome_says(outcome: Any, left: int, dead: int, count: int) -> None:
+async def test_the_outcome_decides_about_the_message(outcome: Any, left: int, dead: int, count: int) -> None:
     served = Served()
     served.fill("q", 1)
     client = Client(served)
@@ -152,7 +152,7 @@ async def test_a_message_goes_where_its_outcome_says(outcome: Any, left: int, de
 
 
 @run_async
-async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_in_one_connection_ends_only_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     client, other = Client(served, "one"), Client(served, "other")
 
@@ -175,7 +175,7 @@ async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest
 
 @pytest.mark.parametrize("place", ["transfers.scan", "connection.attach"])
 @run_async
-async def test_fault_of_the_broker_ends_the_epoch_and_is_no_refusal(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+async def test_fault_of_the_broker_ends_the_epoch_instead_of_refusing_the_request(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     served = Served()
     client = Client(served, "one")
     link = client.producer("q")
@@ -213,7 +213,7 @@ async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error
 
 
 @run_async
-async def test_a_message_of_another_format_is_refused_and_the_link_goes_on() -> None:
+async def test_a_message_of_another_format_is_refused_and_the_link_continues() -> None:
     served = Served()
     client = Client(served)
     link = client.producer("q")

@@ -45,7 +45,7 @@ XID: Any = {"formatId": Int(7), "gtrid": "67", "bqual": "62"}
 
 
 class Denies:
-    """Denies to send to one address."""
+    """Permissions that deny sending to one address."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         if (permission, address) == (Permission.SEND, FORBIDDEN):
@@ -53,7 +53,7 @@ class Denies:
 
 
 class Session(serving.Client):
-    """A client with a transaction; what is sent in it."""
+    """A client with a transaction."""
 
     def __init__(self, served: Served) -> None:
         super().__init__(served)
@@ -72,13 +72,13 @@ class Session(serving.Client):
         self.served.settle(self)
 
     def discharge(self, *, fail: bool = False) -> Any:
-        """The answer of the broker."""
+        """Return the answer of the broker."""
         self.coordinator.send(encode_control(Discharge(self.id, fail)))
         self.served.settle(self)
         return self.told(Dispositioned)[-1].state
 
     def ask(self, operation: str) -> int:
-        """The code that the broker answers to a request about the transaction."""
+        """Return the code that the broker answers to a request about the transaction."""
         answers = self.consumer("answers", 10, name=f"answers to {operation}")
         fields = {"type": TYPE, "operation": operation, "txnId": self.id.hex(), **XID}
         request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties=fields)
@@ -143,13 +143,13 @@ def to_management(client: Session) -> None:
 
 
 def end_link(client: Session, link: SenderLink) -> None:
-    """From the broker's side; the client does not hear of it yet."""
+    """End the link from the broker's side, without telling the client yet."""
     server = client.connection.client
     server.end_link(next(each for each in server.links if each.name == link.name), GONE)
 
 
 def begin_message(client: Session, link: SenderLink) -> None:
-    """The first frame of a message, and no other."""
+    """Send only the first frame of a message."""
     link.credit -= 1
     link.delivery_count += 1
     client.session._next_outgoing_id += 1
@@ -231,7 +231,7 @@ async def test_branch_with_a_refused_message_votes_that_it_is_rolled_back(operat
 
 
 @run_async
-async def test_message_that_is_sent_again_with_success_does_not_save_its_transaction() -> None:
+async def test_successful_repetition_of_a_refused_message_does_not_save_its_transaction() -> None:
     client = Session(served_with_limits())
     to_a_full_queue(client)
     client.consumer(FULL, 1)
@@ -245,7 +245,7 @@ async def test_message_that_is_sent_again_with_success_does_not_save_its_transac
 
 
 @run_async
-async def test_message_that_its_client_gives_up_in_the_middle_is_no_refusal() -> None:
+async def test_aborted_message_does_not_doom_its_transaction() -> None:
     client = Session(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     begin_message(client, client.orders)
@@ -256,7 +256,7 @@ async def test_message_that_its_client_gives_up_in_the_middle_is_no_refusal() ->
 
 
 @run_async
-async def test_refusal_concerns_its_own_transaction_alone() -> None:
+async def test_refusal_concerns_only_its_own_transaction() -> None:
     client = Session(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     first, client.id = client.id, client.declare()

@@ -1,4 +1,4 @@
-"""Several transacted sessions of Qpid JMS on one connection that breaks: one that begins reset takes the others with it."""
+"""Several transacted sessions of Qpid JMS on one connection that breaks: the reset for one session interrupts the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Member:
         self.committed = 0
 
     def open(self, client: Client, served: Served) -> None:
-        """As the client makes it reset: one that waited for an answer was told, and has forgotten all."""
+        """Reset as the client does: a session that waited for an answer was told, and has forgotten everything."""
         self.client, self.served = client, served
         self.in_doubt = self.received > 0 and not self.waits
         self.received, self.waits = (self.received if self.in_doubt else 0), False
@@ -49,7 +49,7 @@ class Member:
         return [bytes(event.state.txn_id) for event in answers if isinstance(event.state, Declared)]
 
     def turn(self) -> None:
-        """Receive one, or end the transaction when it has enough."""
+        """Receive one message, or end the transaction when it has enough."""
         if self.waits:
             return
         if self.received < self.batch:
@@ -73,7 +73,7 @@ class Member:
 
 
 class Application:
-    """Its members work side by side, each as fast as the others; the connection is made reset whenever it ends."""
+    """Members that work concurrently at the same speed. The client reconnects whenever the connection ends."""
 
     def __init__(self, served: Served, members: list[Member]) -> None:
         self.served, self.members = served, members
@@ -108,11 +108,11 @@ class Application:
 @pytest.mark.parametrize("sessions", [1, 2, 3, 10])
 @pytest.mark.parametrize("batch", [1, 3])
 @run_async
-async def test_all_are_at_work_again_after_one_more_connection(sessions: int, batch: int) -> None:
+async def test_all_sessions_work_again_after_one_reset(sessions: int, batch: int) -> None:
     served = served_with(3000)
     application = Application(served, [Member(number, batch) for number in range(sessions)])
     application.work(9 * sessions)
-    application.break_off()  # the one interruption
+    application.break_off()  # the only interruption
     application.work(20 * sessions * (batch + 1))
     assert application.connections <= 3
     assert served.engine.counters.dead_lettered == 0
@@ -124,7 +124,7 @@ async def test_all_are_at_work_again_after_one_more_connection(sessions: int, ba
 
 
 @run_async
-async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_middle_of_anything() -> None:
+async def test_commits_are_held_until_no_session_is_in_the_middle_of_a_transaction() -> None:
     served = served_with(3000, lost=("client",))
     doubtful, busy, slow = members = [Member(number, 2) for number in range(3)]
     application = Application(served, members)
@@ -144,7 +144,7 @@ async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_midd
 
 
 def held_up(served: Served) -> tuple[Application, Member, Member]:
-    """A session that waits to begin reset, and one that has received and does not come to its commit."""
+    """Return a session that waits for a reset, and another one that has received and does not commit."""
     doubtful, slow = members = [Member(number, 2) for number in range(2)]
     application = Application(served, members)
     doubtful.in_doubt = True
@@ -156,7 +156,7 @@ def held_up(served: Served) -> tuple[Application, Member, Member]:
 
 
 def held_up_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> Application:
-    """The same, and the limit has passed; that is seen in the loop's next turn."""
+    """Return the same after the time limit, which is noticed in the loop's next turn."""
     monkeypatch.setattr(connection_reset, "LOOK_S", 0.0)
     application, _, _ = held_up(served)
     reset = application.client.connection.client.reset
@@ -172,7 +172,7 @@ async def wait_told(client: Client) -> None:
 
 
 class SendsFirst(Member):
-    """Its application begins with a send, while its client is not connected: that is taken, and the transaction is in doubt again."""
+    """A member whose application begins with a send while the client is not connected: the client accepts it, so it is in doubt again."""
 
     def open(self, client: Client, served: Served) -> None:
         again = hasattr(self, "client")
@@ -181,7 +181,7 @@ class SendsFirst(Member):
 
 
 @run_async
-async def test_a_session_that_is_in_doubt_again_and_again_loses_its_consumer_and_no_message() -> None:
+async def test_a_session_in_doubt_after_every_reset_loses_its_consumer_but_no_message() -> None:
     served = served_with(3000)
     member = SendsFirst(0, 3)
     application = Application(served, [member])
@@ -207,7 +207,7 @@ async def test_the_limit_doubles_with_each_round(resets: int, limit_s: float) ->
 
 
 @run_async
-async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_does_not_wait_for_an_ended_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_reset, "LOOK_S", 0.0)
     application, _, slow = held_up(served_with(3000, lost=("client",)))
     slow.session.end()
@@ -227,20 +227,20 @@ async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() 
 
 
 @run_async
-async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_of_a_reset_client_outlives_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     while not application.client.connection.client.ended:
         await asyncio.sleep(0)
         served.broker.settle()
-    application.client.connection.connection_lost(None)  # before it has answered
+    application.client.connection.connection_lost(None)  # before the client has answered
     history = served.interruptions.opened("client", {"product": PRODUCT})
     assert history is not None
     assert history.resets == 1
 
 
 @run_async
-async def test_others_are_given_at_once_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_a_reset_connection_are_delivered_to_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(20, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     other = Client(served, "other")
@@ -264,7 +264,7 @@ async def test_a_fault_of_the_broker_is_an_interruption_too(monkeypatch: pytest.
 
 
 @run_async
-async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     await wait_told(application.client)
@@ -274,7 +274,7 @@ async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.Monk
 
 
 @run_async
-async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
+async def test_requests_before_a_reset_are_stored_and_answered_first() -> None:
     served = served_with(3000, lost=("client",))
     doubtful, other = members = [Member(number, 1) for number in range(2)]
     application = Application(served, members)
@@ -294,10 +294,10 @@ async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
 
 
 @run_async
-async def test_nothing_is_done_for_what_follows_the_end_of_the_connection_in_the_same_read() -> None:
+async def test_frames_behind_the_end_of_a_connection_in_the_same_read_are_ignored() -> None:
     served = served_with(0, lost=("client",))
     for number in range(50):
-        served.broker.send("q", message_bytes(number, durable=False), Sender(), number)  # of these nothing is to be stored first
+        served.broker.send("q", message_bytes(number, durable=False), Sender(), number)  # these need not be stored first
     served.broker.settle()
     member = Member(0, 1)
     application = Application(served, [member])

@@ -1,4 +1,4 @@
-"""Clients that stand still: what they held is somebody else's once they have been silent for too long."""
+"""Stalled clients: after a time of silence, other clients get the messages that they held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = "x" * 100_000
 
 @asynccontextmanager
 async def a_client_that_stops(served: Served, address: str, credit: int) -> AsyncIterator[None]:
-    """It opens a consumer by a socket, and neither reads nor writes any more."""
+    """Attach a consumer over a socket, and then neither read nor write."""
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(served.connection, "127.0.0.1", 0)
     storing = loop.create_task(store(served))
@@ -54,7 +54,7 @@ async def a_client_that_stops(served: Served, address: str, credit: int) -> Asyn
 
 
 async def store(served: Served) -> None:
-    """As Kafka would, all the time."""
+    """Store all records all the time, as Kafka would."""
     while True:
         served.broker.settle()
         served.send_output()
@@ -69,8 +69,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("count", "body"), [(300, BODY), (3, "small")], ids=["more-than-buffers-take", "all-of-it-sent"])
 @run_async
-async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_timeout(count: int, body: str) -> None:
-    served = Served(idle_timeout_s=2.5)  # less would say how busy the machine is
+async def test_messages_of_a_stalled_client_are_released_after_the_idle_timeout(count: int, body: str) -> None:
+    served = Served(idle_timeout_s=2.5)  # a shorter timeout would depend on the load of the machine
     served.fill("q", count, body)
     queue = served.engine.addresses.anycast["q"]
     for _ in range(2):
@@ -80,11 +80,14 @@ async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_time
     first, *others = queue.waiting()
     assert len(others) == count - 1
     assert queue.delivery_count(first) == 2
-    assert {queue.delivery_count(message) for message in others} <= {0, 1}  # marked as delivered before, and no nearer to dead letters
+    assert {queue.delivery_count(message) for message in others} <= {
+        0,
+        1,
+    }  # marked as delivered before, but no nearer to the dead-letter address
 
 
 @run_async
-async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> None:
+async def test_a_client_that_the_broker_does_not_read_is_not_idle() -> None:
     served = Served(idle_timeout_s=0.1)
     client = Client(served)
     served.congested = True
@@ -104,7 +107,7 @@ async def test_a_client_that_the_broker_does_not_read_from_is_not_silent() -> No
 
 
 @run_async
-async def test_a_socket_that_does_not_take_the_last_words_is_cut() -> None:
+async def test_a_socket_that_does_not_take_the_close_is_aborted() -> None:
     served = Served(idle_timeout_s=0.1)
     client = Client(served)
     client.connection.amqp.limits = ConnectionLimits(close_timeout_s=0.1)

@@ -1,4 +1,4 @@
-"""Bodies on disk: what was put is what is got, whether it has been written yet or not."""
+"""Bodies on disk: each is read back as it was written, even before it is flushed."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def size_of(directory: Path) -> int:
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9), st.integers(0, 3)), max_size=60))
 @settings(max_examples=50)
-def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]]) -> None:
+def test_a_stored_body_can_be_read_until_it_is_freed(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]]) -> None:
     directory = tmp_path_factory.mktemp("spill") / "bodies"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spill, "SEGMENT_BYTES", 8_000)
@@ -55,7 +55,7 @@ def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathF
     assert not directory.exists()
 
 
-def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
+def test_a_segment_without_needed_bodies_is_deleted(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies")
     body = b"x" * (1 << 20)
     kept = [Kept(files, body) for _ in range(2 * (spill.SEGMENT_BYTES >> 20) + 1)]
@@ -66,7 +66,7 @@ def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
     files.close()
 
 
-def test_files_take_no_more_than_their_limit_and_say_before_that_they_are_short(tmp_path: Path) -> None:
+def test_files_stay_within_their_limit_and_report_a_shortage_before(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
     body = b"x" * 10_000
     kept: list[Kept] = []
@@ -86,7 +86,7 @@ def test_files_take_no_more_than_their_limit_and_say_before_that_they_are_short(
     files.close()
 
 
-def test_files_leave_the_disk_the_space_that_is_to_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_leave_the_configured_space_on_the_disk_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = 2_000_000
     files = SpillFiles(tmp_path / "bodies", free_min_bytes=1_000_000)
     monkeypatch.setattr(SpillFiles, "free_bytes", lambda _: free_bytes)
@@ -128,7 +128,7 @@ def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when
 
 
 def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
-    """Bodies of which one is left in each segment."""
+    """Store bodies, one of which is left in each segment."""
     left, segment_bytes = [], files.limit_bytes // spill.SEGMENTS_MIN
     for _ in range(segments):
         kept = [Kept(files, b"%d" % number * 5_000) for number in range(10)]
@@ -140,7 +140,7 @@ def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
     return left
 
 
-def test_files_in_which_little_is_needed_are_compacted(tmp_path: Path) -> None:
+def test_files_with_few_needed_bodies_are_compacted(tmp_path: Path) -> None:
     directory = tmp_path / "bodies"
     files = SpillFiles(directory, limit_bytes=4 << 20)
     left = of_each_segment_one(files, 12)
@@ -159,7 +159,7 @@ def test_files_in_which_little_is_needed_are_compacted(tmp_path: Path) -> None:
     files.close()
 
 
-def test_messages_that_go_in_the_order_in_which_they_came_are_not_copied(tmp_path: Path) -> None:
+def test_bodies_freed_in_the_order_of_arrival_are_not_copied(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=4 << 20)
     kept = [Kept(files, b"x" * 5_000) for _ in range(600)]
     wasteful = []

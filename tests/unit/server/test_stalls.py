@@ -24,7 +24,7 @@ def counted(watch: StallWatch, bound: str) -> float:
 
 
 @run_async
-async def test_a_late_look_counts_as_a_stall_as_far_as_the_thread_had_the_processor() -> None:
+async def test_a_late_check_counts_as_a_stall_only_for_processor_time_of_the_thread() -> None:
     clocks = Clocks()
     watch = StallWatch(lambda: False, lambda: clocks.now_s, lambda: clocks.used_s)
     watch.start()
@@ -36,7 +36,7 @@ async def test_a_late_look_counts_as_a_stall_as_far_as_the_thread_had_the_proces
 
 
 @run_async
-async def test_time_in_which_a_state_was_loaded_counts_for_nothing() -> None:
+async def test_time_of_loading_does_not_count_as_a_stall() -> None:
     clocks, loading = Clocks(), [False]
     watch = StallWatch(lambda: loading[0], lambda: clocks.now_s, lambda: clocks.used_s)
     watch.start()

@@ -1,4 +1,4 @@
-"""What an administrator is told of queues, subscriptions, connections and branches of a broker at work."""
+"""The reports on queues, subscriptions, connections and branches of a working broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["kafka"]
 
 
 @run_async
-async def test_queue_subscription_and_connection_are_told_as_they_are(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_queue_subscription_and_connection_are_reported(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         admin = Administrator(broker.node)
 
@@ -69,7 +69,7 @@ async def test_queue_subscription_and_connection_are_told_as_they_are(kafka: Kaf
 
 
 @run_async
-async def test_prepared_branch_is_told_until_it_has_ended(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_prepared_branch_is_reported_until_it_has_ended(kafka: KafkaInMemory, tmp_path: Path) -> None:
     xid = branch(new_gtrid("shop", 0), "jms")
     async with serving(kafka, tmp_path) as broker:
         admin = Administrator(broker.node)
@@ -98,7 +98,7 @@ async def test_prepared_branch_is_told_until_it_has_ended(kafka: KafkaInMemory, 
         await called(resource.close)
 
 
-def test_counters_of_two_epochs_are_added_each_to_its_own() -> None:
+def test_counters_of_two_epochs_are_added_by_name() -> None:
     fields = [field.name for field in dataclasses.fields(Counters)]
     one, other = Counters(*range(len(fields))), Counters(*[100] * len(fields))
     assert dataclasses.asdict(sum_of(one, other)) == {name: 100 + number for number, name in enumerate(fields)}

@@ -29,7 +29,7 @@ def test_values_are_found_by_mid_and_the_last_one_counts(tmp_path: Path) -> None
     assert not (tmp_path / "scratch").exists()
 
 
-def test_values_of_a_large_store_lie_in_a_file_without_a_name(tmp_path: Path) -> None:
+def test_values_of_a_large_store_are_in_an_unnamed_file(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with closing(StoredValues(tmp_path / "scratch")) as values:
@@ -42,7 +42,7 @@ def test_values_of_a_large_store_lie_in_a_file_without_a_name(tmp_path: Path) ->
         tracemalloc.stop()
 
 
-def test_store_that_finds_no_room_on_the_disk_is_unavailable(kafka: KafkaInMemory, tmp_path: Path) -> None:
+def test_store_without_room_on_the_disk_is_unavailable(kafka: KafkaInMemory, tmp_path: Path) -> None:
     kafka.create("store")
     kafka.put("store", bytes(MEMORY_BYTES + 1), key=b"1")
     (tmp_path / "file").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Subscriptions of topics: which client's they are."""
+"""Subscriptions of topics, and the clients that own them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def publish(served: Served, count: int, topic: str = "news") -> None:
     served.fill(topic, count, routing=Routing.MULTICAST)
 
 
-#: (client id, link name, durable): in pairs of the same letters, which once had the same queue.
+#: (client id, link name, durable): pairs with the same letters, which once had the same queue.
 PLACES = [("a", "b.c", True), ("a.b", "c", True), ("x", "a.b.c|global", True), ("volatile", "a.b.c", True), ("a", "b.c|volatile1", False),
           ("a.b", "c|volatile1", False), ("x", "a.b.c|global-volatile1", False), ("a\\", "b.c", True)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mine", "yours"), list(combinations(PLACES, 2)))
 @run_async
-async def test_subscriptions_of_two_clients_are_apart(mine: tuple[str, str, bool], yours: tuple[str, str, bool]) -> None:
+async def test_subscriptions_of_two_clients_are_separate(mine: tuple[str, str, bool], yours: tuple[str, str, bool]) -> None:
     served = Served()
     links = []
     for (container, name, durable), topic in ((mine, "news"), (yours, "other")):
@@ -53,11 +53,11 @@ async def test_subscriptions_of_two_clients_are_apart(mine: tuple[str, str, bool
     publish(served, 3)
     served.settle(*(client for client, _ in links))
     assert [client.received(link) for client, link in links] == [3, 0]
-    assert not any(client.told(Detached) for client, _ in links)  # which is what "has a consumer already" would be
+    assert not any(client.told(Detached) for client, _ in links)  # no client got the error "has a consumer already"
 
 
 @run_async
-async def test_a_subscription_keeps_its_messages_when_another_client_takes_one_that_reads_alike() -> None:
+async def test_a_subscription_keeps_its_messages_if_another_client_uses_a_similar_name() -> None:
     served = Served()
     client = Client(served, "a")
     subscribe(client, "b.c").detach(closed=False)
@@ -70,7 +70,7 @@ async def test_a_subscription_keeps_its_messages_when_another_client_takes_one_t
 
 
 @run_async
-async def test_a_subscription_keeps_its_messages_when_one_that_would_replace_it_is_refused() -> None:
+async def test_a_subscription_keeps_its_messages_if_its_replacement_is_refused() -> None:
     served = Served()
     client = Client(served, "a")
     subscribe(client, "kept").detach(closed=False)
@@ -83,7 +83,7 @@ async def test_a_subscription_keeps_its_messages_when_one_that_would_replace_it_
 
 
 @run_async
-async def test_a_subscription_is_replaced_by_another_of_its_user_where_there_is_no_room_for_one_more() -> None:
+async def test_a_subscription_can_be_replaced_by_its_user_at_the_limit() -> None:
     served = Served(BrokerInMemory(policy=Policy(queues_max=1)))
     client = Client(served, "a")
     subscribe(client, "kept").detach(closed=False)
@@ -91,7 +91,7 @@ async def test_a_subscription_is_replaced_by_another_of_its_user_where_there_is_
     publish(served, 3)
     link = subscribe(client, "kept", selector="TRUE")
     assert client.received(link) == 0
-    assert [each.error for each in client.told(Detached)] == [None]  # the first link's
+    assert [each.error for each in client.told(Detached)] == [None]  # of the first link
     publish(served, 1)
     served.settle(client)
     assert client.received(link) == 1
@@ -105,7 +105,7 @@ def test_no_two_subscriptions_have_a_queue_of_the_same_name(one: tuple[str | Non
 
 @pytest.mark.parametrize(("container", "name"), list(product(["a", "a.b"], ["c", "c.d", "c|global", "c.d|global"])))
 @run_async
-async def test_a_subscription_of_an_earlier_version_goes_on_and_is_deleted(container: str, name: str) -> None:
+async def test_a_subscription_of_an_earlier_version_can_be_used_and_deleted(container: str, name: str) -> None:
     served = Served()
     bare, _, everybodys = name.partition("|")
     then = bare if everybodys else f"{container}.{bare}"
@@ -127,7 +127,7 @@ async def test_a_subscription_of_an_earlier_version_goes_on_and_is_deleted(conta
 
 @pytest.mark.parametrize("pattern", ["#", "*.*", "*.#"])
 @run_async
-async def test_no_pattern_reaches_a_temporary_topic(pattern: str) -> None:
+async def test_no_pattern_matches_a_temporary_topic(pattern: str) -> None:
     served = Served()
     owner, other = Client(served, "owner"), Client(served, "other")
     kind = (Symbol("temporary-topic"),)

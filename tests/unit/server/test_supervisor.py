@@ -36,7 +36,7 @@ def part(directory: Path, name: str, program: str = SERVES) -> CommandPart:
 
 @contextmanager
 def running(directory: Path, parts: list[CommandPart], told: list[str]) -> Iterator[Path]:
-    """The supervisor in a thread that stays until the end of the test; gives the file of process ids."""
+    """Run the supervisor in a thread until the end of the test; yield the file of process ids."""
     stop, ready = StopSignals(), threading.Event()
     supervisor = Supervisor(parts, pids_file=directory / "pids.json", tell=told.append)
     thread = threading.Thread(target=supervisor.run, args=(stop, ready.set))
@@ -63,7 +63,7 @@ def alive(pid: int | None) -> bool:
     return True
 
 
-def test_a_part_that_is_killed_is_started_again_and_its_new_process_id_written_down(tmp_path: Path) -> None:
+def test_a_killed_part_is_restarted_and_its_new_process_id_recorded(tmp_path: Path) -> None:
     told: list[str] = []
     with running(tmp_path, [part(tmp_path, "broker"), part(tmp_path, "pipelines")], told) as file:
         before = pids(file)
@@ -80,7 +80,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_new_process_id_written_d
     assert not any(alive(pid) for pid in after.values())
 
 
-def test_a_part_starts_when_those_before_it_serve(tmp_path: Path) -> None:
+def test_a_part_starts_when_the_parts_before_it_are_ready(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n{SERVES}"
     first, second = part(tmp_path, "first", waits), part(tmp_path, "second")
@@ -103,7 +103,7 @@ def test_a_part_starts_when_those_before_it_serve(tmp_path: Path) -> None:
         second.stop(5)
 
 
-def test_deaths_in_a_row_wait_longer_and_a_steady_run_forgets_them(tmp_path: Path) -> None:
+def test_repeated_deaths_increase_the_backoff_and_a_steady_run_resets_it(tmp_path: Path) -> None:
     broker = part(tmp_path, "broker")
     supervisor = Supervisor([broker], pids_file=tmp_path / "pids.json", tell=lambda _line: None)
     (watched,) = supervisor._watched
@@ -137,7 +137,9 @@ def test_deaths_in_a_row_wait_longer_and_a_steady_run_forgets_them(tmp_path: Pat
         ("import sys; sys.exit(7)", Unavailable, "broker ended with 7; see "),
     ],
 )
-def test_a_part_that_never_served_ends_the_start_with_its_own_error(tmp_path: Path, program: str, kind: type[Exception], text: str) -> None:
+def test_a_part_that_was_never_ready_fails_the_start_with_its_own_error(
+    tmp_path: Path, program: str, kind: type[Exception], text: str
+) -> None:
     supervisor = Supervisor([part(tmp_path, "broker", program)], pids_file=tmp_path / "pids.json", tell=lambda _line: None)
     with pytest.raises(kind) as raised:
         supervisor.run(StopSignals(), lambda: None)

@@ -29,7 +29,7 @@ def settings(server: Certificate, **more: object) -> BrokerTls:
 
 
 def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
-    """The name that a server takes a client for, "refused" where they do not come together."""
+    """Return the name that a server takes a client for, "refused" if the handshake fails."""
 
     async def run() -> str | None:
         names: asyncio.Queue[str | None] = asyncio.Queue()
@@ -41,13 +41,13 @@ def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
                 transport.close()
 
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)  # a handshake that fails is what some tests are for
+        loop.set_exception_handler(lambda *_: None)  # some tests need a failing handshake
         listener = await loop.create_server(Seen, "127.0.0.1", 0, ssl=context)
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1], ssl=client)
             await reader.read()
             writer.close()
-            return "refused" if names.empty() else names.get_nowait()  # TLS 1.3 refuses after the client's side of it is done
+            return "refused" if names.empty() else names.get_nowait()  # TLS 1.3 refuses after the client's side has finished
         except (ssl.SSLError, ConnectionError):
             return "refused"
         finally:
@@ -63,21 +63,21 @@ def client_of(authority: Authority, certificate: Certificate | None = None) -> s
     return context
 
 
-def test_a_client_that_trusts_the_authority_connects_and_is_nobody(authority: Authority, server: Certificate) -> None:
+def test_a_client_without_certificate_connects_and_has_no_certified_name(authority: Authority, server: Certificate) -> None:
     assert seen(amqp_tls(settings(server)), client_of(authority)) is None
 
 
-def test_a_client_with_a_certificate_is_known_by_its_common_name(authority: Authority, server: Certificate, ann: Certificate) -> None:
+def test_a_client_with_a_certificate_is_identified_by_its_common_name(authority: Authority, server: Certificate, ann: Certificate) -> None:
     context = amqp_tls(settings(server, client_ca=authority.certificate))
     assert seen(context, client_of(authority, ann)) == "ann"
     assert seen(context, client_of(authority)) is None
 
 
-def test_a_certificate_means_nothing_where_no_client_ca_is_configured(authority: Authority, server: Certificate, ann: Certificate) -> None:
+def test_a_certificate_is_ignored_without_a_configured_client_ca(authority: Authority, server: Certificate, ann: Certificate) -> None:
     assert seen(amqp_tls(settings(server)), client_of(authority, ann)) is None
 
 
-def test_a_client_without_a_certificate_or_with_a_strangers_is_refused_where_one_is_required(
+def test_a_client_without_a_trusted_certificate_is_refused_if_one_is_required(
     authority: Authority, server: Certificate, tmp_path: Path
 ) -> None:
     context = amqp_tls(settings(server, client_ca=authority.certificate, client_certificate="required"))
@@ -92,7 +92,7 @@ def test_a_command_on_this_machine_trusts_the_listeners_own_certificate_and_no_o
     assert seen(context, client_context(ann.certificate, "admin.tls")) == "refused"
 
 
-def test_a_key_may_stand_in_the_certificates_file(server: Certificate, tmp_path: Path) -> None:
+def test_a_key_may_be_in_the_certificates_file(server: Certificate, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text(server.certificate.read_text() + server.key.read_text())
     assert server_context(Tls(certificate=both), "admin.tls") is not None
@@ -113,6 +113,6 @@ def test_files_that_cannot_be_used_are_named(server: Certificate, ann: Certifica
         amqp_tls(BrokerTls(certificate=directory / certificate, key=directory / key))
 
 
-def test_a_client_ca_that_is_none_is_named(server: Certificate) -> None:
+def test_an_invalid_client_ca_is_named(server: Certificate) -> None:
     with pytest.raises(InvalidInput, match=r"broker.tls.client_ca: .*server.key cannot be used"):
         amqp_tls(settings(server, client_ca=server.key))

@@ -1,4 +1,4 @@
-"""Errors of the event loop that nobody awaits are logged with a name and a count, and contained ones up to so many a second."""
+"""Errors of the event loop that nobody awaits are logged with a name and a count; contained errors up to a number each second."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_error_that_nobody_awaits_is_a_metric_of_the_broker_from_its_start_on(mo
     assert asyncio.run(run())["uncaught_errors"] == 2
 
 
-def test_contained_errors_beyond_so_many_in_a_second_are_counted_and_told_in_the_next(
+def test_contained_errors_beyond_the_rate_limit_are_counted_and_reported_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [7.0]
@@ -105,7 +105,7 @@ def test_contained_errors_beyond_so_many_in_a_second_are_counted_and_told_in_the
     assert len(lines(1)) == 1
 
 
-def test_error_of_nothing_that_has_a_name_is_counted_as_one_of_the_loop() -> None:
+def test_error_without_a_source_is_counted_for_the_event_loop() -> None:
     uncaught = UncaughtErrorHandler()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Limits on what clients hold: what goes beyond one is refused with a text that names it, and all else goes on."""
+"""Limits on the resources of clients: a request beyond one is refused with a text that names it, and everything else continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 
 def told(error: AmqpError | None) -> str:
-    """What a client is told, which is that a limit is reached."""
+    """Check that the client is told that a limit is reached."""
     assert error is not None
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
     return error.description
@@ -58,7 +58,7 @@ async def test_connection_beyond_a_limit_is_opened_and_closed_with_its_reason(li
 
 
 @run_async
-async def test_what_a_refused_client_has_sent_behind_its_open_counts_for_nothing() -> None:
+async def test_frames_of_a_refused_client_behind_its_open_are_ignored() -> None:
     served = Served(usage=UsageLimits(connections=1))
     Client(served, "first")
     refused = Client(served, "second", begins=False, pipelined="left-behind")
@@ -67,7 +67,7 @@ async def test_what_a_refused_client_has_sent_behind_its_open_counts_for_nothing
 
 
 @run_async
-async def test_session_beyond_a_limit_is_ended_and_others_go_on() -> None:
+async def test_session_beyond_a_limit_is_ended_and_others_continue() -> None:
     served = Served(usage=UsageLimits(sessions_per_user=2))
     first = Client(served, "first")
     second = Client(served, "second")
@@ -91,7 +91,7 @@ async def test_session_beyond_a_limit_is_ended_and_others_go_on() -> None:
 
 
 @run_async
-async def test_session_beyond_a_limit_that_asks_for_no_link_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_beyond_a_limit_without_links_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "REFUSED_SESSION_S", 0)
     served = Served(usage=UsageLimits(sessions_per_user=1))
     client = Client(served)
@@ -105,7 +105,7 @@ async def test_session_beyond_a_limit_that_asks_for_no_link_is_ended_too(monkeyp
 
 
 @run_async
-async def test_link_beyond_a_limit_is_refused_and_others_go_on() -> None:
+async def test_link_beyond_a_limit_is_refused_and_others_continue() -> None:
     served = Served(usage=UsageLimits(links_per_user=2))
     client = Client(served)
     first = client.consumer("q", name="first")
@@ -120,7 +120,7 @@ async def test_link_beyond_a_limit_is_refused_and_others_go_on() -> None:
 
 
 @run_async
-async def test_transaction_beyond_a_limit_is_refused_and_the_next_one_is_not() -> None:
+async def test_transaction_beyond_a_limit_is_refused_until_another_one_ends() -> None:
     served = Served(usage=UsageLimits(transactions_per_user=1))
     client = Client(served)
     coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
@@ -146,7 +146,7 @@ def limited(**limits: int) -> Served:
 
 
 @run_async
-async def test_queue_beyond_the_limit_of_a_user_is_refused_and_others_go_on() -> None:
+async def test_queue_beyond_the_limit_of_a_user_is_refused_and_other_users_continue() -> None:
     served = limited(queues_per_user_max=2)
     client = Client(served)
     there = client.producer("q1", name="first")
@@ -180,7 +180,7 @@ async def test_durable_subscription_beyond_the_limit_of_a_user_is_refused_also_a
 
 
 @run_async
-async def test_what_clients_hold_is_counted_until_they_are_gone() -> None:
+async def test_resources_of_clients_are_counted_until_they_disconnect() -> None:
     served = Served()
     clients = [Client(served, f"client-{number}") for number in range(3)]
     for client in clients:

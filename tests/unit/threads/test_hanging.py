@@ -46,7 +46,9 @@ def test_test_that_hangs_fails_with_stacks_of_all_processes(tmp_path: Path) -> N
     assert "Timeout" in ended.stdout
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "process of a run"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="alone", marks=pytest.mark.slow), pytest.param(["-n", "1"], id="process of a run")]
+)
 def test_test_that_takes_no_signal_ends_with_its_process_and_its_children(tmp_path: Path, options: list[str]) -> None:
     script = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0"
     ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])", *options)

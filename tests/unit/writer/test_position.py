@@ -30,7 +30,7 @@ def test_position_of_version_1_is_read_and_knows_no_leader_epoch() -> None:
 
 @pytest.mark.parametrize("version", [3, 0, "1", None, True])
 def test_position_of_another_version_is_refused_by_name(version: object) -> None:
-    with pytest.raises(PositionLost, match=r"position format .*this Bascule reads 1 to 2"):
+    with pytest.raises(PositionLost, match=r"position format .*this version of Bascule reads 1 to 2"):
         Position.decode(json.dumps({**json.loads(POSITION.encode()), "version": version}).encode())
 
 

@@ -25,6 +25,14 @@ from bascule.xa.xid import Xid, branch, new_gtrid
 TIMEOUT_S = 30.0
 
 
+@pytest.mark.parametrize("conninfo", ["postgres:/ann:hunter2@db/shop", "host=db pasword=hunter2", "host=db hunter2"])
+def test_invalid_connection_string_is_refused_without_showing_it(conninfo: str) -> None:
+    with pytest.raises(InvalidInput, match="connection string of resource 'db' is invalid") as raised:
+        PostgresResource("db", conninfo)
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
 class Server:
     """Prepared transactions by name, and how each transaction has ended, by number."""
 

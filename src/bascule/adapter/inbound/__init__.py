@@ -1,6 +1,6 @@
-"""Kafka records into endpoints: at least once, or each within a transaction of its own.
+"""Delivery of Kafka records to endpoints: at least once, or each record in its own transaction.
 
-The names below are imported when they are first used: the modules of the package that are protocols load no Kafka client.
+The names below are imported when they are first used, so that the protocol modules of this package load no Kafka client.
 """
 
 from importlib import import_module

@@ -1,9 +1,9 @@
-"""An endpoint at work: a member of a consumer group that takes partitions over, schedules what comes, and commits at once.
+"""An active endpoint: a member of a consumer group that takes over partitions, schedules records, and commits offsets at once.
 
     poll -> inbound log: in flight -> inbound log: read -> commit the group's offsets -> scheduler -> workers -> inbound log: done
 
-A record that was read is in flight in the inbound log before the log says that the partition is read up to it, and is delivered after that:
-so whatever dies, it is either read again or found in flight by whoever takes its partition over.
+The inbound log first says that a record is in flight, then that the partition was read up to it; after that the record is delivered. So,
+whatever dies, the record is either read again or found in flight by the next owner of its partition.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 
 POLL_S = 0.1
-#: A partition goes to another member when what is at work on its records is done, or after this time; the rest is in the log.
+#: A partition goes to another member when the work on its records is done, or after this time. The log has the remaining records.
 HAND_OVER_S = 30.0
-#: So many batches may be ready; then nothing more is read for a while. And so many of a partition behind what fails or hangs: then
-#: nothing more of that one.
+#: Reading pauses while this many batches are ready. Reading of a partition pauses while this many of its batches wait behind a record that
+#: fails or hangs.
 BATCHES_WAITING = 2
-#: Unless there are so many such partitions that memory would suffer: then nothing at all.
+#: If as many records wait as for this many full partitions, all reading pauses, to bound the memory.
 PARTITIONS_FULL_MAX = 16
-#: So many records may wait for their next try; then no more is read of what may join them: the retry topic, or with an order anything.
+#: If this many records wait for their next try, reading pauses for sources that could add to them: the retry topic or, with an order, all.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
-#: Dead letters are counted, and missing sources looked for, every so many times.
+#: Dead letters are counted, and missing sources looked for, every this many turns of housekeeping.
 LOOK_TURNS = 3
 TAKE_AGAIN_S = 0.5
-#: Partitions that wait for the outcome of a transaction do not hold up others.
+#: Enough that partitions that wait for the outcome of a transaction do not delay others.
 TAKERS = 32
 
 _log = get_log("bascule.adapter")
@@ -62,9 +62,9 @@ _log = get_log("bascule.adapter")
 
 @dataclass(frozen=True, slots=True)
 class ActivationStatus:
-    """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for.
+    """The status of an activation. ``partitions`` has ``ready`` for each partition, or the reason why it waits.
 
-    ``blocked`` are those that wait for a transaction which this endpoint cannot finish.
+    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish.
     """
 
     group: str
@@ -82,7 +82,7 @@ class ActivationStatus:
 
 
 class Activation:
-    """Made by ``ResourceAdapter``; may be used alone."""
+    """One endpoint and its threads. ``ResourceAdapter`` makes activations; they can be used alone."""
 
     def __init__(self, kafka: Mapping[str, Any], spec: ActivationSpec, endpoint: Endpoint) -> None:
         check(endpoint)
@@ -98,7 +98,7 @@ class Activation:
         self._anew()
 
     def _anew(self) -> None:
-        """What belongs to one life, from a start to a stop."""
+        """Reset the state that belongs to one run, from a start to a stop."""
         spec, xa = self.spec, self.spec.transacted
         mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
         deliverer = self._deliverer = Deliverer(spec, self._log, mode, self.counts)
@@ -112,18 +112,18 @@ class Activation:
         self._flowing: set[Place] = set()
         self._full = False
         self._full_places: set[Place] = set()
-        #: Read from before where the group is.
+        #: Partitions of which records before the group's offset were read.
         self._behind: set[Place] = set()
-        #: Taken over anew by this member: its client has read further than the group.
+        #: Partitions that this member has taken over again: its client has read further than the group.
         self._anew_at: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[Run[RecordDelivery], Future[GroupOffset]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[Run[RecordDelivery], list[RecordDelivery]]] = queue.SimpleQueue()
         self._to_take: queue.SimpleQueue[Run[RecordDelivery] | None] = queue.SimpleQueue()
         self._takers: list[threading.Thread] = []
-        #: Read, and not yet both in the log and committed.
+        #: Records that were read, and are not yet both in the log and committed.
         self._unscheduled: list[RecordDelivery] = []
         self._offsets: dict[Place, int] = {}
-        #: Up to where the log says that they were read.
+        #: Offset up to which the log says that the partition was read.
         self._advanced: dict[Place, int] = {}
         self._trouble = ""
         self._failure = ""
@@ -131,7 +131,7 @@ class Activation:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Prepare and consume. May follow a ``stop``; the counts go on. Raises what ``prepare`` and ``consume`` raise."""
+        """Prepare and consume. A start may follow a ``stop``; the counts continue. Raises the errors of ``prepare`` and ``consume``."""
         self.prepare()
         try:
             self.consume()
@@ -145,9 +145,9 @@ class Activation:
         Endpoints that share a pool must all have joined it before the first of them consumes: an endpoint that is alone in a pool may have
         all of its threads.
 
-        Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput (also if its worker pool has no
-        thread for it), UnsafeTopic (the group's own topics), ResourceFailed and LogUnreadable (its inbound log), OutOfOrder (manager not
-        open). If it raises, there is nothing to stop.
+        Raises Unavailable (also while threads of an earlier run still read from Kafka), InvalidInput (also if the worker pool has no thread
+        for the endpoint), UnsafeTopic (the group's own topics), ResourceFailed and LogUnreadable (the inbound log), and OutOfOrder (the
+        transaction manager is not open). If it raises, there is nothing to stop.
         """
         if self._stopping.is_set():
             if left := [each.name for each in self._threads if each.is_alive()]:
@@ -163,10 +163,10 @@ class Activation:
         self._workers.start()
 
     def consume(self) -> None:
-        """Take records: return when the group was asked for partitions. Call it once after ``prepare``. Raises Unavailable."""
+        """Take records. Return when the group was asked for partitions. Call it once, after ``prepare``. Raises Unavailable."""
         consumer = GroupConsumer(
             self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
-            # What failed before anybody had read this topic is in it.
+            # Records that failed before anybody read the retry topic are in it.
             whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
         )  # fmt: skip
         for name, target in (("inbound", partial(self._poll, consumer)), ("housekeeping", self._housekeep)):
@@ -174,11 +174,12 @@ class Activation:
             self._threads[-1].start()
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
-        """Ends it. What is at work is waited for, what waits is left in flight for the next start.
+        """Stop the endpoint. Wait for records in progress; waiting records stay in flight for the next start.
 
-        Gives the names of workers that are still in their endpoint after ``drain_s``. Their records stay in flight. One that returns later
-        may still commit, while the transaction manager is open and nobody has taken its partition over; nothing is done twice by that.
-        Its own threads that hang some seconds later, without Kafka or a database, are named, too, and left behind: they end by themselves.
+        Returns the names of workers whose endpoint has not returned after ``drain_s`` seconds. Their records stay in flight. A worker that
+        returns later may still commit, while the transaction manager is open and no other member has taken over its partition; nothing is
+        done twice. The result also names internal threads that hang for some more seconds without Kafka or a database; they end by
+        themselves.
         """
         left = self._workers.stop(drain_s)
         self._stopping.set()
@@ -196,7 +197,7 @@ class Activation:
         return left
 
     def status(self) -> ActivationStatus:
-        """How it stands now."""
+        """Return the current status."""
         with self._workers.changed:
             scheduler = self._workers.scheduler
             waiting, delayed, at_work = scheduler.waiting, scheduler.delayed, len(scheduler.running())
@@ -215,7 +216,7 @@ class Activation:
         )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:
-        """One of its threads has failed: it gives its partitions up and takes no more records; ``status`` says why it does not run."""
+        """Stop taking records after a thread has failed, and give up the partitions. ``status`` then has the reason."""
         self._failure = f"stopped: {error}"
 
     # -- the polling thread
@@ -246,7 +247,7 @@ class Activation:
         self._answer(consumer)
 
     def _answer(self, consumer: GroupConsumer) -> None:
-        """Says to takers that their partitions are still this member's, and where the group reads on."""
+        """Tell the takers that their partitions still belong to this member, and where the group continues to read."""
         asked = [self._asked.get() for _ in range(self._asked.qsize())]
         if not (asked := [each for each in asked if not each[0].gone]):
             return
@@ -277,7 +278,7 @@ class Activation:
             delayed, ready = scheduler.delayed, scheduler.ready
             behind = {run.place: scheduler.behind(run.token) for run in self._runs.values()}
         high = BATCHES_WAITING * self.spec.batch
-        # Half of that has to be done before more is read: to pause and to resume costs what was fetched.
+        # Half of it must be done before more is read: pausing and resuming discards fetched records.
         limit = high // 2 if self._full else high
         self._full = ready >= limit or sum(behind.values()) >= PARTITIONS_FULL_MAX * limit
         self._full_places = {place for place, count in behind.items() if count >= (high // 2 if place in self._full_places else high)}
@@ -294,7 +295,7 @@ class Activation:
         place = Place(received.topic, received.partition)
         run = self._runs.get(place)
         if run is None or not run.ready:
-            return  # it is not ours, and comes to whose it is
+            return  # the partition is not ours, and its owner gets the record
         found = run.receive(received.offset, lambda: delivery_of(self.spec, Ref(place, run.token, received.offset), received))
         if found is None:
             self._behind.add(place)
@@ -311,13 +312,16 @@ class Activation:
             run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:
-        """See ``pass_on``. Tried again until the partition is somebody else's."""
+        """Log, commit and deliver the records that were read (``pass_on``). Retried until the partition has another owner."""
         ends = [Ref(place, self._runs[place].token, offset) for place, offset in self._offsets.items()]
         run_blocking(pass_on(BlockingReading(self._log, consumer, self._workers, self._unscheduled, ends, self._advanced, self._take_anew)))
         self._unscheduled, self._offsets = [], {}
 
     def _take_anew(self, places: Collection[Place]) -> None:
-        """The entries of what was read may be stored or not: another token is needed, and the client reads on where the group is."""
+        """Take partitions over again after a failed append: the entries may be stored or not, so another token is needed.
+
+        The client continues to read at the group's offset.
+        """
         _log.warning(
             "append to inbound log failed, taking over partitions again", group=self.spec.group, places=", ".join(map(str, places))
         )
@@ -330,7 +334,7 @@ class Activation:
             run = self._runs[Place(topic, partition)] = Run(Place(topic, partition))
             self._to_take.put(run)
             if len(self._takers) < TAKERS:
-                # An executor's would hold up the end of the process while one of them hangs.
+                # The threads of an executor would delay the end of the process while one of them hangs.
                 name = f"bascule-take-{self.spec.group}"
                 self._takers.append(lasting_thread(partial(self._take_each, self._to_take), name, on_failure=self._fail))
                 self._takers[-1].start()
@@ -373,15 +377,15 @@ class Activation:
                 if str(error) != told:
                     _log.error("partition blocked by another transaction manager", group=self.spec.group, place=run.place, error=error)
                 told = run.trouble = str(error)
-            except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
+            except Exception as error:  # nothing checks whether this thread ends, and the partition would be stuck
                 run.trouble = str(error)
                 _log.warning("could not take over partition, will retry", group=self.spec.group, place=run.place, error=error)
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
-        """Where the group reads on, if the partition is this member's, as the group says when it is asked after this began.
+        """Return the group's offset if the partition belongs to this member, otherwise None.
 
-        A process that stood still goes by what it believed before, until it is told.
+        The answer must come from the group after this call began: a process that was suspended has an outdated assignment until then.
         """
         answer: Future[GroupOffset] = Future()
         self._asked.put((run, answer))
@@ -392,7 +396,7 @@ class Activation:
         return None
 
     def _adopt(self, run: Run[RecordDelivery], flights: Flights) -> list[RecordDelivery]:
-        """What was in flight of the partition, by offset."""
+        """Return deliveries for the records of the partition that were in flight, by offset."""
         found = read_again(self._kafka, run.place.topic, run.place.partition, flights.keys)
         deliveries = []
         for offset, keys in sorted(flights.keys.items()):
@@ -416,7 +420,7 @@ class Activation:
                 if self._stopping.wait(HOUSEKEEP_S):
                     return
                 self._log.housekeep()
-            except Exception as error:  # nothing waits for it
+            except Exception as error:  # nobody waits for this thread
                 _log.warning("inbound log housekeeping failed, will retry", topic=self._log.topic, error=error)
 
     def _look_for_sources(self) -> None:

@@ -1,4 +1,4 @@
-"""The adapter of a program: its endpoints, from the start of the program to its end."""
+"""The resource adapter of a program: its endpoints, from the start of the program to its end."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.threads.background import in_background
 
-#: A thread that ends by itself is noticed so soon.
+#: Interval, in seconds, at which ``run`` checks whether an endpoint has stopped.
 LOOK_S = 1.0
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 
 class ResourceAdapter:
-    """Endpoints of one Kafka cluster. Nothing is opened before ``start``, ``run`` or ``with``, so a module may hold one."""
+    """The endpoints for one Kafka cluster. It opens nothing before ``start``, ``run`` or ``with``, so a module can hold one."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        """``kafka`` is for librdkafka: ``bootstrap.servers``, security, ``session.timeout.ms``."""
+        """``kafka`` are librdkafka settings: ``bootstrap.servers``, security, ``session.timeout.ms``."""
         self._kafka = dict(kafka)
         self._activations: list[Activation] = []
         self._started = False
 
     def endpoint(self, spec: ActivationSpec) -> Callable[[EndpointT], EndpointT]:
-        """Decorates a function of a record, or a class with ``on_record(record)``: it is activated when the adapter starts."""
+        """Decorate a function of a record, or a class with ``on_record(record)``. The endpoint is active from the start of the adapter."""
 
         def decorate(endpoint: EndpointT) -> EndpointT:
             self.activate(spec, endpoint)
@@ -41,7 +41,10 @@ class ResourceAdapter:
         return decorate
 
     def activate(self, spec: ActivationSpec, endpoint: Endpoint) -> Activation:
-        """An endpoint takes records from now on, or from the start on. Raises InvalidInput; what ``start`` does if it starts now."""
+        """Activate an endpoint, now or when the adapter starts.
+
+        Raises InvalidInput and, if the endpoint starts now, the errors of ``start``.
+        """
         if any(each.spec.group == spec.group for each in self._activations):
             raise InvalidInput(f"group {spec.group!r} already has an endpoint; use another group for each endpoint")
         if spec.pool is not None and any(each.name == spec.pool.name and each is not spec.pool for each in self.pools()):
@@ -55,14 +58,14 @@ class ResourceAdapter:
         return activation
 
     def deactivate(self, activation: Activation, drain_s: float = HAND_OVER_S) -> list[str]:
-        """It takes no more records; see ``Activation.stop``."""
+        """Stop an endpoint. See ``Activation.stop``."""
         self._activations.remove(activation)
         return activation.stop(drain_s) if self._started else []
 
     def start(self) -> None:
-        """All of them are active; also after a ``stop``. Raises what ``Activation.start`` does; then none is.
+        """Start all endpoints, also after a ``stop``. Raises the errors of ``Activation.start``; then no endpoint runs.
 
-        The endpoints join their worker pools before the first of them takes a record, so that each finds a thread.
+        The endpoints join their worker pools before the first of them takes a record, so that each gets a thread.
         """
         with ExitStack() as undo:
             prepared = []
@@ -76,16 +79,16 @@ class ResourceAdapter:
         self._started = True
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
-        """Ends all of them at once; what is at work is waited for. Gives the workers that did not end."""
+        """Stop all endpoints at once, and wait for records in progress. Return the names of workers that did not end."""
         stops = [in_background(partial(each.stop, drain_s), f"bascule-stop-{each.spec.group}") for each in self._activations]
         wait(stops)
         self._started = False
         return [name for stop in stops for name in stop.result()]
 
     def run(self, drain_s: float = HAND_OVER_S) -> None:
-        """From the main thread: starts, and returns when SIGTERM or SIGINT has come and what was at work is done.
+        """Start, and return when SIGTERM or SIGINT has arrived and the records in progress are done. Call this from the main thread.
 
-        Raises Unavailable when an endpoint stands still for good: a program that is started again is better than one that seems to run.
+        Raises Unavailable if an endpoint stops for good: it is better to restart the program than to let it seem to run.
         """
         with StopSignals() as stop:
             self.start()
@@ -97,11 +100,11 @@ class ResourceAdapter:
                 raise Unavailable(f"endpoint of group {broken[0].group!r} {broken[0].trouble}")
 
     def status(self) -> list[ActivationStatus]:
-        """Of each endpoint."""
+        """Return the status of each endpoint."""
         return [activation.status() for activation in self._activations]
 
     def pools(self) -> list[WorkerPool]:
-        """The worker pools that its endpoints name, each once."""
+        """Return the worker pools of the endpoints, each once."""
         return list(dict.fromkeys(each.spec.pool for each in self._activations if each.spec.pool is not None))
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The dead letters of a group: how many wait, what they are, and the way back."""
+"""The dead letters of a group: count them, list them, send them back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = get_log("bascule.adapter")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the record's own time."""
+    """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the timestamp of the record in milliseconds."""
 
     partition: int
     offset: int
@@ -31,27 +31,27 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Those that are in the topic and not sent back."""
+    """The dead letters in the topic that were not sent back."""
 
     def __init__(self, kafka: Mapping[str, Any], group: str, topic: str = "") -> None:
-        """``topic`` is ``GROUP.dead-letter`` unless told otherwise."""
+        """Read the dead letters of ``group`` from ``topic`` (default: ``GROUP.dead-letter``)."""
         self.topic = topic or f"{group}.dead-letter"
         self._kafka = kafka
         self._redrive = Redrive(kafka, self.topic, f"{group}.dead-letter.returned")
 
     def waiting(self) -> list[DeadLetter]:
-        """All of them. Raises Unavailable."""
+        """Return all of them. Raises Unavailable."""
         return [_letter(received) for received in self._redrive.waiting()]
 
     def count(self) -> int:
-        """How many; each call reads what has come since the last one. For one thread. Raises Unavailable."""
+        """Return their number. Each call reads the records since the previous call. Not thread-safe. Raises Unavailable."""
         return self._redrive.count()
 
     def send_back(self, count: int | None = None) -> int:
-        """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
+        """Send the oldest ``count`` dead letters, or all, to the retry topic of their group. They are tried as if they had never failed.
 
-        Each once, whatever dies. Of one that is not whole, what its origin has; without that, it is passed over. Gives how many.
-        Raises Unavailable; TooLarge for one that the retry topic does not take: then none is sent back.
+        Each is sent once, whatever dies. If a dead letter is incomplete, the record is read from its origin; if that is gone, the dead
+        letter is skipped. Returns the number sent. Raises Unavailable, and TooLarge if the retry topic refuses one: then none is sent.
         """
         return self._redrive.move(self._returned, count)
 

@@ -1,4 +1,4 @@
-"""A record on its way to an endpoint, and where it is. Without IO: no Kafka, no threads, no clock."""
+"""A record on its way to an endpoint, and its state. Without IO: no Kafka, no threads, no clock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bascule.core.states import Transitions
 
 
 class OutOfTurn(BasculeError):
-    """Something happened to a delivery, or to a source partition, that cannot happen in its state: a fault of Bascule."""
+    """Raised when a step is not allowed in the current state of a delivery or source partition. This is a defect of Bascule."""
 
     retriable = False
     scope = Scope.OPERATION
 
 
 class Phase(enum.StrEnum):
-    """The state of a delivery. Only ``WORKING`` can hang; a commit is limited by the timeouts of its transaction."""
+    """The phase of a delivery. Only ``WORKING`` can hang; the timeouts of its transaction limit a commit."""
 
     WAITING = "waiting"
     WORKING = "in its endpoint"
@@ -29,7 +29,7 @@ class Phase(enum.StrEnum):
 
 
 class DeliveryStep(enum.StrEnum):
-    """What happens to a delivery."""
+    """A step of a delivery."""
 
     TAKEN = "a worker takes it"
     RETURNED = "its endpoint returns or raises"
@@ -37,7 +37,7 @@ class DeliveryStep(enum.StrEnum):
     FINISHED = "the worker is done with it, or tries again later"
 
 
-#: What is not here cannot happen. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.
+#: The allowed steps. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.
 PHASES: Final = Transitions[Phase, DeliveryStep](
     "delivery",
     {
@@ -52,32 +52,32 @@ PHASES: Final = Transitions[Phase, DeliveryStep](
 
 @dataclass(slots=True, eq=False)
 class RecordDelivery:
-    """A record on its way to an endpoint. ``keys`` are those of the inbound log that say it is in flight."""
+    """A record on its way to an endpoint. ``keys`` are the entries of the inbound log that say that the record is in flight."""
 
     ref: Ref
     record: Record
     keys: tuple[bytes, ...]
     due_s: float = 0.0
-    #: Whether the inbound log says that it is in flight.
+    #: Whether the inbound log says that the record is in flight.
     logged: bool = False
     phase: Phase = Phase.WAITING
-    #: Why it failed, until it is moved away or waits for its next try.
+    #: The error, until the record is moved away or waits for its next try.
     failure: BaseException | None = None
-    #: How often the dead-letter topic had no room for it, whatever was left out.
+    #: How often the dead-letter topic had no room for the record, even in its shortest form.
     refusals: int = 0
 
     @property
     def failures(self) -> int:
-        """How often the record has failed before."""
+        """Return how often the record has failed before."""
         return self.record.failures
 
     @property
     def key(self) -> bytes | None:
-        """Of the record."""
+        """Return the key of the record."""
         return self.record.key
 
     def step(self, step: DeliveryStep) -> None:
-        """Move to the next phase. Raises OutOfTurn if the step cannot happen now."""
+        """Move to the next phase. Raises OutOfTurn if the step is not allowed now."""
         after = PHASES.get((self.phase, step))
         if after is None:
             raise OutOfTurn(f"{self.ref.place}, offset {self.ref.offset}: step {step} is not allowed in phase {self.phase}")

@@ -1,4 +1,4 @@
-"""Deliveries, performed by a worker: at least once, or within a transaction. What follows from a failure, ``settling`` says."""
+"""Delivery of a record by a worker: at least once, or in a transaction. ``settling`` decides what follows from a failure."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _log = get_log("bascule.adapter")
 
 
 class Mode(Protocol):
-    """How a record is handled, and how it is moved away."""
+    """How a record is delivered, and how it is moved away."""
 
     def deliver(self, delivery: RecordDelivery, work: Callable[[], None]) -> None:
-        """Raises Superseded, NotNow, Late, or why it failed; then it is in flight as before."""
+        """Deliver a record. Raises Superseded, NotNow, Late, or the error of the endpoint; the record then stays in flight."""
 
     def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
-        """To the retry or dead-letter topic. Raises as ``deliver`` does, and TooLarge."""
+        """Move a record to the retry or dead-letter topic. Raises the errors of ``deliver``, and TooLarge."""
 
 
 class AtLeastOnce:
-    """Done with when the endpoint has returned."""
+    """Delivers at least once: a record is done when its endpoint has returned."""
 
     def __init__(self, log: InboundLog) -> None:
         self._log = log
@@ -60,13 +60,13 @@ class AtLeastOnce:
         self._log.done(delivery.ref.place, delivery.keys)
 
     def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
-        """See Mode. Killed in between, the record is in both."""
+        """See Mode. After a crash between the two writes, the record is in both topics."""
         await_stored(self._log.append(outgoing))
         self._log.done(delivery.ref.place, delivery.keys, wait=True)
 
 
 class InTransaction:
-    """The receipt of the record, and all that the endpoint enlists, commit together."""
+    """Delivers in a transaction: the receipt of the record and the work of the endpoint commit together."""
 
     def __init__(self, xa: Xa, timeout_s: float, stopping: Callable[[], bool]) -> None:
         self._xa = xa
@@ -89,7 +89,7 @@ class InTransaction:
     def _run(self, ref: Ref, work: Callable[[], None]) -> None:
         try:
             transaction = self._xa.manager.begin(self._timeout_s)
-        except BasculeError as error:  # it was closed too early
+        except BasculeError as error:  # the manager was closed too early
             raise NotNow(str(error)) from error
         try:
             with transaction:
@@ -110,7 +110,7 @@ class InTransaction:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """The effects of waiting for a transaction in doubt, blocking."""
+    """The blocking effects of waiting for a transaction in doubt."""
 
     log: InboundLog
     ref: Ref
@@ -130,18 +130,18 @@ class _Doubt:
 
 
 class Deliverer:
-    """Calls the endpoint for a delivery, and does what its failure asks for: ``settling`` says what."""
+    """Calls the endpoint for a delivery, and handles failures as ``settling`` decides."""
 
     def __init__(self, spec: ActivationSpec, log: InboundLog, mode: Mode, counts: Counts) -> None:
         self.spec = spec
         self.log = log
         self.mode = mode
         self.counts = counts
-        #: Records that hold up their lanes since no dead letter can be written of them, and why.
+        #: Records that block their lanes because no dead letter can be written for them, with the reason.
         self.unburied: dict[Ref, str] = {}
 
     def handle(self, workers: Workers, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
-        """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
+        """Try a delivery once. Return when to try again (monotonic seconds), or None. Raises Late."""
         policy = RetryPolicy(self.spec.retries, self.spec.backoff, self.spec.in_place, AWAY_PAUSE_S)
         pause_s = run_blocking(try_once(delivery, _Try(self, workers, delivery, call), policy))
         return None if pause_s is None else time.monotonic() + pause_s
@@ -149,7 +149,7 @@ class Deliverer:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """The effects of a try, blocking."""
+    """The blocking effects of a try."""
 
     at: Deliverer
     workers: Workers

@@ -26,17 +26,17 @@ _R = TypeVar("_R")
 
 @dataclass(slots=True)
 class InboundBranch:
-    """The handle: says which record the transaction consumes."""
+    """The handle of a branch: names the record that the transaction consumes."""
 
     ref: Ref | None = None
 
     def take(self, ref: Ref) -> None:
-        """This one; it is done with when the transaction commits, and in flight as before when it does not."""
+        """Consume this record: it is done when the transaction commits, and stays in flight if the transaction rolls back."""
         self.ref = ref
 
 
 class InboundLog:
-    """The inbound log of a group, and a resource of transactions. Safe for threads; the topic is created by the first use."""
+    """The inbound log of a group, and a resource of transactions. Thread-safe; the first use creates the topic."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class InboundLog:
         at: LogTopic | None = None,
         violations: Collection[StrEnum] = (),
     ) -> None:
-        """``topic`` is ``GROUP.inbound`` unless told otherwise; nobody else may write to it. ``at`` replaces the topic's clients."""
+        """Use ``topic`` (default: ``GROUP.inbound``), which nobody else may write. ``at`` replaces the clients of the topic."""
         self.name = name
         self.priority = CommitPriority.RECEIPT
         self.group = group
@@ -58,50 +58,53 @@ class InboundLog:
         self._branches = BranchStates()
         self._taken: dict[Xid, InboundBranch] = {}
 
-    # -- of the adapter
+    # -- for the adapter
 
     def owner(self, place: Place) -> str | None:
-        """Who has a source partition now: the token. Raises Unavailable."""
+        """Return the token of the current owner of a source partition. Raises Unavailable."""
         return run_blocking(self.protocol.owner(place))
 
     def take(self, place: Place, after: str | None) -> str:
-        """A source partition is in the hands of the caller from here on; gives its token. ``after`` and errors as ``LogProtocol.take``."""
+        """Take over a source partition and return its new token. See ``LogProtocol.take`` for ``after`` and errors."""
         token = uuid.uuid4().hex[:12]
         run_blocking(self.protocol.take(place, token, after))
         return token
 
     def flights(self, place: Place) -> Flights:
-        """What is in flight now, read to the end. Raises Unavailable."""
+        """Return the records in flight now, read to the end of the log. Raises Unavailable."""
         return run_blocking(self.protocol.flights(place))
 
     def all_flights(self) -> dict[Place, Flights]:
-        """As ``flights``, of every source partition that has any, for people: nothing is written, so a replaced node may answer."""
+        """Return the records in flight of every source partition that has any, for display: a replaced node may answer."""
         return run_blocking(
             self._at.look(lambda fold: {place: state.seen() for place, state in fold.places.items() if state.flights or state.claims})
         )
 
     def schedule(self, refs: Sequence[Ref]) -> None:
-        """Returns when all of them are in flight, and stored. May be repeated. Raises Unavailable: some may be stored, or all."""
+        """Store that these records are in flight. Can be repeated. Raises Unavailable: some or all entries may be stored."""
         run_blocking(self.protocol.schedule(refs))
 
     def advance(self, ends: Sequence[Ref]) -> None:
-        """Return when the log says that all records before these are in it, stored. Raises Unavailable, as ``schedule``."""
+        """Store that the log has all records before these. Raises Unavailable, as ``schedule``."""
         run_blocking(self.protocol.advance(ends))
 
     def failed(self, ref: Ref, failures: int) -> bytes:
-        """Store how often a record has failed; return the entry's key. Raises Unavailable: to be repeated."""
+        """Store how often a record has failed, and return the key of the entry. Raises Unavailable; then repeat the call."""
         return run_blocking(self.protocol.failed(ref, failures))
 
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
-        """A record is in flight no more. Raises Unavailable, if ``wait``; else ``housekeep`` repeats what Kafka has not stored."""
+        """Store that a record is no longer in flight.
+
+        Raises Unavailable if ``wait`` is set; otherwise ``housekeep`` repeats deletions that Kafka has not stored.
+        """
         run_blocking(self.protocol.done(place, keys, wait=wait))
 
     def append(self, outgoing: Outgoing) -> Future[int]:
-        """A record of another topic, outside of any transaction."""
+        """Append a record to another topic, outside of transactions."""
         return self._at.append_record(outgoing)
 
     def housekeep(self) -> None:
-        """Repeat deletions that failed, and delete what says nothing any more. Raises Unavailable."""
+        """Repeat deletions that failed, and delete obsolete entries. Raises Unavailable."""
         self._at.housekeep()
         self.protocol.tidy()
 
@@ -109,7 +112,7 @@ class InboundLog:
         """See LogTopic."""
         self._at.close()
 
-    # -- of the transaction manager
+    # -- for the transaction manager
 
     def start(self, xid: Xid, *, timeout_s: float) -> InboundBranch:  # noqa: ARG002 - nothing is held before prepare
         """See Resource. The handle takes the record."""
@@ -129,7 +132,7 @@ class InboundLog:
         if branch.ref is None:
             self._gone(xid)
             return Vote.READ_ONLY
-        self._branches.move(xid, after)  # whatever is raised, it may be rolled back from there
+        self._branches.move(xid, after)  # after an error the branch can be rolled back from this state
         try:
             self._answer(self.protocol.claim(xid, branch.ref))
         except BranchRolledBack:
@@ -156,7 +159,7 @@ class InboundLog:
                 self._answer(self.protocol.withdraw(xid, branch.ref))
             elif state in (BranchState.NONE, BranchState.PREPARED):
                 self._finish(xid, commit=False)
-        finally:  # recovery finds it by the log, if it ever was there
+        finally:  # recovery finds the claim in the log if it was ever stored
             self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:

@@ -1,8 +1,8 @@
-"""The protocol of the inbound log: taking a source partition over, claims of transactions, receipts. Without IO: no Kafka, no threads.
+"""The protocol of the inbound log: takeovers of source partitions, claims of transactions, receipts. Without IO: no Kafka, no threads.
 
-A member of the group takes a source partition over by an owner's entry, and a transaction claims a record by a claim's entry. Both append
-their entry and then read the log up to it: the entry counts unless another owner's entry comes before it. So a process that was replaced
-commits nothing that its successor handles, no matter when it goes on.
+A member of the group takes over a source partition with an owner entry, and a transaction claims a record with a claim entry. Both append
+their entry and then read the log up to it: the entry counts unless the entry of another owner comes before it. So a process that was
+replaced cannot commit a record that its successor handles, no matter when it continues.
 """
 
 from __future__ import annotations
@@ -40,52 +40,55 @@ class LogViolation(enum.StrEnum):
 
 
 class Superseded(BranchRolledBack):
-    """Another member of the group has taken over the record's partition and handles the record, or the record is done."""
+    """Raised when another member of the group has taken over the record's partition and handles the record, or the record is done."""
 
 
 class LogEffects(Protocol):
-    """What the protocol needs of the log's topic. Entries of a source partition are stored and read in one order."""
+    """The operations on the log's topic. Entries of a source partition are stored and read in one order."""
 
     async def append(self, key: bytes, value: bytes | None, place: Place) -> int | None:
-        """Store an entry and return its offset, None if that is unknown. Raises Unavailable: it may be stored or not."""
+        """Store an entry, and return its offset or None if the offset is unknown. Raises Unavailable: the entry may be stored or not."""
 
     async def store(self, entries: Sequence[tuple[Place, bytes, bytes | None]], *, many: bool) -> None:
-        """Return when all entries are stored; if ``many``, they may wait a moment for others.
+        """Return when all entries are stored. If ``many``, they may wait a moment for other entries.
 
-        Raises Unavailable: each may be stored or not.
+        Raises Unavailable: each entry may be stored or not.
         """
 
     def send(self, key: bytes, value: bytes | None, place: Place) -> None:
-        """Store an entry some time. It may get lost."""
+        """Store an entry at some time. The entry may get lost."""
 
     def delete_soon(self, place: Place, keys: Sequence[bytes]) -> None:
-        """Delete entries some time; a deletion that gets lost is repeated."""
+        """Delete entries at some time. A deletion that gets lost is repeated."""
 
     async def read(self, see: Callable[[LogFold], R]) -> R:
-        """Return what ``see`` finds in the log as of now, whichever node answers. Raises Unavailable."""
+        """Return the result of ``see`` on the current log, whichever node answers. Raises Unavailable."""
 
     async def look(self, see: Callable[[LogFold], R]) -> R:
-        """As ``read``, but a node that was replaced may answer, with less of the log. Raises Unavailable."""
+        """Do the same as ``read``, but accept the answer of a replaced node, which may have less of the log. Raises Unavailable."""
 
     async def reach(self, place: Place, offset: int | None, see: Callable[[PlaceState], R]) -> R:
-        """Return what ``see`` finds when the log is read up to an offset of the place's entries (None: as of now). Raises Unavailable."""
+        """Return the result of ``see`` when the log is read up to an offset of the place's entries (None: the current end).
+
+        Raises Unavailable.
+        """
 
     def known(self, see: Callable[[LogFold], R]) -> R:
-        """Return what ``see`` finds in what was read so far, which may be a part of the log."""
+        """Return the result of ``see`` on what was read so far, which may be a part of the log."""
 
 
 class DeliveryEffects(Protocol):
-    """What a delivery outside of transactions does."""
+    """The effects of a delivery outside of transactions."""
 
     async def work(self) -> None:
-        """Call the endpoint. Raises what the endpoint raises."""
+        """Call the endpoint. Raises the error of the endpoint."""
 
     async def receipt(self) -> None:
         """Store that the record is done. Raises Unavailable."""
 
 
 async def at_least_once(delivery: DeliveryEffects, violations: Collection[enum.StrEnum] = ()) -> None:
-    """Deliver a record; it is done when its endpoint has returned."""
+    """Deliver a record. It is done when its endpoint has returned."""
     if LogViolation.RECEIPT_BEFORE_WORK in violations:
         await delivery.receipt()
     await delivery.work()
@@ -93,10 +96,10 @@ async def at_least_once(delivery: DeliveryEffects, violations: Collection[enum.S
 
 
 class LogProtocol:
-    """The rules, over the effects of one process."""
+    """The rules of the log, on top of the effects of one process."""
 
     def __init__(self, effects: LogEffects, by: str, *, violations: Collection[enum.StrEnum] = ()) -> None:
-        """``by`` names the process, for people."""
+        """``by`` names the process in entries."""
         self._effects = effects
         self._by = by
         self._violations = frozenset(violations)
@@ -106,14 +109,14 @@ class LogProtocol:
     # -- owners
 
     async def owner(self, place: Place) -> str | None:
-        """Return the token of a source partition's owner, or of an earlier one: then ``take`` fails. Raises Unavailable."""
+        """Return the token of a source partition's owner, or of an earlier one; in that case ``take`` fails. Raises Unavailable."""
         return await self._effects.look(lambda fold: fold.place(place).owner)
 
     async def take(self, place: Place, token: str, after: str | None) -> None:
-        """Take a source partition over under a new token.
+        """Take over a source partition under a new token.
 
-        ``after`` is the owner before, read while the group gave the partition to this member: if somebody else has taken the partition
-        over since then, the partition stays theirs. Raises Unavailable, in that case too.
+        ``after`` is the previous owner, read while the group assigned the partition to this member: if another member has taken over the
+        partition since then, the partition stays with that member. Raises Unavailable, in that case too.
         """
         self._tokens.add(token)
         offset = await self._effects.append(key_of(OWNER, Ref(place, token, -1)), owner_value(self._by, after), place)
@@ -123,7 +126,7 @@ class LogProtocol:
         )
         if owner != token and LogViolation.TAKE_UNCHECKED not in self._violations:
             raise Unavailable(f"partition {place} was taken over by another member")
-        # The deletion of void entries is stored before that of the owners that make them void: without those owners they would count.
+        # Delete void entries before the owners that make them void: without those owners they would count.
         if LogViolation.OWNERS_BEFORE_VOID in self._violations:
             self._delete(place, owners)
         await self._effects.store([(place, key, None) for key in void], many=True)
@@ -136,19 +139,19 @@ class LogProtocol:
     # -- flights
 
     async def flights(self, place: Place) -> Flights:
-        """Return what is in flight of a source partition. Raises Unavailable."""
+        """Return the records in flight of a source partition. Raises Unavailable."""
         return await self._effects.read(lambda fold: fold.place(place).seen())
 
     async def schedule(self, refs: Sequence[Ref]) -> None:
-        """Return when records are in flight, and stored.
+        """Return when the entries that say that records are in flight are stored.
 
-        Raises Unavailable: the entries may still be stored at any time, also after they were deleted. So the token must not be used any
-        more (``pass_on``): entries of an earlier token do not count.
+        Raises Unavailable: the entries may still be stored at any time, even after they were deleted. Therefore the token must not be used
+        any more (``pass_on``): entries of an earlier token do not count.
         """
         await self._effects.store([(ref.place, key_of(FLIGHT, ref), b"1") for ref in refs], many=True)
 
     async def advance(self, ends: Sequence[Ref]) -> None:
-        """Return when the log says that all records before these are in it, stored. Raises Unavailable, as ``schedule``."""
+        """Store that the log has all records before these. Raises Unavailable, as ``schedule``."""
         await self._effects.store([(ref.place, key_of(READ, ref), b"1") for ref in ends], many=False)
         if LogViolation.FORMER_READ_ENTRIES_DELETED_UNREAD in self._violations:
             for ref in ends:
@@ -158,7 +161,8 @@ class LogProtocol:
     def tidy(self) -> None:
         """Delete ``read`` entries that later ones have replaced, as far as the log was read.
 
-        An owner that was replaced does not know it: its last entry may not count, so its earlier ones must stay until that was read.
+        A replaced owner may not know that it was replaced: its last entry may not count, so the entries before it must stay until it was
+        read.
         """
         for place, former in self._effects.known(self._replaced):
             self._effects.delete_soon(place, former)
@@ -168,16 +172,16 @@ class LogProtocol:
         return [(place, list(state.reads)[:-1]) for place, state in own if len(state.reads) > 1]
 
     async def failed(self, ref: Ref, failures: int) -> bytes:
-        """Return when the log has the number of a record's failures; return the entry's key. Raises Unavailable: to be repeated.
+        """Store the number of a record's failures, and return the key of the entry. Raises Unavailable; then repeat the call.
 
-        An entry that is stored late, when the record is done, does not count: a record is in flight by its ``flight`` entries alone.
+        An entry that is stored late, when the record is done, does not count: only ``flight`` entries put a record in flight.
         """
         key = key_of(FAILED, ref)
         await self._effects.append(key, str(failures).encode(), ref.place)
         return key
 
     async def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = True) -> None:
-        """Return when a record is in flight no more; if ``wait``, when that is stored. May be repeated. Raises Unavailable."""
+        """Delete the entries of a record that is done; if ``wait``, return when that is stored. Can be repeated. Raises Unavailable."""
         crash.point("inbound.done.before")
         if wait:
             for key in keys:
@@ -191,8 +195,9 @@ class LogProtocol:
     async def claim(self, xid: Xid, ref: Ref) -> None:
         """Claim a record for a prepared transaction.
 
-        Raises Superseded, BranchRolledBack: the claim is withdrawn. Raises ResourceFailed (another transaction's claim comes first, and its
-        outcome is open) and Unavailable: the claim may count, so the transaction's rollback must withdraw it.
+        Raises Superseded, BranchRolledBack: the claim is withdrawn. Raises ResourceFailed if the claim of another transaction, whose
+        outcome is open, comes first, and Unavailable. In both cases the claim may count, so the rollback of the transaction must withdraw
+        it.
         """
         key = key_of(CLAIM, ref, xid)
         offset = await self._effects.append(key, b"1", ref.place)
@@ -205,22 +210,22 @@ class LogProtocol:
         raise refused
 
     async def withdraw(self, xid: Xid, ref: Ref) -> None:
-        """Delete a claim of this process, also one that was not answered: if it is stored at all, it comes before its deletion."""
+        """Delete a claim of this process, even an unanswered one: if the claim is stored at all, it comes before its deletion."""
         if LogViolation.ROLLBACK_ENDS_FLIGHT in self._violations:
             await self.done(ref.place, [key_of(FLIGHT, ref)])
         await self._effects.append(key_of(CLAIM, ref, xid), None, ref.place)
 
     async def finish(self, xid: Xid, *, commit: bool) -> bool:
-        """Commit or roll back a claim that is stored, of whichever process. Return False if there is none. Raises Unavailable."""
-        # The claim and the record's entries are seen at one moment: between two, the log may be read anew.
+        """Commit or roll back a stored claim of any process. Return False if there is none. Raises Unavailable."""
+        # Look at the claim and the record's entries at one moment: between two looks the log may be read again.
         found = self._effects.known(lambda fold: fold.claimed(xid)) or await self._effects.read(lambda fold: fold.claimed(xid))
         if found is None:
             return False
         if LogViolation.CLAIM_ENDS_FIRST in self._violations:
             await self._effects.append(found.claim.key, None, found.place)
         if commit or LogViolation.ROLLBACK_ENDS_FLIGHT in self._violations:
-            # Stored before the claim is deleted: a record that is in flight and not claimed would be delivered again. In the other order
-            # the commit is repeated, which does no harm.
+            # Store this before the claim is deleted: a record that is in flight and unclaimed would be redelivered. In this order a crash
+            # only repeats the commit, which does no harm.
             await self.done(found.place, found.keys)
         await self._effects.append(found.claim.key, None, found.place)
         return True
@@ -231,7 +236,7 @@ class LogProtocol:
 
 
 def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
-    """Return why a claim does not count. It counts if it is the first claim of a record that is in flight, made by the record's owner."""
+    """Return why a claim does not count, or None. The first claim of a record in flight counts, if it was made by the record's owner."""
     first = state.first_claim(ref.offset)
     where = f"{ref.place}, offset {ref.offset}"
     claim = state.claims.get(xid)
@@ -247,6 +252,6 @@ def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
 
 
 def _owners_before(state: PlaceState, token: str) -> tuple[bytes, ...]:
-    """Return the entries of earlier owners, in the order of the log; none if a later owner has deleted the entry of ``token``."""
+    """Return the entries of earlier owners in the order of the log, or none if a later owner has deleted the entry of ``token``."""
     tokens = list(state.owners)
     return tuple(state.owners[each] for each in tokens[: tokens.index(token)]) if token in tokens else ()

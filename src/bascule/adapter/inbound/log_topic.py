@@ -1,4 +1,4 @@
-"""The inbound log's topic in Kafka: appends, and one view of what is stored that all threads of a process share."""
+"""The topic of the inbound log in Kafka: appends, and one view of its content that all threads of a process share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from bascule.kafka.compacted import (
 )
 from bascule.kafka.guards import TopicRole, ensure
 
-#: Source partitions are spread over so many partitions of the log: entries of one are in order, and do not wait for those of others.
+#: Partitions of the log. Entries of one source partition are in order and do not wait for those of most others.
 PARTITIONS = 8
-#: Read within this time, or the log counts as unreachable. Nobody writes transactions to it, so nothing holds it up.
+#: Timeout for a read, in seconds. Nobody writes transactions to the log, so nothing delays a read.
 READ_TIMEOUT_S = 30.0
-#: The log is trimmed up to the oldest entry that still says something. So its policy has ``delete``, too, though never by age. Segments are
-#: small and compacted soon, because one old entry stands in the way of trimming.
+#: The log is trimmed up to the oldest entry that still counts. Therefore its policy also has ``delete``, though never by age. Segments are
+#: small and compacted soon, because one old entry prevents trimming.
 LOG_CONFIG: Mapping[str, str] = {
     **TABLE_CONFIG,
     "cleanup.policy": "compact,delete",
@@ -40,18 +40,18 @@ LOG_CONFIG: Mapping[str, str] = {
     "segment.ms": "600000",
     "delete.retention.ms": str(int(DELETIONS_KEPT_S * 1000)),
 }
-#: Entries that come in numbers wait this long for one another: a request to Kafka costs more than an entry.
+#: Bulk entries wait this long, in milliseconds, for one another: a request to Kafka costs more than an entry.
 LINGER_MS = 5
 #: The key of barrier records in this topic. Earlier releases refuse a key that is no entry; this one is the owner of no partition.
 BARRIER_ENTRY = key_of(OWNER, Ref(Place("", 0), NOBODY, -1))
-#: Less than this is not worth a request to delete it.
+#: Fewer records than this are not worth a request to delete them.
 TRIM_RECORDS_MIN = 10_000
 
 R = TypeVar("R")
 
 
 class LogClients(NamedTuple):
-    """``single`` for entries that somebody waits for, ``many`` for those that come in numbers. Entries of one key go by the same client."""
+    """``single`` sends entries that a caller waits for, ``many`` bulk entries. Entries of one key go through the same client."""
 
     single: Appender
     many: Appender
@@ -59,10 +59,10 @@ class LogClients(NamedTuple):
 
 
 class LogTopic:
-    """The effects of the protocol (``log_protocol.LogEffects``) on Kafka, blocking. Safe for threads.
+    """The effects of the protocol (``log_protocol.LogEffects``) on Kafka, blocking. Thread-safe.
 
-    The topic is created by the first use. ``connect`` makes the clients; it is called with what follows each record, and what is called
-    when reading begins anew.
+    The first use creates the topic. ``connect`` makes the clients; it gets a function to call with each record, and one to call when
+    reading starts again.
     """
 
     def __init__(
@@ -124,20 +124,20 @@ class LogTopic:
         with self._lock:
             return see(self._fold)
 
-    # -- of the adapter
+    # -- for the adapter
 
     def append_soon(self, key: bytes, value: bytes | None, place: Place, *, many: bool = False) -> Future[int]:
-        """Send an entry off; the future is as that of ``Appender.append``."""
+        """Send an entry. The future is that of ``Appender.append``."""
         clients = self._open()
         return (clients.many if many else clients.single).append(Outgoing(self.topic, key, value, partition=partition_of(place)))
 
     def append_record(self, outgoing: Outgoing) -> Future[int]:
-        """Send a record of another topic off."""
+        """Send a record to another topic."""
         return self._open().single.append(outgoing)
 
     def delete_soon(self, place: Place, keys: Sequence[bytes]) -> None:
-        """Delete entries some time; ``delete_again`` repeats what Kafka has not stored."""
-        # A single key is that of the schedule, which has been answered; others may be on their way with the other client.
+        """Delete entries at some time. ``delete_again`` repeats deletions that Kafka has not stored."""
+        # A single key is a flight entry, which was acknowledged. Several keys include entries that the other client may still be sending.
         for key in keys:
             self.append_soon(key, None, place, many=len(keys) == 1).add_done_callback(partial(self._keep, place, key))
 
@@ -146,13 +146,13 @@ class LogTopic:
             self._deletions.append((place, key))
 
     def delete_again(self) -> None:
-        """Repeat deletions that failed: else a record that is done would be delivered at the next takeover, however late."""
+        """Repeat deletions that failed: otherwise a record that is done would be redelivered at the next takeover."""
         for _ in range(len(self._deletions)):
             place, key = self._deletions.popleft()
             self.delete_soon(place, [key])
 
     def housekeep(self) -> None:
-        """Repeat deletions that failed, and delete what lies before the oldest entry that says something. Raises Unavailable."""
+        """Repeat deletions that failed, and delete the log before the oldest entry that counts. Raises Unavailable."""
         self.delete_again()
         with self._lock:
             table = self._guarded(lambda reader: reader.read(READ_TIMEOUT_S))
@@ -165,7 +165,7 @@ class LogTopic:
             self._trimmed |= worth
 
     def close(self) -> None:
-        """Wait for what is under way, and free the clients."""
+        """Wait for pending operations, and close the clients."""
         if self._clients is not None:
             self.delete_again()
         with self._lock:
@@ -174,10 +174,10 @@ class LogTopic:
             for client in clients:
                 client.close()
 
-    # -- of Kafka
+    # -- Kafka
 
     def _guarded(self, read: Callable[[TableReader], R]) -> R:
-        """A reader that fell behind what is trimmed, or failed half-way, begins anew: it passes over nothing."""
+        """Run a read. A reader that fell behind the trimmed part, or failed half-way, starts again, so that it skips nothing."""
         clients = self._open()
         try:
             return read(clients.reader)

@@ -1,4 +1,4 @@
-"""How endpoints stand, as Prometheus reads it."""
+"""Prometheus metrics of endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from bascule.adapter.inbound.adapter import ResourceAdapter
 from bascule.core.errors import Unavailable
 
-#: Name -> what it says, and the field of ActivationStatus.
+#: Name -> description. The name is also a field of ActivationStatus.
 GAUGES = {
     "waiting": "records that wait for a worker or for their next try",
     "delayed": "records that wait for their next try",
@@ -34,7 +34,7 @@ COUNTERS = {
     "vanished": "records in flight that were deleted from their topic",
     "redelivered": "records found in flight at a taking over",
 }
-#: Of pools that endpoints share: name -> what it says, and the field of PoolStatus.
+#: Metrics of shared pools: name -> description. The name is also a field of PoolStatus.
 POOL_GAUGES = {
     "threads": "threads of a worker pool, but for those that replace hanging ones",
     "at_work": "threads of a worker pool at work",
@@ -43,13 +43,13 @@ POOL_GAUGES = {
 
 
 class AdapterCollector(Collector):
-    """Register it where your program's metrics are: ``REGISTRY.register(AdapterCollector(adapter))``."""
+    """Collects metrics. Register it in your program's registry: ``REGISTRY.register(AdapterCollector(adapter))``."""
 
     def __init__(self, adapter: ResourceAdapter) -> None:
         self._adapter = adapter
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, by group; those of worker pools by their name."""
+        """Yield all metrics, labelled with the group or the name of the worker pool."""
         statuses = self._adapter.status()
         partitions = GaugeMetricFamily("bascule_adapter_partitions", "source partitions in this member's hands", labels=("group",))
         for status in statuses:
@@ -75,7 +75,7 @@ class AdapterCollector(Collector):
 
 
 def serve_metrics(adapter: ResourceAdapter, port: int, host: str = "127.0.0.1") -> int:
-    """Serves http://HOST:PORT/metrics from a thread until the process ends; gives the port, chosen where it was 0. Raises Unavailable."""
+    """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, which 0 selects freely. Raises Unavailable."""
     registry = CollectorRegistry()
     registry.register(AdapterCollector(adapter))
     try:

@@ -24,7 +24,7 @@ _log = get_log("bascule.adapter")
 
 
 class BlockingTakeover:
-    """The effects of a takeover, blocking."""
+    """The blocking effects of a takeover."""
 
     def __init__(
         self, spec: ActivationSpec, log: InboundLog, run: Run[RecordDelivery], held: Callable[[Run[RecordDelivery]], GroupOffset | None]
@@ -51,9 +51,9 @@ class BlockingTakeover:
         return self._log.flights(place)
 
     async def finish(self, place: Place, claims: Sequence[Xid]) -> None:
-        """See TakeoverEffects. What is not decided is rolled back, for who held the partition can decide nothing more.
+        """See TakeoverEffects. Roll back transactions without a decision: the previous owner of the partition can decide nothing more.
 
-        Raises ClaimOfOthers for a transaction of another manager, which may decide by another log.
+        Raises ClaimOfOthers for a transaction of another manager, which may have another decision log.
         """
         xa = self._spec.transacted
         own = xa.manager.name if xa is not None else None
@@ -61,7 +61,7 @@ class BlockingTakeover:
         for xid in claims:
             if xa is None or xid in others:
                 continue
-            # It is the claim that is in the way; a database that hangs shall not be.
+            # Finish only the claim, which is in the way: a database that hangs must not delay this.
             stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK, who="the next member", only=xa.log.name)
             xa.manager.recover_soon()
             _log.info("transaction of earlier member finished", group=self._spec.group, place=place, xid=xid, outcome=stands)
@@ -75,14 +75,14 @@ class BlockingTakeover:
 
 
 def _manager(xid: Xid, own: str | None) -> str:
-    """Name the manager of a transaction, for people; one of the same name by its decision log."""
+    """Return the name of a transaction's manager for display, with its decision log if this manager has the same name."""
     name = manager_of_gtrid(xid.gtrid) or "(unknown)"
     return f"{name!r} with decision log {log_id_of_gtrid(xid.gtrid)}" if name == own else repr(name)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockingReading:
-    """The effects of records that were read, blocking."""
+    """The blocking effects of handling records that were read."""
 
     log: InboundLog
     consumer: GroupConsumer
@@ -93,7 +93,7 @@ class BlockingReading:
     take_anew: Callable[[Collection[Place]], None]
 
     async def schedule(self) -> None:
-        """See Reading. What was found in flight is in the log."""
+        """See Reading. Records that were found in flight are already in the log."""
         new = [delivery for delivery in self.deliveries if not (delivery.logged or delivery.record.redelivered)]
         self.log.schedule([delivery.ref for delivery in new])
         for delivery in new:
@@ -123,8 +123,8 @@ class BlockingReading:
 def delivery_of(
     spec: ActivationSpec, ref: Ref, received: KafkaRecord, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
 ) -> RecordDelivery:
-    """Return the delivery of a record that was read, or found in flight under ``keys``; not before its time if it failed before."""
+    """Return the delivery of a record that was read, or found in flight under ``keys``. A record that failed before has a due time."""
     record, due_ms = record_of(received, spec.retry_topic, failures=failures, redelivered=redelivered)
-    # Whoever may write to the retry topic parks nothing for ever.
+    # The pause is bounded, because any writer of the retry topic can set the due time.
     pause_s = min(due_ms / 1000 - time.time(), spec.backoff.longest_s)
     return RecordDelivery(ref, record, keys or (key_of(FLIGHT, ref),), time.monotonic() + pause_s if pause_s > 0 else 0.0)

@@ -12,22 +12,22 @@ from bascule.jms.record_headers import ERRORS, error_headers
 if TYPE_CHECKING:
     from bascule.adapter.inbound.spec import ActivationSpec
 
-#: Of the retry topic: how often it has failed, why the last time, not before when (ms since the epoch), and where it was at first.
+#: Headers in the retry topic: number of failures, cause of the last one, earliest next try (ms since the epoch), original place.
 FAILURES = "bascule.retry.count"
 CAUSE = "bascule.retry.cause"
 DUE = "bascule.retry.due"
 ORIGIN = "bascule.retry.origin"
-#: Of a dead letter: the topic that brings it back to the group; what is not in it, but in its origin alone, and why.
+#: Headers of a dead letter: the topic that returns it to the group; the parts that only its origin has, and why.
 RETURN_TO = "bascule.retry.topic"
 LEFT_OUT = "bascule.retry.left-out"
 _OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO, LEFT_OUT})
-#: As large as Kafka's numbers are, at most.
+#: Numbers have at most as many digits as Kafka's.
 _ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d{1,9})/(\d{1,18})")
 _NUMBER = re.compile(rb"\d{1,18}")
-#: A header, too, counts towards the largest record that a topic takes.
+#: A header counts towards the maximum record size of a topic.
 CAUSE_LENGTH_MAX = 1000
 STAGE = "ENDPOINT"
-#: What a dead letter goes without where its topic has no room for it. What is left fits into ``topics.HEADERS_BYTES_MAX``.
+#: The parts that are left out of a dead letter if its topic has no room. The rest fits into ``topics.HEADERS_BYTES_MAX``.
 VALUE_AND_HEADERS = "value and headers"
 KEY_TOO = "key, value and headers"
 
@@ -36,9 +36,9 @@ Headers = list[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``topic``, ``partition`` and ``offset`` are where it was at first, also when it comes by way of the retry topic.
+    """A Kafka record. ``topic``, ``partition`` and ``offset`` are its original place, even if it comes from the retry topic.
 
-    ``failures`` is how often it has failed so far; ``redelivered`` says that it may have been delivered before without having failed.
+    ``failures`` is how often the record has failed so far. ``redelivered`` says that it may have been delivered before without a failure.
     """
 
     topic: str
@@ -52,14 +52,14 @@ class Record:
     redelivered: bool = False
 
     def header(self, name: str) -> bytes | None:
-        """The last one of a name."""
+        """Return the last header with this name, or None."""
         return next((value for each, value in reversed(self.headers) if each == name), None)
 
 
 def record_of(received: KafkaRecord, retry_topic: str, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
-    """What an endpoint gets, and when at the earliest (ms since the epoch; 0 for at once).
+    """Return the record for an endpoint, and its earliest delivery time (ms since the epoch; 0 for at once).
 
-    What headers say about earlier tries counts in the group's own topic alone: elsewhere it is somebody else's.
+    Headers about earlier tries count only in the group's own retry topic: in other topics they belong to another group.
     """
     own = {name: value or b"" for name, value in received.headers if name in _OWN} if received.topic == retry_topic else {}
     at, headers = (received.topic, received.partition, received.offset), tuple(received.headers)
@@ -72,29 +72,32 @@ def record_of(received: KafkaRecord, retry_topic: str, *, failures: int = 0, red
 
 
 def number_of(header: bytes | None) -> int:
-    """Of a header; 0 for what is none."""
+    """Return the number in a header, or 0 if it has none."""
     return int(header) if header and _NUMBER.fullmatch(header) else 0
 
 
 def cause_of(error: BaseException) -> str:
-    """In a line."""
+    """Return the error as one line."""
     return _told(f"{type(error).__name__}: {error}")
 
 
 def _told(text: str) -> str:
-    """As much as a header takes. Half of a surrogate pair, which JSON may hold, is nothing that could be encoded."""
+    """Return the text, shortened to the size of a header. An unpaired surrogate, which JSON allows, cannot be encoded and is replaced."""
     return text[:CAUSE_LENGTH_MAX].encode(errors="replace").decode()
 
 
 def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms: int) -> Outgoing:
-    """For the retry topic."""
+    """Return the record for the retry topic."""
     said: Headers = [(CAUSE, cause_of(error).encode())]
     return _outgoing(spec.retry_topic, record, [*_coordinates(record, record.failures + 1), *said, (DUE, str(due_ms).encode())])
 
 
 def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *, left_out: str = "", why: str = "") -> Outgoing:
-    """For the dead-letter topic, under the names of Kafka Connect. ``left_out``: VALUE_AND_HEADERS, or KEY_TOO, is not in it, and why."""
-    # Many an exception cannot be made again from a text.
+    """Return the record for the dead-letter topic, with headers named as in Kafka Connect.
+
+    ``left_out`` (VALUE_AND_HEADERS or KEY_TOO) says which parts it does not contain, ``why`` the reason.
+    """
+    # Many exceptions cannot be made from a text.
     said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, Exception(_told(str(error))))
     said.append((f"{ERRORS}exception.class.name", type(error).__name__.encode()))
     connect: Headers = [(name, value) for name, value in dict(said).items() if isinstance(value, bytes)]
@@ -107,14 +110,14 @@ def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *
 
 
 def left_out_of(letter: KafkaRecord) -> tuple[str, int, int] | None:
-    """Topic, partition and offset of what is not in a dead letter; None where it is whole."""
+    """Return topic, partition and offset of the record that an incomplete dead letter left out, or None if it is complete."""
     headers = dict(letter.headers)
     origin = _ORIGIN.fullmatch(headers.get(ORIGIN) or b"") if LEFT_OUT in headers else None
     return (origin[1].decode(), int(origin[2]), int(origin[3])) if origin is not None else None
 
 
 def returned(letter: KafkaRecord) -> Outgoing | None:
-    """A dead letter on its way back to its group, as if it had never failed; None for what is none."""
+    """Return a dead letter for its group's retry topic, as if it had never failed, or None if ``letter`` is no dead letter."""
     headers = dict(letter.headers)
     target, origin = headers.get(RETURN_TO), headers.get(ORIGIN)
     if target is None or origin is None:

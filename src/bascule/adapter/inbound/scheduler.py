@@ -1,4 +1,4 @@
-"""Who is next: deliveries in lanes, some of them not before a time. Without IO: no Kafka, no clock, no threads."""
+"""Decides which delivery is next: deliveries in lanes, some of them not before a time. Without IO: no Kafka, no clock, no threads."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from bascule.adapter.inbound.state import Ref
 
 
 class Item(Protocol):
-    """What is scheduled."""
+    """An item to schedule."""
 
     @property
     def ref(self) -> Ref:
-        """The record, and the owner's token under which it is in flight."""
+        """Return the record, and the owner's token under which it is in flight."""
 
     @property
     def key(self) -> bytes | None:
-        """Of the record."""
+        """Return the key of the record."""
 
 
 ItemT = TypeVar("ItemT", bound=Item)
 
 
 class Scheduler(Generic[ItemT]):
-    """Of the items of a lane one at a time is at work; the others wait behind it in the order in which they came."""
+    """Schedules items in lanes: one item of each lane is in progress at a time, and the others wait behind it in their order of arrival."""
 
     def __init__(self, order: Order) -> None:
         self._lane_of = _LANES[order]
         self._ready: deque[ItemT] = deque()
         self._later: list[tuple[float, int, ItemT]] = []
-        #: Lanes with an item that is ready, delayed or at work, and what waits behind it.
+        #: Lanes with an item that is ready, delayed or in progress, and the items that wait behind it.
         self._behind: dict[Hashable, deque[tuple[ItemT, float]]] = {}
         self._numbers = itertools.count()
         self._waiting: Counter[str] = Counter()
@@ -43,29 +43,29 @@ class Scheduler(Generic[ItemT]):
 
     @property
     def waiting(self) -> int:
-        """Items that nobody works on, the delayed ones included."""
+        """Return the number of items that are not in progress, including delayed ones."""
         return sum(self._waiting.values())
 
     @property
     def delayed(self) -> int:
-        """Items that have a time before which they are not due, when that was last looked at."""
+        """Return the number of items that were not due at the last look."""
         return len(self._later)
 
     @property
     def ready(self) -> int:
-        """Items that ``take`` may give, as far as that is known since the last time."""
+        """Return the number of items that ``take`` may return, as of the last look."""
         return len(self._ready)
 
     def behind(self, token: str) -> int:
-        """Items of an owner's token that wait for another one of their lane."""
+        """Return the number of items of an owner's token that wait for another item of their lane."""
         return self._behind_of[token]
 
     def running(self, token: str | None = None) -> list[ItemT]:
-        """Items at work; those of one owner's token, if it is given."""
+        """Return the items in progress, of one owner's token if it is given."""
         return [item for item in self._running.values() if token in (None, item.ref.token)]
 
     def add(self, item: ItemT, due_s: float = 0.0) -> None:
-        """A new one; not before ``due_s``, by the clock of ``take``."""
+        """Add an item that is not due before ``due_s``, by the clock of ``take``."""
         self._waiting[item.ref.token] += 1
         if (lane := self._lane_of(item)) is not None:
             if (behind := self._behind.get(lane)) is not None:
@@ -76,7 +76,7 @@ class Scheduler(Generic[ItemT]):
         self._offer(item, due_s)
 
     def take(self, now_s: float) -> ItemT | None:
-        """The next item, at work from now on; None where there is none yet."""
+        """Return the next item, which is then in progress, or None if there is none yet."""
         while self._later and self._later[0][0] <= now_s:
             self._ready.append(heapq.heappop(self._later)[2])
         if not self._ready:
@@ -87,28 +87,28 @@ class Scheduler(Generic[ItemT]):
         return item
 
     def next_due_s(self) -> float | None:
-        """When ``take`` may give something that it does not give now."""
+        """Return the time when ``take`` may return an item that it does not return now, or None."""
         return self._later[0][0] if self._later else None
 
     def done(self, item: ItemT) -> None:
-        """It is at work no more; its lane goes on."""
+        """End the work on an item. Its lane continues."""
         del self._running[id(item)]
         self._advance(self._lane_of(item))
 
     def again(self, item: ItemT, due_s: float) -> None:
-        """It was at work, and will be again, before all others of its lane."""
+        """Schedule an item in progress again, before all others of its lane."""
         del self._running[id(item)]
         self._waiting[item.ref.token] += 1
         self._offer(item, due_s)
 
     def replace(self, item: ItemT, other: ItemT) -> None:
-        """``item`` is at work and is given up; ``other`` stands in its place, ready."""
+        """Replace ``item``, which is in progress and is given up, by ``other``, which is ready."""
         del self._running[id(item)]
         self._waiting[other.ref.token] += 1
         self._offer(other, 0.0)
 
     def drop(self, token: str) -> None:
-        """Forgets all items of an owner's token that are not at work."""
+        """Forget all items of an owner's token that are not in progress."""
         heads = [item for item in itertools.chain(self._ready, (each[2] for each in self._later)) if item.ref.token == token]
         self._ready = deque(item for item in self._ready if item.ref.token != token)
         self._later = [each for each in self._later if each[2].ref.token != token]

@@ -1,4 +1,4 @@
-"""What becomes of a record after a try: done, another try after a pause, the retry or dead-letter topic, or nothing. Without IO.
+"""Decides what follows a try: done, another try after a pause, the retry or dead-letter topic, or nothing. Without IO.
 
 No Kafka, no threads, no clock: the effects of a try are performed by ``delivering``, or by the simulation.
 """
@@ -17,23 +17,23 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.xa.errors import HeuristicOutcome, ResourceFailed, XaError
 
-#: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
+#: The pause, in seconds, before a retry if Kafka, the database or the decision log is unavailable. This does not count as a failure.
 AWAY_PAUSE_S: Final = 1.0
-#: What the dead-letter topic has no room for waits for its owner.
+#: The pauses of a record that does not fit into the dead-letter topic: an operator must raise the limit.
 REFUSED: Final = Backoff()
-#: A transaction in doubt is looked at so often.
+#: Interval, in seconds, at which a transaction in doubt is checked.
 DOUBT_PAUSE_S: Final = 0.2
 
 
 class NotNow(BasculeError):
-    """Something that is needed is away; the record is as it was."""
+    """Raised when something that a try needs is unavailable. The record is unchanged."""
 
     retriable = True
     scope = Scope.OPERATION
 
 
 class Late(BasculeError):
-    """What an endpoint that hung is told when it returns after all: nothing of it counts."""
+    """Raised when an endpoint returns after it was given up: its result does not count."""
 
     retriable = False
     scope = Scope.OPERATION
@@ -48,7 +48,7 @@ class SettlingViolation(enum.StrEnum):
 
 
 class TryVerdict(enum.Enum):
-    """What an error says about its record."""
+    """The meaning of an error for its record."""
 
     FAILED = "the endpoint has failed: the record has one failure more"
     AWAY = "something is away, or the record may be done: it is tried again, and no failure is counted"
@@ -57,7 +57,7 @@ class TryVerdict(enum.Enum):
 
 
 class MoveTarget(enum.Enum):
-    """Where a record that has failed is moved, and what of it."""
+    """Where a record that has failed is moved, and which parts of it."""
 
     RETRY = "the retry topic"
     DEAD_LETTER = "the dead-letter topic"
@@ -66,7 +66,7 @@ class MoveTarget(enum.Enum):
 
 
 class SettlingEvent(enum.Enum):
-    """What happens to a record, for log and counts."""
+    """An event of a record, for log and counts."""
 
     DELIVERED = "its endpoint has returned, and it is done"
     FAILED = "its endpoint has failed"
@@ -81,7 +81,7 @@ class SettlingEvent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a record is tried again after the first time, and when. ``in_place``: by this member, and not by way of the retry topic."""
+    """How often a record is retried after the first try, and when. ``in_place``: by this member, without the retry topic."""
 
     retries: int
     backoff: Backoff
@@ -90,75 +90,79 @@ class RetryPolicy:
 
 
 class Tried(Protocol):
-    """A record on its way, as far as its tries go."""
+    """A record, as its tries see it."""
 
     failure: BaseException | None
     refusals: int
 
     @property
     def failures(self) -> int:
-        """How often it has failed before."""
+        """Return how often the record has failed before."""
 
 
 class TryEffects(Protocol):
     """The effects of a try."""
 
     async def deliver(self) -> None:
-        """Call the endpoint and store that the record is done. Raises Superseded, NotNow, Late, or why it failed: then it is in flight."""
+        """Call the endpoint, and store that the record is done.
+
+        Raises Superseded, NotNow, Late, or the error of the endpoint; the record then stays in flight.
+        """
 
     def settling(self) -> bool:
-        """Return whether the endpoint has returned."""
+        """Return True if the endpoint has returned."""
 
     def settle(self) -> None:
-        """The endpoint has returned or raised. Raises Late if it was given up before."""
+        """Note that the endpoint has returned or raised. Raises Late if it was given up before."""
 
     async def keep(self, failures: int) -> None:
         """Store how often the record has failed. Raises Unavailable."""
 
     async def move(self, target: MoveTarget, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
-        """Store the record in another topic, not to be tried before ``pause_s`` from now, and then that it is done.
+        """Store the record in another topic, with its next try ``pause_s`` from now at the earliest, and then that it is done.
 
-        Raises as ``deliver`` does, and TooLarge if the topic has no room; ``refused`` is why more of the record found no room before.
+        Raises the errors of ``deliver``, and TooLarge if the topic has no room. ``refused`` is the error of an earlier attempt with more
+        parts.
         """
 
     def note(self, event: SettlingEvent, error: BaseException | None = None, pause_s: float = 0.0) -> None:
-        """Say and count what happens."""
+        """Log and count an event."""
 
 
 class DoubtEffects(Protocol):
-    """What it takes to wait for the end of a transaction in doubt."""
+    """The effects of waiting for the end of a transaction in doubt."""
 
     async def flights(self) -> Flights:
-        """Return what is in flight of the record's partition. Raises Unavailable."""
+        """Return the records in flight of the record's partition. Raises Unavailable."""
 
     def stopping(self) -> bool:
-        """Return whether nobody waits any longer."""
+        """Return True if nobody waits any longer."""
 
     async def sleep(self, pause_s: float) -> None:
         """Wait."""
 
     def note_doubt(self, error: BaseException) -> None:
-        """Say why the outcome is not known yet."""
+        """Log why the outcome is not known yet."""
 
 
 def verdict_on(error: BaseException, *, settling: bool, violations: Collection[enum.StrEnum] = ()) -> TryVerdict:
-    """Return what an error says about a record whose endpoint has returned (``settling``) or not."""
+    """Return the meaning of an error for its record. ``settling``: the endpoint has returned."""
     if isinstance(error, Late):
         return TryVerdict.LATE
     if isinstance(error, Superseded):
         return TryVerdict.SUPERSEDED
     if isinstance(error, NotNow) and SettlingViolation.AWAY_IS_FAILURE not in violations:
         return TryVerdict.AWAY
-    # sys.exit() and a cancelled task end an endpoint, too. While the record is settled they say nothing about it: it may be done.
+    # sys.exit() and a cancelled task end an endpoint, too. During settling they say nothing about the record, which may be done.
     return TryVerdict.AWAY if settling and (isinstance(error, Unavailable) or not isinstance(error, Exception)) else TryVerdict.FAILED
 
 
 def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None:
-    """Return what an error means for the record of a transaction: the error to raise, or None if the log has to tell the outcome."""
+    """Return the error to raise for the record of a failed transaction, or None if only the log can tell the outcome."""
     if isinstance(error, ResourceFailed):
         return NotNow(str(error))
     if not isinstance(error, (TransactionRolledBack, TransactionInDoubt, HeuristicOutcome)) or error.transaction_id != transaction_id:
-        return error  # of a transaction of the endpoint's own, for example
+        return error  # for example of the endpoint's own transaction
     if not isinstance(error, TransactionRolledBack):
         return None
     reason = error.cause
@@ -173,7 +177,10 @@ def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None
 
 
 async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects) -> BaseException | None:
-    """Wait for the outcome of a transaction in doubt, or with a heuristic one. Return None if its record is done, else what to raise."""
+    """Wait for the outcome of a transaction that is in doubt or heuristic.
+
+    Return None if its record is done, otherwise the error to raise.
+    """
     while not effects.stopping():
         try:
             flights = await effects.flights()
@@ -183,16 +190,16 @@ async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects) -> BaseE
             if ref.offset not in flights.claims.values():
                 if ref.offset not in flights.keys:
                     return None
-                # What did not answer may do so the next time.
+                # A resource that did not answer may answer the next time.
                 return NotNow(str(error)) if isinstance(error, TransactionInDoubt) else error
         await effects.sleep(DOUBT_PAUSE_S)
     return NotNow(f"record {ref.place}, offset {ref.offset} is in doubt; recovery will finish the transaction")
 
 
 async def try_once(tried: Tried, effects: TryEffects, policy: RetryPolicy, violations: Collection[enum.StrEnum] = ()) -> float | None:
-    """Try a record once, and do what its failure asks for.
+    """Try a record once, and handle its failure.
 
-    Return after how many seconds to call this again; None: there is nothing left to do. Raises Late.
+    Returns the number of seconds to the next call, or None if there is nothing left to do. Raises Late.
     """
     try:
         if tried.failure is None:
@@ -208,7 +215,7 @@ async def try_once(tried: Tried, effects: TryEffects, policy: RetryPolicy, viola
         pause_s = REFUSED.pause_s(tried.refusals)
         effects.note(SettlingEvent.REFUSED, error, pause_s)
         return pause_s
-    except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
+    except BaseException as error:  # a worker that ended here would leave the record, and those behind it, stuck
         effects.note(SettlingEvent.AWAY, error, policy.away_s)
         return policy.away_s
     return None
@@ -256,7 +263,7 @@ async def _failed(
 
 
 async def _bury(error: BaseException, effects: TryEffects, violations: Collection[enum.StrEnum]) -> None:
-    """Move a record to the dead letters; without what they have no room for, for its lane shall not stand for ever."""
+    """Move a record to the dead letters, without the parts that do not fit, so that its lane is not blocked for ever."""
     if SettlingViolation.DEAD_LETTER_FORGOTTEN in violations:
         return
     crash.point("inbound.dead_letter.before")

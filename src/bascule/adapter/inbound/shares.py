@@ -1,7 +1,7 @@
-"""Which endpoint of a worker pool gets a free thread. Without IO: no Kafka, no clock, and none of the threads.
+"""Decides which endpoint of a worker pool gets a free thread. Without IO: no Kafka, no clock, no threads.
 
-Each endpoint can have a thread at any time: others leave one free for each endpoint that has none. The other threads go to whoever has
-fewest, and among equals to whoever has waited longest since its last one.
+Each endpoint can get a thread at any time: the others leave one free for each endpoint that has none. The remaining threads go to the
+endpoint with the fewest, and among equals to the one that got its last thread longest ago.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MemberT = TypeVar("MemberT", bound=Hashable)
 
 @dataclass(slots=True)
 class PoolShare:
-    """What an endpoint has of a pool. ``most``: endpoints at work at once; ``hanging``: threads in an endpoint that was given up."""
+    """The share of an endpoint in a pool. ``most``: maximum of busy threads; ``hanging``: threads in an endpoint that was given up."""
 
     most: int
     at_work: int = 0
@@ -27,12 +27,12 @@ class PoolShare:
 
     @property
     def not_replaced(self) -> int:
-        """Hanging threads beyond those that are replaced: as many as may be at work."""
+        """Return the number of hanging threads that are not replaced: those beyond ``most``."""
         return max(0, self.hanging - self.most)
 
     @property
     def occupied(self) -> int:
-        """Threads of the pool that others cannot have."""
+        """Return the number of pool threads that other endpoints cannot use."""
         return self.at_work + self.not_replaced
 
 
@@ -46,37 +46,37 @@ class PoolShares(Generic[MemberT]):
 
     @property
     def members(self) -> list[MemberT]:
-        """The endpoints that take records."""
+        """Return the endpoints that take records."""
         return [member for member, share in self._shares.items() if not share.left]
 
     @property
     def at_work(self) -> int:
-        """Threads at work, but for those that hang."""
+        """Return the number of busy threads, without hanging ones."""
         return sum(share.at_work for share in self._shares.values())
 
     @property
     def hanging(self) -> int:
-        """Threads in an endpoint that was given up."""
+        """Return the number of threads in an endpoint that was given up."""
         return sum(share.hanging for share in self._shares.values())
 
     @property
     def wanted(self) -> int:
-        """How many threads that do not hang there should be."""
+        """Return how many threads the pool should have, without hanging ones."""
         return self.threads - sum(share.not_replaced for share in self._shares.values())
 
     def join(self, member: MemberT, most: int) -> None:
-        """An endpoint begins, with ``most`` at work at once. Raises InvalidInput if each endpoint could not have a thread any more."""
+        """Add an endpoint with at most ``most`` busy threads. Raises InvalidInput if the pool has fewer threads than endpoints."""
         if len(self.members) >= self.threads:
             raise InvalidInput(f"a pool of {self.threads} threads cannot serve more than {self.threads} endpoints; raise threads")
         self._shares[member] = PoolShare(min(most, self.threads))
 
     def leave(self, member: MemberT) -> None:
-        """An endpoint takes no more records. What of it is at work has its threads until it ends, or hangs."""
+        """Let an endpoint take no more records. Its busy threads stay until they end or hang."""
         self._shares[member].left = True
         self._forget(member)
 
     def candidates(self) -> list[MemberT]:
-        """Who may take a record now, in the order in which they are asked for one."""
+        """Return the endpoints that may take a record now, in the order in which to ask them."""
         free = self.threads - sum(share.occupied for share in self._shares.values())
         kept = sum(1 for share in self._shares.values() if not share.left and not share.occupied)
         may = [
@@ -87,25 +87,25 @@ class PoolShares(Generic[MemberT]):
         return [member for _, _, member in sorted(may, key=lambda each: each[:2])]
 
     def take(self, member: MemberT) -> None:
-        """A thread is at work for it."""
+        """Note that a thread works for an endpoint."""
         share = self._shares[member]
         share.at_work += 1
         self._turns += 1
         share.turn = self._turns
 
     def give_back(self, member: MemberT) -> None:
-        """A thread is at work for it no more."""
+        """Note that a thread no longer works for an endpoint."""
         self._shares[member].at_work -= 1
         self._forget(member)
 
     def hang(self, member: MemberT) -> None:
-        """A thread that was at work for it is given up."""
+        """Note that a thread that works for an endpoint was given up."""
         share = self._shares[member]
         share.at_work -= 1
         share.hanging += 1
 
     def end(self, member: MemberT) -> None:
-        """A thread that was given up has ended."""
+        """Note that a thread that was given up has ended."""
         self._shares[member].hanging -= 1
         self._forget(member)
 

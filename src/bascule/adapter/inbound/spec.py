@@ -1,4 +1,4 @@
-"""What an endpoint is activated with."""
+"""The settings of an endpoint."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 WORKERS_MAX = 1024
 BATCH_MAX = 100_000
-#: Group names become topic names.
+#: Group names become parts of topic names.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class Order(enum.StrEnum):
-    """Which records wait for one another. Those that do are tried again in their place, and not by way of the retry topic."""
+    """Which records wait for one another. Ordered records are retried in place, without the retry topic."""
 
     NONE = "none"
     KEY = "key"
@@ -31,7 +31,7 @@ class Order(enum.StrEnum):
 
 
 class Start(enum.StrEnum):
-    """Where a group begins that has read nothing yet: with its first member, and that is committed."""
+    """Where a new group begins to read. The first member commits this offset."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -39,7 +39,7 @@ class Start(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next try: ``first_s``, then ``factor`` times as long each time, up to ``longest_s``."""
+    """How long to wait before the next try: ``first_s`` seconds, then ``factor`` times as long each time, up to ``longest_s``."""
 
     first_s: float = 1.0
     factor: float = 2.0
@@ -50,7 +50,7 @@ class Backoff:
             raise InvalidInput(f"invalid {self}: must have first_s >= 0, factor >= 1 and longest_s >= first_s")
 
     def pause_s(self, failures: int) -> float:
-        """After so many failures, from 1.
+        """Return the pause in seconds after this many failures, from 1.
 
         >>> [Backoff(1, 2, 5).pause_s(failures) for failures in (1, 2, 3, 4)]
         [1, 2, 4, 5]
@@ -60,9 +60,9 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Xa:
-    """Each record within a transaction of its own. All three must be resources, or the manager, of the same transactions.
+    """Delivers each record in its own transaction. ``log`` and ``kafka`` must be resources of ``manager``.
 
-    ``log`` makes the receipt a part of it, ``kafka`` takes what goes to the retry and dead-letter topics.
+    ``log`` makes the receipt part of the transaction; ``kafka`` sends records to the retry and dead-letter topics.
     """
 
     manager: TransactionManager
@@ -77,12 +77,15 @@ class Xa:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationSpec:
-    """Checked when it is made. Raises InvalidInput, with the name of the field.
+    """The settings of an endpoint, checked when they are created. Raises InvalidInput with the name of the field.
 
-    topics: names, or one regular expression that begins with ``^``. group: the consumer group; its name begins those of its topics.
-    workers: the most endpoints at work at once. pool: whose threads they are; by default they are the endpoint's own. batch: records that
-    are scheduled together. retries: tries after the first one. transacted: None for at least once. delivery_timeout_s: an endpoint at work
-    for longer hangs, and its record counts as failed.
+    - topics: names, or one regular expression that begins with ``^``.
+    - group: the consumer group. The names of the adapter's topics begin with it.
+    - workers: maximum number of endpoint calls at once. pool: the pool of the threads; by default the endpoint has its own threads.
+    - batch: number of records that are scheduled together.
+    - retries: number of tries after the first one.
+    - transacted: None for at-least-once delivery.
+    - delivery_timeout_s: an endpoint that runs for longer than this time, in seconds, hangs, and its record counts as failed.
     """
 
     topics: tuple[str, ...]
@@ -124,11 +127,11 @@ class ActivationSpec:
             _expect(not self.reads(topic), "topics", self.topics, f"topics without {topic!r} (the {name} of the group)")
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic is one of the sources."""
+        """Return True if a topic is one of the sources."""
         return topic in self.topics or any(_matches(pattern, topic) for pattern in self._patterns)
 
     def missing(self, there: Collection[str]) -> list[str]:
-        """The sources that are not there: names, or a pattern that fits none."""
+        """Return the sources that do not exist: names, and patterns that match no topic."""
         return [each for each in self.topics if each not in there and not (each in self._patterns and any(map(self.reads, there)))]
 
     @property
@@ -137,7 +140,7 @@ class ActivationSpec:
 
     @property
     def in_place(self) -> bool:
-        """Whether a failed record is tried again where it stands, with those behind it waiting."""
+        """Return True if a failed record is retried in place while those behind it wait."""
         return self.order is not Order.NONE
 
 

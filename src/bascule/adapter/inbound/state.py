@@ -1,20 +1,20 @@
-"""What the inbound log says: records in flight, their owners, and the claims of transactions. Without IO: no Kafka, no threads.
+"""The content of the inbound log: records in flight, their owners, and the claims of transactions. Without IO: no Kafka, no threads.
 
-The log is a compacted topic. Each entry has a key of its own, so compaction takes none away that was not deleted. For the source partition
-P, the record at offset N, and the token T of one who has taken P over:
+The log is a compacted topic. Each entry has its own key, so compaction removes only deleted entries. For the source partition P, the record
+at offset N, and the token T of an owner of P:
 
-    owner/P/T          T has P from here on, if nobody has taken it since the owner that T names as the one before
-    flight/P/T/N       T has scheduled the record; it is in flight until this is deleted
-    failed/P/T/N       how often it has failed so far, where it is not moved to the retry topic
-    claim/P/T/N/XID    a transaction under T that is prepared: it alone decides what becomes of the record
+    owner/P/T          T owns P from here on, unless another owner has taken P since the owner that T names as the previous one
+    flight/P/T/N       T has scheduled the record; it is in flight until this entry is deleted
+    failed/P/T/N       how often the record has failed so far, if it is not moved to the retry topic
+    claim/P/T/N/XID    a prepared transaction under T has claimed the record: it alone decides about the record
     v2/read/P/T/N      T has put all records before N into the log: those of them that are not in flight are done
 
-The group's offset cannot say what is done: a commit that was held up in the network may set it back at any time. A new owner begins at the
-larger one of the group's offset and the last ``read`` entry that counts.
+The group's offset cannot say which records are done: a commit that was delayed in the network may set it back at any time. A new owner
+begins at the larger of the group's offset and the last ``read`` entry that counts.
 
-The fence is the order of the log: an entry of T after a later owner's does not count. Who was replaced and does not know it (a process
-that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry. Nor does an owner's entry count
-that comes late, when the group has given P to somebody else and that one has taken it.
+The order of the log is the fence: an entry of T after the entry of a later owner does not count. A replaced process that does not know it
+(because it was suspended) can schedule and claim nothing any more, and finds out when it reads up to its own entry. The entry of an owner
+does not count, either, if it comes late, after the group has assigned P to another member and that member has taken P.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bascule.core.xid import Xid
 
 
 class LogUnreadable(BasculeError):
-    """An entry of the inbound log that is not one. Nothing is guessed: what it says may be a record in flight."""
+    """Raised for an invalid entry of the inbound log. Bascule does not guess: the entry may stand for a record in flight."""
 
     retriable = False
     scope = Scope.PROCESS
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """A record in flight, in the hands of the owner with ``token``."""
+    """A record in flight, held by the owner with ``token``."""
 
     place: Place
     token: str
@@ -62,25 +62,25 @@ class Ref(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A key of the log, taken apart."""
+    """The parts of a key of the log."""
 
     kind: str
     ref: Ref
     xid: Xid | None = None
 
 
-#: The version of the entries' format. Entries of version 1 do not say so; a key of a later version ``N`` begins with ``vN/``.
+#: The version of the entry format. Entries of version 1 do not name it; a key of a later version ``N`` begins with ``vN/``.
 VERSION = 2
 _VERSIONED = re.compile(rb"v(\d{1,9})/")
 NOBODY = "-"
 OWNER, FLIGHT, FAILED, CLAIM, READ = "owner", "flight", "failed", "claim", "read"
 _FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6, READ: 5}
-#: The format that has brought a kind of entry, if it is not the first one. Earlier releases must not pass such an entry over.
+#: The version that introduced a kind of entry, if not version 1. Earlier releases must not skip such an entry.
 _SINCE = {READ: 2}
 
 
 def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
-    """The key of an entry.
+    """Return the key of an entry.
 
     >>> key_of(FLIGHT, Ref(Place("payments", 2), "5f", 17))
     b'flight/payments/2/5f/17'
@@ -92,7 +92,7 @@ def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
 
 
 def entry_of(key: bytes) -> Entry:
-    """What ``key_of`` was given. Raises LogUnreadable, also for an entry of a later format."""
+    """Return the entry of a key. Raises LogUnreadable, also for an entry of a later version."""
     versioned = _VERSIONED.match(key)
     version = 1 if versioned is None else int(versioned[1])
     if version > VERSION:
@@ -111,7 +111,7 @@ def entry_of(key: bytes) -> Entry:
 
 @dataclass(slots=True)
 class Flight:
-    """A record that is in flight: the keys of its entries, those among them that say so, and how often it has failed."""
+    """A record in flight: the keys of its entries, those among them that are ``flight`` entries, and how often it has failed."""
 
     keys: set[bytes] = field(default_factory=set)
     scheduled: set[bytes] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Flight:
 
 
 class RecordClaim(NamedTuple):
-    """A prepared transaction that has a record."""
+    """The claim of a prepared transaction on a record."""
 
     offset: int
     key: bytes
@@ -134,9 +134,10 @@ class Claimed(NamedTuple):
 
 
 class Flights(NamedTuple):
-    """What the log says of a source partition: offset -> the keys of what is in flight, offset -> failures so far; who has claimed what.
+    """The state of a source partition: keys and failures of records in flight by offset, and claimed offsets by transaction.
 
-    Records before ``read_to`` are done unless they are in flight. It is None where the log does not say so, as an earlier release's.
+    Records before ``read_to`` are done unless they are in flight. It is None if the log does not say so, for example a log of an earlier
+    release.
     """
 
     keys: dict[int, tuple[bytes, ...]]
@@ -147,19 +148,19 @@ class Flights(NamedTuple):
 
 @dataclass(slots=True)
 class PlaceState:
-    """Of one source partition."""
+    """The state of one source partition."""
 
     owner: str | None = None
     owners: dict[str, bytes] = field(default_factory=dict)
     flights: dict[int, Flight] = field(default_factory=dict)
     claims: dict[Xid, RecordClaim] = field(default_factory=dict)
-    #: Up to where the partition was read: the keys that say so, in the order of the log. The last one stands.
+    #: The ``read`` entries in the order of the log, with their offsets. The last one counts.
     reads: dict[bytes, int] = field(default_factory=dict)
-    #: Entries that do not count; whoever takes over deletes them, and then the owners' before it.
+    #: Entries that do not count. The next owner deletes them, and then the entries of the owners before it.
     void: set[bytes] = field(default_factory=set)
 
     def seen(self) -> Flights:
-        """Return a copy of what is in flight."""
+        """Return a copy of the records in flight."""
         return Flights(
             {offset: tuple(flight.keys) for offset, flight in self.flights.items()},
             {offset: flight.failures for offset, flight in self.flights.items()},
@@ -168,23 +169,23 @@ class PlaceState:
         )
 
     def first_claim(self, offset: int) -> Xid | None:
-        """Return the transaction that was the first to claim a record, of those whose claims stand."""
+        """Return the transaction with the first remaining claim of a record, or None."""
         return next((xid for xid, claim in self.claims.items() if claim.offset == offset), None)
 
 
 class LogFold:
-    """The state of a log, entry by entry in the order of its offsets (within each source partition)."""
+    """The state of a log, built entry by entry in the order of its offsets (within each source partition)."""
 
     def __init__(self, violations: Collection[enum.StrEnum] = ()) -> None:
         self._fenced = FoldViolation.FENCE_IGNORED not in violations
         self.places: dict[Place, PlaceState] = {}
 
     def place(self, place: Place) -> PlaceState:
-        """A source partition's state, empty where nothing is known."""
+        """Return the state of a source partition, which is empty if nothing is known."""
         return self.places.setdefault(place, PlaceState())
 
     def claimed(self, xid: Xid) -> Claimed | None:
-        """Return where a transaction has claimed a record, if it has."""
+        """Return where a transaction has claimed a record, or None."""
         for place, state in self.places.items():
             if (claim := state.claims.get(xid)) is not None:
                 flight = state.flights.get(claim.offset)
@@ -192,7 +193,7 @@ class LogFold:
         return None
 
     def apply(self, key: bytes, value: bytes | None) -> None:
-        """The next record of the log. Raises LogUnreadable."""
+        """Apply the next record of the log. Raises LogUnreadable."""
         entry = entry_of(key)
         state = self.place(entry.ref.place)
         if value is None:
@@ -208,7 +209,7 @@ class LogFold:
             state.reads.pop(key, None)
             state.reads[key] = entry.ref.offset
         elif entry.kind == FAILED and entry.ref.offset not in state.flights:
-            state.void.add(key)  # it comes late: the record is done
+            state.void.add(key)  # the entry is late: the record is done
         else:
             flight = state.flights.setdefault(entry.ref.offset, Flight())
             flight.keys.add(key)
@@ -219,7 +220,7 @@ class LogFold:
 
 
 def owner_value(by: str, after: str | None) -> bytes:
-    """What an owner's entry holds: who it is, for people, and the token of the owner before (None: there was none)."""
+    """Return the value of an owner entry: the process, for display, and the token of the previous owner (None: there was none)."""
     return f"{by} {after or NOBODY}".encode()
 
 

@@ -1,8 +1,8 @@
-"""A source partition in the hands of a member: how the member takes it over, and in which order records are read, logged and delivered.
+"""How a member takes over a source partition, and in which order records are read, logged and delivered.
 
-Without IO: no Kafka, no threads, no clock. A record that was read is in flight in the inbound log before the log says that the partition is
-read up to it, and is delivered after that. So whatever dies, the record is either read again or found in flight by the next owner of its
-partition, and a record that is done is not read again. The group's offset is where a partition begins of which the log says nothing.
+Without IO: no Kafka, no threads, no clock. The inbound log first says that a record is in flight, then that the partition was read up to
+it; after that the record is delivered. So, whatever dies, the record is either read again or found in flight by the next owner of its
+partition, and a record that is done is not read again. A partition of which the log says nothing begins at the group's offset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PartitionState(enum.StrEnum):
 
 
 class PartitionEvent(enum.StrEnum):
-    """What happens to it."""
+    """An event of a source partition."""
 
     TAKEN = "the member's entry counts in the inbound log"
     ADOPTED = "the records in flight are known, and none is claimed"
@@ -56,18 +56,18 @@ PARTITION_STATES: Final = Transitions[PartitionState, PartitionEvent](
 
 
 class ClaimOfOthers(BasculeError):
-    """A record of the partition is claimed by a transaction that this endpoint cannot finish. Somebody else must, as the text says."""
+    """Raised when a transaction that this endpoint cannot finish has claimed a record. The text says who must finish it."""
 
     retriable = True
     scope = Scope.OPERATION
 
 
 class Located(Protocol):
-    """A delivery, as far as its place goes."""
+    """A delivery, as far as its place is concerned."""
 
     @property
     def ref(self) -> Ref:
-        """The record."""
+        """Return the record."""
 
 
 ItemT = TypeVar("ItemT", bound=Located)
@@ -76,51 +76,51 @@ _BEGINNING: Final = GroupOffset(0)
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[ItemT]):
-    """A source partition in this member's hands, from its assignment until it goes."""
+    """A source partition that this member holds, from its assignment until it is gone."""
 
     place: Place
     token: str = ""
     state: PartitionState = PartitionState.ASSIGNED
-    #: Where the group reads on, as it has said at the takeover.
+    #: The group's offset, as the group reported it at the takeover.
     held: GroupOffset = _BEGINNING
-    #: Records before this offset are in flight or done. If reading begins before it, they are passed over.
+    #: Records before this offset are in flight or done. If reading begins before it, they are skipped.
     next_offset: int = 0
-    #: In flight though the group has not come to them: they are delivered when they have been read, and that is committed.
+    #: Records in flight after the group's offset: they are delivered when they have been read and that is committed.
     ahead: deque[ItemT] = field(default_factory=deque)
     trouble: str = ""
-    #: Whether it waits for a transaction that this endpoint cannot finish.
+    #: Whether the partition waits for a transaction that this endpoint cannot finish.
     blocked: bool = False
 
     @property
     def ready(self) -> bool:
-        """Whether its records are read and delivered."""
+        """Return True if the records of the partition are read and delivered."""
         return self.state is PartitionState.READY
 
     @property
     def gone(self) -> bool:
-        """Whether it is this member's no more."""
+        """Return True if the partition no longer belongs to this member."""
         return self.state is PartitionState.GONE
 
     def on(self, event: PartitionEvent) -> None:
-        """Move to the next state. Raises OutOfTurn if the event cannot happen now."""
+        """Move to the next state. Raises OutOfTurn if the event is not allowed now."""
         after = PARTITION_STATES.get((self.state, event))
         if after is None:
             raise OutOfTurn(f"partition {self.place}: event {event} is not allowed in state {self.state}")
         self.state = after
 
     def begin_at(self, read_to: int | None, violations: Collection[enum.StrEnum] = ()) -> None:
-        """Begin at the group's offset, or at the log's if that is larger: a commit that was held up may have set the group back.
+        """Begin at the group's offset, or at the log's if that is larger: a delayed commit may have set the group back.
 
-        An offset that an operator has set stands, because it also sets back on purpose.
+        An offset that an operator has set takes precedence, because an operator may set the group back on purpose.
         """
         log_counts = self.held.by_member and LogViolation.READ_ENTRIES_IGNORED not in violations
         self.next_offset = max(self.held.offset, read_to or 0) if log_counts else self.held.offset
 
     def adopt(self, items: Iterable[ItemT], violations: Collection[enum.StrEnum] = ()) -> list[ItemT]:
-        """Become ready with what was in flight; return what is to be delivered now.
+        """Become ready with the records in flight, and return those to deliver now.
 
-        A member that died between log and commit has left records ahead of the group's offset. If they were done before the group comes
-        to them, they would be read and delivered again. The group is not moved to them, since not all that lies before them need be in
+        A member that died between log and commit has left records in flight after the group's offset. If they were done before the group
+        reaches them, they would be read and delivered again. The group is not moved to them, because records before them may be missing in
         the log.
         """
         self.on(PartitionEvent.ADOPTED)
@@ -131,7 +131,7 @@ class Run(Generic[ItemT]):
         return [item for item in items if item.ref.offset < self.next_offset]
 
     def receive(self, offset: int, make: Callable[[], ItemT]) -> list[ItemT] | None:
-        """Take the record that was read at an offset; return what is to be delivered. None: the record was read before."""
+        """Take the record that was read at an offset, and return what to deliver. Return None if the record was read before."""
         if offset < self.next_offset:
             return None
         self.next_offset = offset + 1
@@ -144,33 +144,36 @@ class Run(Generic[ItemT]):
 
 
 class TakeoverEffects(Protocol):
-    """What a takeover needs of the log (``LogProtocol``), of the group and of the transaction manager. All may raise Unavailable."""
+    """The operations of the log (``LogProtocol``), the group and the transaction manager that a takeover needs.
+
+    All may raise Unavailable.
+    """
 
     async def owner(self, place: Place) -> str | None:
-        """Return the owner's token."""
+        """Return the token of the owner."""
 
     async def held(self, place: Place) -> GroupOffset | None:
-        """Return where the group reads on, if the partition is this member's still when it is asked; None if not."""
+        """Return the group's offset if the partition still belongs to this member at the time of the answer, otherwise None."""
 
     async def take(self, place: Place, after: str | None) -> str:
-        """Take the partition over; return the token."""
+        """Take over the partition, and return the token."""
 
     async def flights(self, place: Place) -> Flights:
-        """Return what is in flight."""
+        """Return the records in flight."""
 
     async def finish(self, place: Place, claims: Sequence[Xid]) -> None:
-        """Finish the transactions of earlier owners: who held the partition can decide nothing more. Raises ClaimOfOthers, BasculeError."""
+        """Finish the transactions of earlier owners, which can decide nothing more. Raises ClaimOfOthers, BasculeError."""
 
 
 async def take_over(run: Run[ItemT], effects: TakeoverEffects, violations: Collection[enum.StrEnum] = ()) -> Flights | None:
-    """Take one step of a takeover; return what is in flight, or None to try again later (or never, if the run is gone).
+    """Take one step of a takeover. Return the records in flight, or None to try again later (or never, if the run is gone).
 
-    Raises Unavailable, ClaimOfOthers: to be tried again.
+    Raises Unavailable, ClaimOfOthers; then try again.
     """
     if not run.token:
         crash.point("inbound.take.before")
         before = await effects.owner(run.place)
-        # After the owner was read: the next member's entry may be the one that was read.
+        # Ask the group after the owner was read: the owner that was read may be the next member.
         held = await effects.held(run.place)
         if held is None:
             return None
@@ -192,29 +195,29 @@ async def take_over(run: Run[ItemT], effects: TakeoverEffects, violations: Colle
 
 
 class Reading(Protocol):
-    """The effects of records that were read, in the order in which they must happen."""
+    """The effects of handling records that were read, in the order in which they must happen."""
 
     async def schedule(self) -> None:
-        """Store in the log that those records are in flight of which it was not stored yet. Raises Unavailable."""
+        """Store in the log that the records are in flight, unless that is stored already. Raises Unavailable."""
 
     async def advance(self) -> None:
         """Store in the log up to where the partitions were read. Raises Unavailable."""
 
     def give_up(self) -> None:
-        """Take the records' partitions over anew, under new tokens, and read on where the group is."""
+        """Take over the records' partitions again, under new tokens, and continue to read at the group's offset."""
 
     async def commit(self) -> None:
         """Commit the group's offsets. Raises Unavailable."""
 
     async def deliver(self) -> None:
-        """Hand the records to the endpoint."""
+        """Pass the records to the endpoint."""
 
 
 async def pass_on(reading: Reading, violations: Collection[enum.StrEnum] = ()) -> None:
-    """Schedule what was read, advance the log, commit and deliver. May be repeated as a whole if it raises Unavailable.
+    """Schedule the records that were read, advance the log, commit, and deliver. Can be repeated as a whole if it raises Unavailable.
 
-    An entry whose append failed may be stored at any time. After the receipt of its record it would bring the record in flight again,
-    so it must not count then: the partitions are given up, and are taken over anew under other tokens.
+    An entry whose append failed may be stored at any time. If it were stored after the receipt of its record, it would put the record in
+    flight again. So it must not count then: the partitions are given up and taken over again under other tokens.
     """
     if LogViolation.OFFSETS_BEFORE_LOG in violations:
         await reading.commit()

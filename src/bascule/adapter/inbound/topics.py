@@ -1,4 +1,4 @@
-"""The topics of a group: made by the first activation where they are not there, looked at by each."""
+"""The topics of a group: the first activation creates them, and each activation checks them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.guards import TopicRole, ensure
 
-#: For the headers that a record is given when it has failed.
+#: Room for the headers that a failed record gets.
 HEADERS_BYTES_MAX = 16 << 10
 RETRY_PARTITIONS = 4
-#: Kafka's default for the largest record.
+#: Kafka's default for the maximum record size.
 RECORD_BYTES = 1 << 20
 
 
 def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
-    """Creates the retry and dead-letter topics, for records as large as the sources'. Raises Unavailable, InvalidInput, UnsafeTopic."""
+    """Create the retry and dead-letter topics, for records as large as the sources'. Raises Unavailable, InvalidInput, UnsafeTopic."""
     kafka = {**CLIENT_SETTINGS, **kafka}
     topics = Topics(kafka)
     topics.reach()
@@ -31,5 +31,5 @@ def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
 
 
 def missing(kafka: Mapping[str, Any], spec: ActivationSpec) -> list[str]:
-    """The sources that are not there. Raises Unavailable."""
+    """Return the sources that do not exist. Raises Unavailable."""
     return spec.missing(Topics({**CLIENT_SETTINGS, **kafka}).partitions())

@@ -1,10 +1,10 @@
-"""Worker pools: threads that take what the schedulers of one endpoint, or of several, give. One whose endpoint hangs is replaced.
+"""Worker pools: threads that take deliveries from the schedulers of one or several endpoints. A hanging thread is replaced.
 
 pool = WorkerPool(8)
 orders = ActivationSpec(topics=("orders",), group="shop.orders", workers=6, pool=pool)
 refunds = ActivationSpec(topics=("refunds",), group="shop.refunds", workers=6, pool=pool)
 
-A pool has threads while it has endpoints. Its lock guards the schedulers of all of them, and the phases of their deliveries.
+A pool has threads while it has endpoints. Its lock guards the schedulers of all endpoints, and the phases of their deliveries.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bascule.threads.lasting import lasting_thread
 if TYPE_CHECKING:
     from bascule.adapter.inbound.workers import Workers
 
-#: Hanging endpoints are looked for so often.
+#: Interval, in seconds, at which the pool looks for hanging endpoints.
 WATCH_S = 0.25
-#: How much of a hanging thread's stack is logged: the innermost calls.
+#: Number of innermost calls of a hanging thread that are logged.
 STACK_DEPTH = 6
 
 _log = get_log("bascule.adapter")
@@ -42,7 +42,7 @@ _log = get_log("bascule.adapter")
 
 @dataclass(slots=True, eq=False)
 class PoolThread:
-    """A thread of a pool, and whose record it has. ``made`` are the endpoints' instances that belong to it."""
+    """A thread of a pool, and the record that it works on. ``made`` are its instances of endpoints."""
 
     name: str
     thread: threading.Thread | None = None
@@ -50,18 +50,18 @@ class PoolThread:
     delivery: RecordDelivery | None = None
     since_s: float = 0.0
     made: dict[Workers, Instance] = field(default_factory=dict)
-    #: It takes no more records: its endpoint was given up, or the pool has no endpoint.
+    #: Set if the thread takes no more records: its endpoint was given up, or the pool has no endpoint.
     leaves: bool = False
 
     def stack(self) -> str:
-        """Its innermost calls, for people."""
+        """Return the innermost calls of the thread as text."""
         frame = sys._current_frames().get(self.thread.ident) if self.thread is not None and self.thread.ident is not None else None
         return "".join(traceback.format_list(traceback.extract_stack(frame)[-STACK_DEPTH:])) if frame is not None else "(no stack)\n"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How a pool stands: its threads at work and those that hang, and the groups of its endpoints."""
+    """The status of a pool: its busy threads, its hanging threads, and the groups of its endpoints."""
 
     name: str
     threads: int
@@ -71,17 +71,17 @@ class PoolStatus:
 
 
 class WorkerPool:
-    """Threads for the endpoints that name the pool in their ``ActivationSpec``. Safe for threads; a module may hold one."""
+    """Threads for the endpoints that name the pool in their ``ActivationSpec``. Thread-safe; a module can hold one."""
 
     def __init__(self, threads: int, name: str = "shared") -> None:
-        """``threads`` bounds the endpoints at work at once, all together; each endpoint of the pool needs one. Raises InvalidInput."""
+        """``threads`` is the maximum of endpoint calls at once; the pool needs at least one for each endpoint. Raises InvalidInput."""
         if not 1 <= threads <= WORKERS_MAX:
             raise InvalidInput(f"threads={threads!r} is out of range; must be 1 to {WORKERS_MAX}")
         self.name = name
         lock = threading.RLock()
-        # Only threads of the pool wait for it: each of its notifications is for one of them.
+        # Only threads of the pool wait for it: each notification is for one of them.
         self.changed = threading.Condition(lock)
-        #: Somebody is at work no more, or an endpoint is closed: few wait for it, and not the threads of the pool.
+        #: Notified when a thread's work has ended or an endpoint is closed. Threads of the pool do not wait for it.
         self.released = threading.Condition(lock)
         self.shares: PoolShares[Workers] = PoolShares(threads)
         self._threads: list[PoolThread] = []
@@ -92,22 +92,22 @@ class WorkerPool:
 
     @classmethod
     def of_one(cls, spec: ActivationSpec) -> WorkerPool:
-        """The pool of an endpoint that shares none."""
+        """Return the pool of an endpoint that shares none."""
         pool = cls(spec.workers, spec.group)
         pool._of_thread, pool._of_watch = f"bascule-inbound-{spec.group}", f"bascule-watch-{spec.group}"
         return pool
 
     def status(self) -> PoolStatus:
-        """How it stands now."""
+        """Return the current status."""
         with self.changed:
             shares = self.shares
             groups = tuple(sorted(member.spec.group for member in shares.members))
             return PoolStatus(self.name, shares.threads, shares.at_work, shares.hanging, groups)
 
-    # -- what its endpoints call
+    # -- called by endpoints
 
     def join(self, member: Workers) -> None:
-        """An endpoint takes records from now on. Raises InvalidInput if there is no thread for it."""
+        """Let an endpoint take records. Raises InvalidInput if there is no thread for it."""
         with self.changed:
             self.shares.join(member, member.spec.workers)
             self._fill()
@@ -117,36 +117,36 @@ class WorkerPool:
                 lasting_thread(watch, self._of_watch, on_failure=self._fail).start()
 
     def leave(self, member: Workers) -> None:
-        """An endpoint takes no more records. Within the lock."""
+        """Let an endpoint take no more records. Call this with the lock held."""
         self.shares.leave(member)
         if not self.shares.members:
             self._watched.set()
         self.changed.notify_all()
 
     def at_work(self, member: Workers) -> list[PoolThread]:
-        """Threads that have a record of an endpoint, also those that were given up. Within the lock."""
+        """Return the threads that have a record of an endpoint, including hanging ones. Call this with the lock held."""
         return [each for each in self._threads if each.member is member and each.delivery is not None]
 
     def closing(self, member: Workers) -> list[PoolThread]:
-        """Threads that are to close an instance of an endpoint, and have nothing to do before that. Within the lock."""
+        """Return the idle threads that must close an instance of an endpoint. Call this with the lock held."""
         return [each for each in self._threads if member in each.made and each.delivery is None]
 
     def ending(self) -> list[PoolThread]:
-        """Threads that have nothing more to do than to end. Within the lock."""
+        """Return the threads that only have to end. Call this with the lock held."""
         return [] if self.shares.members else [each for each in self._threads if each.delivery is None]
 
     def give_up(self, worker: PoolThread, member: Workers) -> None:
-        """A thread ends when it returns from its endpoint, and others do its work. Within the lock."""
+        """Give up a hanging thread: it ends when its endpoint returns, and others do its work. Call this with the lock held."""
         worker.leaves = True
         self.shares.hang(member)
         self._fill()
         self.changed.notify()
         self.released.notify_all()
 
-    # -- its threads
+    # -- the threads of the pool
 
     def _fail(self, error: BaseException) -> None:
-        """One of its threads has failed: none of its endpoints goes on as if nothing had happened."""
+        """Stop all endpoints of the pool after one of its threads has failed."""
         with self.changed:
             members = self.shares.members
         for each in members:
@@ -164,7 +164,7 @@ class WorkerPool:
             while (step := self._next(worker)) is not None:
                 step()
         except Late:
-            pass  # it has been said
+            pass  # the warning was logged
         finally:
             for instance in worker.made.values():
                 instance.close()
@@ -172,7 +172,7 @@ class WorkerPool:
                 self._ended(worker)
 
     def _next(self, worker: PoolThread) -> Callable[[], None] | None:
-        """What a thread does next; None if it ends."""
+        """Return what a thread does next, or None if it ends."""
         with self.changed:
             while not worker.leaves:
                 if stopped := [member for member in worker.made if member.stopping]:
@@ -194,7 +194,7 @@ class WorkerPool:
         delivery.step(DeliveryStep.TAKEN)
         worker.member, worker.delivery, worker.since_s = member, delivery, now_s
         self.shares.take(member)
-        if any(each.scheduler.waiting for each in self.shares.members):  # somebody else has to know when the next one is due
+        if any(each.scheduler.waiting for each in self.shares.members):  # another thread must know when the next delivery is due
             self.changed.notify()
 
     def _deliver(self, worker: PoolThread, member: Workers, delivery: RecordDelivery) -> None:
@@ -221,7 +221,7 @@ class WorkerPool:
             self.released.notify_all()
 
     def _ended(self, worker: PoolThread) -> None:
-        """A thread is gone, for whatever reason; if its endpoint was given up, others may take records of that again."""
+        """Remove a thread that has ended. If its endpoint was given up, other threads may take records of that endpoint again."""
         self._threads.remove(worker)
         worker.made.clear()
         if (member := worker.member) is not None:

@@ -1,4 +1,4 @@
-"""What the threads of a worker pool do for one endpoint: its scheduler, its instances, its counts, and its stop."""
+"""The side of a worker pool that belongs to one endpoint: its scheduler, instances, counts, and stop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bascule.adapter.inbound.worker_pool import PoolThread, WorkerPool
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
 
-#: A thread that has nothing more to do, but for its endpoint's or its clients' close, ends within this time or is left behind.
+#: A thread that only has to close its endpoint or clients ends within this time, in seconds, or is left behind.
 END_S = 5.0
 
 _log = get_log("bascule.adapter")
 
 
 class Hung(BasculeError):
-    """An endpoint was at work for too long; its record counts as failed."""
+    """Raised for a record whose endpoint ran for too long. The record counts as failed."""
 
     retriable = True
     scope = Scope.OPERATION
@@ -32,7 +32,7 @@ class Hung(BasculeError):
 
 @dataclass(slots=True)
 class Counts:
-    """Since the activation."""
+    """Counts since the activation."""
 
     delivered: int = 0
     failed: int = 0
@@ -45,26 +45,26 @@ class Counts:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Safe for threads."""
+        """Add to a count. Thread-safe."""
         with self._lock:
             setattr(self, name, getattr(self, name) + count)
 
     def by_name(self) -> dict[str, int]:
-        """As they stand."""
+        """Return the current counts by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
 
 
-#: Handles a delivery by means of an endpoint; gives when to try it again (monotonic seconds), or None when that is not needed.
+#: Handles a delivery with an endpoint. Returns when to try it again (monotonic seconds), or None.
 Handle = Callable[[RecordDelivery, Callable[[Record], None]], float | None]
 
 
 class Workers:
-    """An endpoint in a worker pool; ``changed`` guards the scheduler and the phases of deliveries."""
+    """An endpoint in a worker pool. ``changed`` guards the scheduler and the phases of deliveries."""
 
     def __init__(
         self, spec: ActivationSpec, endpoint: Endpoint, handle: Handle, counts: Counts, on_failure: Callable[[BaseException], None]
     ) -> None:
-        """``on_failure`` is told, in its thread, of an error that ends one of the threads."""
+        """``on_failure`` is called, in the failed thread, with an error that ends one of the threads."""
         self.spec = spec
         self.pool = spec.pool or WorkerPool.of_one(spec)
         self.changed = self.pool.changed
@@ -77,44 +77,44 @@ class Workers:
         self._stopping = False
 
     def start(self) -> None:
-        """The pool takes its records from now on. Raises InvalidInput if the pool has no thread for the endpoint."""
+        """Let the pool take records of the endpoint. Raises InvalidInput if the pool has no thread for it."""
         self.pool.join(self)
 
     def add(self, deliveries: list[RecordDelivery]) -> None:
-        """They are to be delivered."""
+        """Schedule deliveries."""
         with self.changed:
             for delivery in deliveries:
                 self.scheduler.add(delivery, delivery.due_s)
             self.changed.notify(len(deliveries))
 
     def drop(self, token: str, drain_s: float = 0.0) -> bool:
-        """What an owner's token stood for is not to be delivered any more; false when some of it is still at work after ``drain_s``."""
+        """Drop the deliveries of an owner's token. Return False if some of them are still in progress after ``drain_s`` seconds."""
         with self.changed:
             self.gone.add(token)
             self.scheduler.drop(token)
-            # What others have behind it in its lane is ready now, and who sleeps does so until it would have been due.
+            # Deliveries of other tokens behind the dropped ones may be ready now: wake sleeping threads.
             self.changed.notify_all()
             return self.pool.released.wait_for(lambda: not self.scheduler.running(token), drain_s) if drain_s else True
 
     def settle(self, delivery: RecordDelivery) -> None:
-        """Its endpoint has returned. Raises Late where it had been given up before."""
+        """Note that the endpoint has returned. Raises Late if it was given up before."""
         with self.changed:
             if delivery.phase is not Phase.WORKING:
                 raise Late(f"record {delivery.ref.place}, offset {delivery.ref.offset} was given up before its endpoint returned")
             delivery.step(DeliveryStep.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:
-        """No more is begun. Returns when what is at work is done and its endpoints are closed, and the names of threads left behind.
+        """Begin no more deliveries, wait for those in progress, and close the endpoints. Return the names of threads left behind.
 
-        Those are at work after ``drain_s``, or in their endpoint's close after that (``END_S`` at least), or hang. A thread of a shared
-        pool that is at work for another endpoint closes its instance of this one when it is done with that, and is not waited for.
+        These threads are busy after ``drain_s`` seconds, or in the close of their endpoint after that (``END_S`` at least), or hang. A
+        thread of a shared pool that works for another endpoint closes its instance of this endpoint afterwards, and is not waited for.
         """
         until_s = time.monotonic() + drain_s
         pool = self.pool
         with self.changed:
             self._stopping = True
             pool.leave(self)
-            # Not the scheduler: of a thread that has failed it may still have the record as running.
+            # Not the scheduler: it may still list the record of a thread that has failed.
             pool.released.wait_for(lambda: all(each.leaves for each in pool.at_work(self)), drain_s)
             at_work = pool.at_work(self)
             for each in at_work:
@@ -128,27 +128,27 @@ class Workers:
 
     @property
     def stopping(self) -> bool:
-        """Whether no more is begun."""
+        """Return True if no more deliveries are begun."""
         return self._stopping
 
     @property
     def hanging(self) -> list[str]:
-        """Names of the threads that are still in an endpoint that was given up."""
+        """Return the names of the threads that are still in an endpoint that was given up."""
         with self.changed:
             return [each.name for each in self.pool.at_work(self) if each.leaves]
 
-    # -- what the pool calls
+    # -- called by the pool
 
     def fail(self, error: BaseException) -> None:
-        """A thread of the pool has failed."""
+        """Report that a thread of the pool has failed."""
         self._on_failure(error)
 
     def instance(self) -> Instance:
-        """An instance of the endpoint, for one thread."""
+        """Return an instance of the endpoint for one thread."""
         return Instance(self._endpoint)
 
     def handle(self, worker: PoolThread, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
-        """When to try a delivery again (monotonic seconds), or None when that is not needed. Raises Late."""
+        """Return when to try a delivery again (monotonic seconds), or None. Raises Late."""
         try:
             return self._handle(delivery, call)
         except Late as error:
@@ -161,7 +161,7 @@ class Workers:
             raise
 
     def finished(self, delivery: RecordDelivery, again_s: float | None) -> None:
-        """A thread is done with a delivery. Within the lock."""
+        """Note that a thread is done with a delivery. Call this with the lock held."""
         delivery.step(DeliveryStep.FINISHED)
         if again_s is None or delivery.ref.token in self.gone:
             self.scheduler.done(delivery)
@@ -170,14 +170,14 @@ class Workers:
             self.changed.notify()
 
     def give_up(self, worker: PoolThread) -> None:
-        """The record goes to another thread, as a failure. Within the lock."""
+        """Pass the record of a hanging thread to another thread, as a failure. Call this with the lock held."""
         delivery = worker.delivery
         if delivery is None or delivery.phase is not Phase.WORKING or delivery.failure is not None:
             return
         said = f"{name_of(self._endpoint)} has not returned for {self.spec.delivery_timeout_s:g} s in thread {worker.name}"
         _log.error("endpoint hangs", reason=said, place=delivery.ref.place, offset=delivery.ref.offset, stack=worker.stack())
         self._counts.add("hung")
-        # The thread keeps the old object, which says to it that it is late.
+        # The thread keeps the old object, whose phase tells it that it is late.
         delivery.step(DeliveryStep.HANGS)
         failed = RecordDelivery(delivery.ref, delivery.record, delivery.keys, failure=Hung(said))
         self.scheduler.replace(delivery, failed)
@@ -185,7 +185,7 @@ class Workers:
 
 
 def left_behind(threads: Iterable[threading.Thread], within_s: float) -> list[str]:
-    """The names of those that have not ended ``within_s`` from now."""
+    """Return the names of the threads that have not ended after ``within_s`` seconds."""
     until_s = time.monotonic() + within_s
     left = []
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Connections out, to Kafka and to a JMS broker: connection factories with a name, pooled connections."""
+"""Outgoing connections to Kafka and to a JMS broker: named connection factories with pooled connections."""
 
 from bascule.adapter.outbound.broker import JmsConnectionFactory
 from bascule.adapter.outbound.factory import CommitInDoubt, KafkaConnection, KafkaConnectionFactory, KafkaTransactions, XaSends

@@ -1,4 +1,4 @@
-"""The asyncio face of ``contexts``."""
+"""The asyncio versions of ``contexts``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bascule.threads.background import in_background
 
 
 class AsyncPooledContext(AsyncManagedContext):
-    """See PooledContext."""
+    """The asyncio version of PooledContext."""
 
     _refusal = POOLED
 
     def __init__(
         self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], loop: asyncio.AbstractEventLoop, elsewhere: Elsewhere
     ) -> None:
-        """``lent`` is from the pool."""
+        """``lent`` is a session from the pool."""
         self._number, session = lent
         super().__init__(LentRunner(session.context._thread, loop), session.context)
         self._pool = pool
@@ -34,12 +34,12 @@ class AsyncPooledContext(AsyncManagedContext):
         self._temporary = TemporaryDestinations(session.context._thread)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for what was sent, close what the context has made, and give its session back. A second time it does nothing."""
+        """Wait for sends, close what the context has created, and return its session to the pool. A second call does nothing."""
         if self._runner.over:
             return
         sound = False
         try:
-            if self._end(CLOSED):  # else a task is within a call, and the session goes with the context
+            if self._end(CLOSED):  # otherwise a task is within a call, and the session ends with the context
                 await self._leave(self._until(timeout_s))
                 sound = True
         finally:
@@ -67,26 +67,26 @@ class AsyncPooledContext(AsyncManagedContext):
         return consumer
 
     async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with this context."""
+        """Return a temporary queue that ends with this context."""
         return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
 
     async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with this context."""
+        """Return a temporary topic that ends with this context."""
         return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))
 
 
 class AsyncTransactionContext(AsyncBranchContext):
-    """See TransactionContext."""
+    """The asyncio version of TransactionContext."""
 
     def __init__(self, branch: AsyncBranchContext, temporary: TemporaryDestinations, elsewhere: Elsewhere) -> None:
-        """``branch`` is what the transaction has enlisted; ``temporary`` goes with the transaction."""
+        """``branch`` is the enlisted branch of the transaction; ``temporary`` ends with the transaction."""
         super().__init__(branch._workplace, branch._runner)
         self._closed = ""
         self._temporary = temporary
         self._elsewhere = elsewhere
 
     async def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
-        """Take no more calls. What was sent and received is the transaction's, and is committed or rolled back with it."""
+        """Take no more calls. Messages sent and received belong to the transaction, and commit or roll back with it."""
         self._closed = CLOSED
 
     def _check(self) -> None:
@@ -106,9 +106,9 @@ class AsyncTransactionContext(AsyncBranchContext):
         return await super()._send(destination, content, options, timeout_s, completion)
 
     async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with the transaction."""
+        """Return a temporary queue that ends with the transaction."""
         return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
 
     async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with the transaction."""
+        """Return a temporary topic that ends with the transaction."""
         return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))

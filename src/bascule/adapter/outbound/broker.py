@@ -1,4 +1,4 @@
-"""Connections out to a JMS broker: contexts with the API of ``bascule.client``, in the current transaction or outside of one.
+"""Outgoing connections to a JMS broker: contexts with the API of ``bascule.client``, in the current transaction or outside of one.
 
 bind("jms/orders", JmsConnectionFactory(broker, manager))
 with lookup("jms/orders").connect() as context:
@@ -31,43 +31,42 @@ from bascule.xa.jms import JmsResource
 from bascule.xa.manager import TransactionManager
 from bascule.xa.transaction import Transaction
 
-#: What an application may ask for: both are what a session outside of transactions does, and a transaction acknowledges by itself
+#: The modes that an application may ask for: both equal a session outside of transactions, and a transaction acknowledges by itself
 #: (Jakarta Messaging 3.1, section 12.3).
 AUTOMATIC: Final = (Acknowledge.AUTO, Acknowledge.DUPS_OK)
 
 
 class JmsConnectionFactory:
-    """Contexts of one broker. Safe for threads; nothing is opened before the first context.
+    """Creates contexts of one broker. Thread-safe; it opens nothing before the first context.
 
-    Within a transaction of the manager a context is part of that transaction. Outside of one it is as in a container of Jakarta EE: each
-    message is sent at once, and acknowledged when it is received.
+    In a transaction of the manager, a context is part of that transaction. Outside of transactions, it behaves as in a Jakarta EE
+    container: each message is sent at once, and acknowledged when it is received.
     """
 
     def __init__(
         self, broker: JmsResource, manager: TransactionManager | None = None, *, limits: PoolLimits | None = None, name: str = "jms"
     ) -> None:
-        """``broker`` is a resource of the manager; without a manager all contexts are outside of transactions.
+        """Use ``broker``, a resource of ``manager``. Without a manager, all contexts are outside of transactions.
 
-        ``limits`` are those of contexts outside of transactions. ``name`` is for messages. Raises InvalidInput.
+        ``limits`` apply to contexts outside of transactions. ``name`` appears in error messages. Raises InvalidInput.
         """
         if manager is not None and manager.resources.get(broker.name) is not broker:
             raise InvalidInput(f"resource {broker.name!r} does not belong to transaction manager {manager.name!r}")
         self._broker = broker
         self._manager = manager
         self._name = name
-        self._limits = replace(limits or PoolLimits(), validate_after_s=0.0)  # to look at a session costs nothing
+        self._limits = replace(limits or PoolLimits(), validate_after_s=0.0)  # validating a session costs nothing
         self._temporary: weakref.WeakKeyDictionary[Transaction, TemporaryDestinations] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._pool = self._new_pool()
         register_for_forks(self)
 
     def connect(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Context:
-        """Return a context: of the current transaction, or of the pool if there is none.
+        """Return a context: of the current transaction, or from the pool if there is none.
 
-        A context is used where it was taken: in that transaction, or outside of any; elsewhere its calls raise IllegalState.
-
-        Raises PoolExhausted, PoolClosed, Unavailable; NoTransaction and TransactionTimedOut if the current transaction is over; what
-        ``enlist`` raises; InvalidInput for another acknowledgement than the automatic ones.
+        A context must be used where it was taken: in that transaction, or outside of transactions. Other calls raise IllegalState. Raises
+        PoolExhausted, PoolClosed, Unavailable; NoTransaction and TransactionTimedOut if the current transaction is over; the errors of
+        ``enlist``; InvalidInput for an acknowledgement mode that is not automatic.
         """
         _check_mode(acknowledge)
         transaction = self._current()
@@ -80,7 +79,7 @@ class JmsConnectionFactory:
         return TransactionContext(branch, temporary, partial(self._expect, transaction))
 
     def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
-        """Return a context for asyncio: ``async with`` it, or ``await`` it. See ``connect``."""
+        """Return a context for asyncio, to use with ``async with`` or ``await``. See ``connect``."""
         return Connecting(partial(self._connect_async, acknowledge))
 
     async def _connect_async(self, acknowledge: Acknowledge) -> AsyncContext:
@@ -97,11 +96,11 @@ class JmsConnectionFactory:
         return AsyncTransactionContext(branch, temporary, partial(self._expect, transaction))
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
-        """The leak report: contexts outside of transactions that are out for so long, who took them and where."""
+        """Return the leak report: contexts outside of transactions that are in use for at least ``longer_than_s`` seconds."""
         return self._pool.leases(longer_than_s)
 
     def close(self) -> None:
-        """End the sessions outside of transactions, those that are out when they are given back. The resource is its owner's to close."""
+        """Close the sessions outside of transactions; those in use when they are returned. The owner of the resource closes it."""
         self._pool.close()
 
     def after_fork(self) -> None:
@@ -116,7 +115,7 @@ class JmsConnectionFactory:
         return None if self._manager is None else self._manager.entered
 
     def _expect(self, transaction: Transaction | None) -> None:
-        """Raise IllegalState if the calling thread or task is in another transaction than this one, or in none."""
+        """Raise IllegalState if the calling thread or task is not in this transaction (None: in any transaction)."""
         entered = self._current()
         if entered is transaction:
             return
@@ -138,7 +137,7 @@ class JmsConnectionFactory:
 
 
 async def _lent(pool: Pool[PooledSession]) -> tuple[int, PooledSession]:
-    """Take a session. If the task is cancelled meanwhile, the session goes back."""
+    """Take a session. If the task is cancelled meanwhile, return the session to the pool."""
     taker = Taker.here()
     taken: list[tuple[int, PooledSession]] = []
     try:

@@ -1,4 +1,4 @@
-"""The contexts of a JmsConnectionFactory: within a transaction, or from a pool outside of one."""
+"""The contexts of a JmsConnectionFactory: in a transaction, or from a pool outside of transactions."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from bascule.core.errors import BasculeError
 
 CLOSED: Final = "the context is closed"
 POOLED: Final = "this context is from a pool and has no transactions; begin and end transactions with a transaction manager"
-#: Raises IllegalState where a context cannot be used.
+#: Raises IllegalState if a context cannot be used here.
 Elsewhere = Callable[[], None]
 
 
 class PooledSession:
-    """A session of the pool, outside of transactions. Its messages are acknowledged as they are received."""
+    """A session of the pool, outside of transactions. Messages are acknowledged as they are received."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def validate(self) -> None:
-        """Raise what has ended the session, or its connection. Asks nobody."""
+        """Raise the error that has ended the session or its connection. Sends no request."""
         self.context._call(self.context._session.check)
 
     def close(self) -> None:
-        """Close the session. The end of its connection closes a broken one."""
+        """Close the session. If it is broken, the end of its connection closes it."""
         with suppress(BasculeError):
             self.context.close()
 
 
 class PooledContext(ManagedContext):
-    """A context outside of transactions. ``close`` gives its session back, without the consumers and temporary destinations it has made."""
+    """A context outside of transactions. ``close`` returns its session to the pool, and closes the consumers and temporary destinations."""
 
     _refusal = POOLED
 
     def __init__(self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], elsewhere: Elsewhere) -> None:
-        """``lent`` is from the pool."""
+        """``lent`` is a session from the pool."""
         self._number, session = lent
         super().__init__(session.context)
         self._pool = pool
@@ -55,12 +55,12 @@ class PooledContext(ManagedContext):
         self._temporary = TemporaryDestinations(self._thread)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for what was sent, close what the context has made, and give its session back. A second time it does nothing."""
+        """Wait for sends, close what the context has created, and return its session to the pool. A second call does nothing."""
         if not self._closing.acquire(blocking=False):
-            return  # one thread gives it back, also if another one closes the context at the same time
+            return  # only one thread returns the session, even if several close the context at once
         sound = False
         try:
-            if self._end(CLOSED):  # else another thread is within a call, and the session goes with the context
+            if self._end(CLOSED):  # otherwise another thread is within a call, and the session ends with the context
                 self._leave(self._until(timeout_s))
                 sound = True
         finally:
@@ -82,27 +82,27 @@ class PooledContext(ManagedContext):
         return consumer
 
     def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with this context."""
+        """Return a temporary queue that ends with this context."""
         return self._temporary.add(super().temporary_queue(timeout_s=timeout_s))
 
     def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with this context."""
+        """Return a temporary topic that ends with this context."""
         return self._temporary.add(super().temporary_topic(timeout_s=timeout_s))
 
 
 class TransactionContext(BranchContext):
-    """A context within a transaction: one more hold of the transaction's branch."""
+    """A context in a transaction. All contexts of a transaction share its branch."""
 
     def __init__(self, branch: BranchContext, temporary: TemporaryDestinations, elsewhere: Elsewhere) -> None:
-        """``branch`` is what the transaction has enlisted; ``temporary`` goes with the transaction."""
+        """``branch`` is the enlisted branch of the transaction; ``temporary`` ends with the transaction."""
         super().__init__(branch._workplace)
         self._branch = branch
-        self._in_use = branch._in_use  # one thread at a time is at work in the branch, by whichever context
+        self._in_use = branch._in_use  # one thread at a time works in the branch, through any of its contexts
         self._temporary = temporary
         self._elsewhere = elsewhere
 
     def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
-        """Take no more calls. What was sent and received is the transaction's, and is committed or rolled back with it."""
+        """Take no more calls. Messages sent and received belong to the transaction, and commit or roll back with it."""
         self._end(CLOSED)
 
     def _check(self) -> None:
@@ -121,17 +121,17 @@ class TransactionContext(BranchContext):
         return super()._send(destination, content, options, timeout_s, completion)
 
     def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """A queue that goes with the transaction."""
+        """Return a temporary queue that ends with the transaction."""
         return self._temporary.add(super().temporary_queue(timeout_s=timeout_s))
 
     def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """A topic that goes with the transaction."""
+        """Return a temporary topic that ends with the transaction."""
         return self._temporary.add(super().temporary_topic(timeout_s=timeout_s))
 
 
 def outlives_transaction(wanted: Subscription) -> bool:
-    """Return whether a consumer is kept for later transactions: that of a queue is.
+    """Return True if a consumer is kept for later transactions, as those of queues are.
 
-    A subscription whose consumer was kept would gather messages for nobody, and be closed to others.
+    If the consumer of a subscription were kept, the subscription would collect messages for nobody and be closed to others.
     """
     return isinstance(wanted.destination, Queue) and not isinstance(wanted.destination, TemporaryQueue)

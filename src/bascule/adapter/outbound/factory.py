@@ -1,4 +1,4 @@
-"""Connection factories: pooled connections that send, plainly, in Kafka transactions, or as a part of the current transaction.
+"""Connection factories: pooled connections that send directly, in Kafka transactions, or as part of the current transaction.
 
 bind("kafka/orders", KafkaConnectionFactory({"bootstrap.servers": "127.0.0.1:9092"}))
 with lookup("kafka/orders").connection() as connection:
@@ -39,27 +39,28 @@ if TYPE_CHECKING:
     from bascule.xa.kafka import KafkaResource
     from bascule.xa.manager import TransactionManager
 
-#: Marks of transactions that are committed, and when (ms since the epoch): they tell what became of one whose commit was not answered. Each
-#: has a key of its own, so that nobody overwrites another's, whoever else has the same transactional id.
+#: Marks of committed transactions, with their time (ms since the epoch). A mark shows the outcome of a commit that was not answered. Each
+#: mark has its own key, so that no connection overwrites the mark of another one with the same transactional id.
 COMMITTED_TOPIC = OUTBOUND
-#: A connection deletes its last mark by the next one; what is as old was left by one that is gone.
+#: A connection deletes its last mark with the next one. Older marks than this were left by connections that are gone.
 MARKS_KEPT_MS = 7 * 24 * 3_600_000
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 class CommitInDoubt(Unavailable):
-    """Whether the transaction was committed is not known. Do not simply repeat it."""
+    """Raised when the outcome of a commit is unknown. Do not simply repeat the transaction."""
 
     retriable = False
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactions:
-    """Sends of a ``with connection.transaction()`` become visible at once, or not at all.
+    """Records sent in a ``with connection.transaction()`` block become visible together, or not at all.
 
-    ``id`` begins the transactional ids; each process has its own by its host and ``instance``, and should keep it over restarts. Two
-    factories with the same ones double nothing, but get into each other's way: Kafka ends what the other has begun, and it begins anew.
+    ``id`` is the prefix of the transactional ids. The host and ``instance`` distinguish processes; a process should keep them over
+    restarts. Two factories with the same ids duplicate nothing but disturb each other: Kafka aborts the transaction of the other, which
+    starts again.
     """
 
     id: str
@@ -68,7 +69,7 @@ class KafkaTransactions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class XaSends:
-    """Sends take part in the manager's current transaction. Raises InvalidInput for a resource that is not the manager's."""
+    """Sends take part in the manager's current transaction. Raises InvalidInput if the resource does not belong to the manager."""
 
     manager: TransactionManager
     kafka: KafkaResource
@@ -78,7 +79,7 @@ class XaSends:
             raise InvalidInput(f"resource {self.kafka.name!r} does not belong to transaction manager {self.manager.name!r}")
 
 
-#: Told when a record is stored (None), or why it may not be; within a transaction at once.
+#: Called with None when a record is stored, or with the error; within a transaction at once.
 Answered = Callable[[BaseException | None], None]
 
 
@@ -99,7 +100,7 @@ class _Physical(Protocol):
 
 
 class _UnderWay:
-    """Records that are not answered yet, and what was wrong with those that are: as little as ``flush`` needs, however late it comes."""
+    """Unanswered records, and the errors of answered ones: only what ``flush`` needs, however late it comes."""
 
     def __init__(self) -> None:
         self._answered = threading.Condition()
@@ -199,7 +200,7 @@ class _InKafkaTransaction:
         def make(table: Mapping[bytes, Stored]) -> list[Outgoing]:
             nonlocal tried
             if mark in table:
-                return []  # the first try, which nobody answered, has done it
+                return []  # the first attempt, which was not answered, has committed
             tried = True
             return [*gathered, *self._marks(mark, table)]
 
@@ -212,7 +213,7 @@ class _InKafkaTransaction:
         self._mark = mark
 
     def _marks(self, mark: bytes, table: Mapping[bytes, Stored]) -> list[Outgoing]:
-        """The mark, and the end of those that nobody asks for any more."""
+        """Return the new mark, and deletions of marks that nobody needs any more."""
         now_ms = time.time_ns() // 1_000_000
         over = [key for key, stored in table.items() if key == self._mark or int.from_bytes(stored.value, "big") < now_ms - MARKS_KEPT_MS]
         marks = {mark: now_ms.to_bytes(8, "big"), **dict.fromkeys(over)}
@@ -240,7 +241,7 @@ class _InCurrentTransaction:
             answered(None)
 
     def flush(self, timeout_s: float | None) -> None:
-        """It is the transaction that waits."""
+        """Do nothing: the transaction waits."""
 
     def begin(self) -> None:
         raise OutOfOrder(
@@ -250,13 +251,13 @@ class _InCurrentTransaction:
     commit = rollback = begin
 
     def validate(self) -> None:
-        """There is nothing of its own."""
+        """Do nothing: there is no connection of its own."""
 
     close = validate
 
 
 class KafkaConnection:
-    """Made by ``KafkaConnectionFactory.connection``; for one thread at a time, and given back by ``close`` or ``with``."""
+    """A connection from ``KafkaConnectionFactory.connection``, for one thread at a time. Return it with ``close`` or ``with``."""
 
     def __init__(self, pool: Pool[_Physical]) -> None:
         self._pool = pool
@@ -274,25 +275,26 @@ class KafkaConnection:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """Hands a record over; ``flush``, or the end of the ``with`` block or transaction, says whether it is stored.
+        """Send a record. ``flush``, or the end of the ``with`` block or transaction, reports whether it is stored.
 
-        ``value`` None is a tombstone; ``partition`` -1 is chosen by the key as Java's client does. Raises OutOfOrder, NoTransaction.
+        ``value`` None is a tombstone. If ``partition`` is -1, the key selects the partition as in the Java client. Raises OutOfOrder,
+        NoTransaction.
         """
         self.send_record(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 
     def send_record(self, outgoing: Outgoing, answered: Answered | None = None) -> None:
-        """As ``send``. ``flush`` says nothing of a record whose failure ``answered`` is told, in a thread of the connection's."""
+        """Do the same as ``send``. If ``answered`` is called with an error, in a thread of the connection, ``flush`` does not report it."""
         self._open().send(outgoing, answered)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when all that was sent is stored. Raises Unavailable where some of it may not be, TimedOut."""
+        """Return when all records sent are stored. Raises Unavailable if some may not be stored, and TimedOut."""
         self._guarded(partial(self._open().flush, timeout_s))
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        """What is sent within is visible at once, at the end of the block, or never.
+        """Make the records sent in the block visible together at its end, or never.
 
-        Raises RecordRefused, Unavailable: never; CommitInDoubt: one or the other.
+        Raises RecordRefused, Unavailable: they stay invisible. Raises CommitInDoubt if the outcome is unknown.
         """
         physical = self._open()
         physical.begin()
@@ -304,13 +306,13 @@ class KafkaConnection:
         self._guarded(physical.commit)
 
     def jms(self, *, key: str = "message-id", topic: str = "${address}") -> JmsSession:
-        """The JMS face of this connection: messages become records as diverts make them (see ``bascule.adapter.outbound.jms``)."""
+        """Return the JMS interface of this connection: messages become records as diverts make them (``bascule.adapter.outbound.jms``)."""
         from bascule.adapter.outbound.jms import JmsSession
 
         return JmsSession(self, key, topic)
 
     def close(self) -> None:
-        """Flushes, and gives it back; a second time it does nothing."""
+        """Flush, and return the connection to the pool. A second call does nothing."""
         if (physical := self._physical) is None:
             return
         try:
@@ -320,11 +322,11 @@ class KafkaConnection:
             self._pool.give_back(self._number, broken=self._broken)
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the connection itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Give it back."""
+        """Return the connection to the pool."""
         self.close()
 
     def _open(self) -> _Physical:
@@ -341,7 +343,7 @@ class KafkaConnection:
 
 
 class KafkaConnectionFactory:
-    """Connections to a Kafka. Safe for threads; nothing is opened before the first connection."""
+    """Creates connections to a Kafka cluster. Thread-safe; it opens nothing before the first connection."""
 
     def __init__(
         self,
@@ -351,22 +353,22 @@ class KafkaConnectionFactory:
         limits: PoolLimits | None = None,
         name: str = "kafka",
     ) -> None:
-        """``kafka`` is for librdkafka; ``name`` is for messages."""
+        """``kafka`` are librdkafka settings; ``name`` appears in error messages."""
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._transacted = transacted
         self._ensured = False
         self._pool: Pool[_Physical] = Pool(name, self._make, limits or PoolLimits())
 
     def connection(self) -> KafkaConnection:
-        """One from the pool. Raises PoolExhausted, PoolClosed, Unavailable."""
+        """Return a connection from the pool. Raises PoolExhausted, PoolClosed, Unavailable."""
         return KafkaConnection(self._pool)
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
-        """The leak report: connections that are out for so long, who took them and where."""
+        """Return the leak report: connections that are in use for at least ``longer_than_s`` seconds."""
         return self._pool.leases(longer_than_s)
 
     def close(self) -> None:
-        """Frees the connections, those that are out when they are given back."""
+        """Close the connections; those in use when they are returned."""
         self._pool.close()
 
     def _make(self, number: int) -> _Physical:

@@ -1,4 +1,4 @@
-"""The JMS face of a connection to Kafka: it sends as the client does, and messages become records as Bascule's diverts make them."""
+"""The JMS interface of a connection to Kafka: it sends like the JMS client, and messages become records as in Bascule's diverts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _log = get_log("bascule.adapter")
 
 
 class JmsSession:
-    """Made by ``KafkaConnection.jms``. A queue and a topic of JMS are the Kafka topic of their name, or what the template makes of it."""
+    """A session from ``KafkaConnection.jms``. A JMS queue or topic is the Kafka topic of the same name, or of the template's result."""
 
     _refusal = "a connection to Kafka cannot receive. Receive records with an endpoint, messages with a context of a JmsConnectionFactory"
 
     def __init__(self, connection: KafkaConnection, key: str, topic: str) -> None:
-        """``key`` is a divert's choice: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
+        """``key`` is the record key, as in a divert: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
         self._connection = connection
         self._key = key
         self._topic = topic
@@ -42,18 +42,19 @@ class JmsSession:
         time_to_live_s: float = 0.0,
         delivery_delay_s: float = 0.0,
     ) -> Producer:
-        """A producer for one destination, or for one that each send names; the rest is for messages that do not say otherwise."""
+        """Return a producer for one destination, or for one that each send names. The other arguments are defaults for messages."""
         return Producer(self, destination, SendOptions(persistent, priority, time_to_live_s, delivery_delay_s))
 
     def send(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Send one message, and return when it is stored; in a transaction at once.
+        """Send one message, and return when it is stored; within a transaction at once.
 
-        Raises InvalidInput for what JMS has not, or has no form as a record, MessageRefused for what is too large, TimedOut, Unavailable.
+        Raises InvalidInput for a value that JMS does not have or that has no form as a record, MessageRefused if the message is too large,
+        TimedOut, Unavailable.
         """
         return self.producer(destination).send(content, timeout_s=timeout_s)
 
     def reply(self, request: Message, content: Message | Body, *, timeout_s: float | None = None) -> Message:
-        """Answer a message. Raises InvalidDestination where it does not say where to."""
+        """Answer a message. Raises InvalidDestination if the request has no reply destination."""
         return self.send(*request.answer(content), timeout_s=timeout_s)
 
     request = refused(Context.request)
@@ -101,7 +102,7 @@ class JmsSession:
 
 
 class _Answer:
-    """What becomes of a message: called once, by whichever thread knows it."""
+    """The outcome of a message: called once, by the thread that knows it."""
 
     def __init__(self, message: Message, completion: SendCompletion) -> None:
         self._message, self._completion = message, completion
@@ -120,7 +121,7 @@ class _Answer:
                 _log.exception("send callback failed", message=self._message.message_id)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the message is stored. Raises TimedOut, and why it may not be."""
+        """Return when the message is stored. Raises TimedOut, and the error if it may not be stored."""
         if not self._known.wait(timeout_s):
             raise TimedOut(f"send of message {self._message.message_id} timed out; the record may or may not be stored")
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""A pool of things that are costly to make: so many, for whoever waits long enough, and a report on who does not give them back."""
+"""A pool of costly objects: a limited number, a wait with a timeout, and a report on objects that are not returned."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 
-#: How much of the taker's stack is kept: enough to see who it is.
+#: Depth of the taker's stack that is kept, enough to identify the taker.
 STACK_DEPTH = 6
-#: Of this package: not where the taker is.
+#: Frames of this package, which do not show the taker.
 _OURS = "/bascule/adapter/outbound/"
 
 _log = get_log("bascule.adapter")
 
 
 class Physical(Protocol):
-    """What is pooled."""
+    """An object in a pool."""
 
     def validate(self) -> None:
-        """Raises BasculeError when it is of no use any more."""
+        """Raise BasculeError if the object is unusable."""
 
     def close(self) -> None:
-        """Frees it."""
+        """Close the object."""
 
 
 PhysicalT = TypeVar("PhysicalT", bound=Physical)
 
 
 class PoolExhausted(Unavailable):
-    """All are taken, and none came back in time; the text says who has them."""
+    """Raised when all objects are taken and none was returned in time. The text says who has them."""
 
 
 class PoolClosed(InvalidInput):
-    """The pool gives nothing any more."""
+    """Raised when the pool is closed."""
 
     http_status = 409
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """How many at most; how long to wait for one; from what idle time on one is looked at before it is given out; when to report a leak."""
+    """Limits of a pool: maximum number of objects; seconds to wait for one, of idleness before a check, and before a leak is reported."""
 
     most: int = 8
     wait_s: float = 10.0
@@ -60,7 +60,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """Something that is out: who took it, for how long it has been out, and where in the program that was (innermost call last)."""
+    """An object in use: who took it, for how many seconds, and where in the program (innermost call last)."""
 
     by: str
     for_s: float
@@ -71,14 +71,14 @@ class LeaseInfo:
 
 
 class Taker(NamedTuple):
-    """Who takes something from a pool, and where in the program that is."""
+    """Who takes an object from a pool, and where in the program."""
 
     by: str
     where: str
 
     @classmethod
     def here(cls) -> Taker:
-        """The calling thread, and its innermost calls."""
+        """Return the calling thread and its innermost calls."""
         return cls(threading.current_thread().name, _where())
 
 
@@ -92,10 +92,10 @@ class _Lease(Generic[PhysicalT]):
 
 
 class Pool(Generic[PhysicalT]):
-    """Safe for threads."""
+    """A thread-safe pool."""
 
     def __init__(self, name: str, make: Callable[[int], PhysicalT], limits: PoolLimits) -> None:
-        """``make`` is given the number of what it makes, from 0 and below ``limits.most``; a number is not used twice at once."""
+        """``make`` gets the number of the object, at least 0 and below ``limits.most``. A number is not used twice at once."""
         self.name = name
         self.limits = limits
         self._make = make
@@ -106,9 +106,9 @@ class Pool(Generic[PhysicalT]):
         self._closed = False
 
     def take(self, taker: Taker | None = None) -> tuple[int, PhysicalT]:
-        """One that works, with the number to give it back by. Raises PoolExhausted, PoolClosed, and what making one raises.
+        """Return a working object, with the number to return it by. Raises PoolExhausted, PoolClosed, and the errors of ``make``.
 
-        ``taker`` is who takes it, if that is not the calling thread.
+        ``taker`` says who takes it, if not the calling thread.
         """
         taker = taker or Taker.here()
         deadline_s = time.monotonic() + self.limits.wait_s
@@ -130,7 +130,7 @@ class Pool(Generic[PhysicalT]):
             return number, physical
 
     def give_back(self, number: int, *, broken: bool = False) -> None:
-        """It may be given to others; or not, where it is ``broken``."""
+        """Return an object to the pool, or close it if it is ``broken``."""
         with self._changed:
             lease = self._out.pop(number)
             if not broken and not self._closed:
@@ -140,7 +140,7 @@ class Pool(Generic[PhysicalT]):
         self._release(number, lease.physical)
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
-        """Who has what, the longest first."""
+        """Return who has which objects, the longest lease first."""
         now_s = time.monotonic()
         with self._changed:
             leases = sorted(self._out.values(), key=lambda lease: lease.since_s)
@@ -148,11 +148,11 @@ class Pool(Generic[PhysicalT]):
 
     @property
     def idle(self) -> int:
-        """How many lie ready."""
+        """Return the number of idle objects."""
         return len(self._idle)
 
     def close(self) -> None:
-        """Frees what lies ready, and the rest when it is given back."""
+        """Close the idle objects now, and the others when they are returned."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -169,7 +169,7 @@ class Pool(Generic[PhysicalT]):
                     break
             if self._closed:
                 raise PoolClosed(f"{self.name} is closed")
-            if self._idle:  # the one used last: those beyond what is needed stay idle
+            if self._idle:  # the object used last: objects beyond the need stay idle
                 number, physical, since_s = self._idle.pop()
                 return number, physical, time.monotonic() - since_s
             if self._free:
@@ -180,7 +180,7 @@ class Pool(Generic[PhysicalT]):
         )
 
     def _release(self, number: int, physical: PhysicalT | None) -> None:
-        """Closed before its number is free: a number is not used twice at once."""
+        """Close an object before its number becomes free: a number is not used twice at once."""
         try:
             if physical is not None:
                 with suppress(BasculeError):

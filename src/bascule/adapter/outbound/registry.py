@@ -1,4 +1,4 @@
-"""Names for connection factories, as JNDI has them: who sends knows a name, who starts the program says what stands behind it."""
+"""Names for connection factories, as in JNDI: the sender knows a name, and the main program binds a factory to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FactoryT = TypeVar("FactoryT")
 
 
 class Registry:
-    """Names such as ``kafka/orders`` and ``jms/orders``. Safe for threads."""
+    """Names such as ``kafka/orders`` and ``jms/orders``. Thread-safe."""
 
     def __init__(self) -> None:
         self._factories: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def bind(self, name: str, factory: object, *, again: bool = False) -> None:
-        """``factory`` is a KafkaConnectionFactory or a JmsConnectionFactory; with ``again`` the name may have stood for another one.
+        """Bind a KafkaConnectionFactory or JmsConnectionFactory to a name. ``again`` allows a name that is bound to another factory.
 
         Raises InvalidInput.
         """
@@ -31,7 +31,7 @@ class Registry:
             self._factories[name] = factory
 
     def unbind(self, name: str) -> None:
-        """The name stands for nothing. Its factory is its owner's to close."""
+        """Remove a name. The owner of the factory closes it."""
         with self._lock:
             self._factories.pop(name, None)
 
@@ -42,7 +42,7 @@ class Registry:
     def lookup(self, name: str, kind: type[FactoryT]) -> FactoryT: ...
 
     def lookup(self, name: str, kind: type[Any] = object) -> Any:
-        """The factory that is bound to a name; one of this ``kind``, if it is given. Raises InvalidInput, which names what is nearest."""
+        """Return the factory that is bound to a name, checked against ``kind`` if given. Raises InvalidInput with the nearest name."""
         with self._lock:
             if (factory := self._factories.get(name)) is not None:
                 if not isinstance(factory, kind):
@@ -54,11 +54,11 @@ class Registry:
         raise InvalidInput(f"nothing is bound to {name!r}; {hint}")
 
     def names(self) -> list[str]:
-        """All that are bound."""
+        """Return all bound names."""
         with self._lock:
             return sorted(self._factories)
 
 
-#: Of this process.
+#: The registry of this process.
 registry = Registry()
 bind, unbind, lookup = registry.bind, registry.unbind, registry.lookup

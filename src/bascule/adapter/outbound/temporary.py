@@ -1,4 +1,4 @@
-"""Temporary destinations on a connection that outlives who has made them."""
+"""Temporary destinations on a connection that outlives their creator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = get_log("bascule.adapter")
 
 
 class TemporaryDestinations:
-    """What one context, or the contexts of one transaction, have made; ``deleting`` ends it. Safe for threads."""
+    """The temporary destinations of one context, or of the contexts of one transaction. ``deleting`` ends it. Thread-safe."""
 
     def __init__(self, connection: ConnectionThread) -> None:
         self._connection = connection
@@ -26,7 +26,7 @@ class TemporaryDestinations:
         self._lock = threading.Lock()
 
     def add(self, destination: DestinationT) -> DestinationT:
-        """Return the destination, which goes with the others. Raises IllegalState if they are gone; ``deleting`` deletes it, too."""
+        """Return the destination, which is deleted with the others. Raises IllegalState if they are gone; ``deleting`` deletes it, too."""
         with self._lock:
             self._made.append(destination)
             if self._ended:
@@ -34,7 +34,7 @@ class TemporaryDestinations:
         return destination
 
     def check_reply_to(self, content: object) -> None:
-        """Raise IllegalState for a message to be answered to one of them: an answer could come when they are gone, at the earliest."""
+        """Raise IllegalState if the message's reply_to is one of them: an answer could only come after they are gone."""
         if isinstance(content, Message) and any(content.reply_to is each for each in self._made):
             raise IllegalState(
                 "reply_to is a temporary destination of this transaction: the message is sent when the transaction commits, and the "
@@ -42,7 +42,7 @@ class TemporaryDestinations:
             )
 
     def delete(self) -> None:
-        """Delete all. What cannot be deleted goes with its connection."""
+        """Delete all of them. Those that cannot be deleted end with their connection."""
         core = self._connection.core
         try:
             self._connection.run(self.deleting(core.clock() + core.settings.timeout_s))
@@ -50,7 +50,7 @@ class TemporaryDestinations:
             _log.warning("could not delete temporary destinations, connection will be closed", error=error)
 
     def deleting(self, until_s: float) -> Operation[None]:
-        """Delete all. Raises the first error, when all were tried."""
+        """Delete all of them. Raises the first error after all were tried."""
         with self._lock:
             self._ended = True
             made, self._made = self._made, []

@@ -1,0 +1,47 @@
+"""Transactions on one host are in all of their databases or in none, whatever fails, and the runs meet each kind of failure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.sim.hosts import HostSimulation
+
+#: One test runs so many seeds.
+SEEDS: Final = 50
+
+
+@pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
+def test_rows_are_in_all_databases_of_a_transaction_if_and_only_if_it_was_committed(first: int) -> None:
+    for seed in range(first, first + SEEDS):
+        tally = HostSimulation(seed).run()
+        assert not tally.names, f"seed {seed}: {tally}"
+
+
+def test_a_seed_repeats_its_run() -> None:
+    one, other = HostSimulation(7, trace=True), HostSimulation(7, trace=True)
+    one.run()
+    other.run()
+    assert one.world.trace == other.world.trace
+
+
+def test_runs_meet_every_trouble_and_every_outcome() -> None:
+    seen: set[str] = set()
+    told: set[str | None] = set()
+    for seed in range(1, 60):
+        run = HostSimulation(seed)
+        run.run()
+        seen.update(run.world.seen)
+        told.update(work.told for work in run.works)
+    assert {
+        "kill manager",
+        "stop manager",
+        "lose database",
+        "lose verdict",
+        "hold up statement",
+        "remove log",
+        "write late",
+        "doubt",
+    } <= seen
+    assert {"committed", "rolled back", "in doubt", None} <= told

@@ -1,0 +1,16 @@
+"""What an exclusive divert took, on the mock cluster, without Spark. Scenarios run the same on Kafka."""
+
+from __future__ import annotations
+
+from tests.scenarios.test_exclusive_marks import (  # noqa: F401
+    test_a_new_one_carries_what_is_left_of_an_epoch_whose_start_is_trimmed,
+    test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for_the_first_time,
+    test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_when_it_is_enabled,
+    test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are,
+    test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it_was,
+    test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_dead_lettered,
+    test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_lettered,
+    test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_lettered,
+    test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_lettered,
+    test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_then_nothing_is_read_any_more,
+)

@@ -1,0 +1,194 @@
+"""What concerns all links of a client is done in short slices, between which others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+
+from bascule.amqp.events import AttachConfirmed, ConnectionClosed, Detached, Transferred
+from bascule.server.client_turns import ClientTurns
+from bascule.testing.broker import Sender, message_bytes
+from tests.unit.server.served import TOPIC, Client, Served, run_async
+
+LINKS = 40
+
+
+class Sliced(Served):
+    """A broker that does one piece of work over all links of a client in each turn, once the test says so."""
+
+    def slice(self, turn_s: float = math.inf) -> None:
+        self.client_turns = ClientTurns(turn_s=turn_s, slice_s=0.0)
+
+
+class Returning(Client):
+    """A client that waits in the event loop until the broker goes on with it."""
+
+    def say(self) -> bool:
+        data = self.amqp.data_to_send()
+        if data:
+            self.connection.data_received(data)
+        return bool(data)
+
+
+async def turns_until(done: Callable[[], bool]) -> int:
+    """Let the event loop go on. Return the turns."""
+    turns = 0
+    while not done():
+        await asyncio.sleep(0)
+        turns += 1
+        assert turns < 20 * LINKS
+    return turns
+
+
+@run_async
+async def test_connection_with_many_links_is_released_in_many_turns_and_others_are_served_meanwhile() -> None:
+    served = Sliced()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    inbox = other.consumer("inbox", credit=10)
+    for number in range(LINKS):
+        busy.consumer(f"q{number}", name=f"link-{number}")
+    served.slice()
+    busy.connection.connection_lost(None)
+    assert len(busy.connection.client.links) >= LINKS - 1
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.settle(other)
+    assert other.received(inbox) == 1
+    assert await turns_until(lambda: not busy.connection.client.leaving) >= LINKS
+    assert len(busy.connection.client.links) == 0
+    assert not any(queue.consumers for queue in served.engine.addresses.queues.values() if queue.name != "inbox")
+    assert served.contained == []
+
+
+@run_async
+async def test_messages_of_a_lost_client_come_back_in_order_however_many_turns_that_takes() -> None:
+    served = Sliced()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    for number in range(LINKS):
+        busy.consumer("q", credit=1, name=f"link-{number}")
+    for number in range(LINKS):
+        served.broker.send("q", message_bytes(number), Sender(), number)
+    served.settle(busy)
+    taker = other.consumer("q", credit=LINKS)
+    contexts = list(busy.connection.client.links)
+    busy.connection.client.links._held = dict.fromkeys(reversed(contexts))  # the newest message comes back first
+    served.slice()
+    busy.connection.connection_lost(None)
+    await turns_until(lambda: not busy.connection.client.leaving)
+    served.settle(other)
+    got = [event.payload for event in other.told(Transferred) if event.link is taker]
+    assert len(got) == LINKS
+    assert [payload[-1] for payload in got] == list(range(LINKS))  # numbers of one byte
+
+
+@run_async
+async def test_nothing_is_given_to_a_client_that_is_being_released() -> None:
+    served = Sliced()
+    busy = Client(served, "busy")
+    for number in range(LINKS):
+        busy.consumer("q", credit=10, name=f"link-{number}")
+    served.slice()
+    busy.connection.connection_lost(None)
+    served.fill("q", LINKS)
+    served.dispatch()
+    assert served.engine.memory.unsettled == 0
+    await turns_until(lambda: not busy.connection.client.leaving)
+    assert served.engine.queue("q").waiting_count == LINKS
+    assert served.engine.counters.messages_out == 0
+
+
+@run_async
+async def test_close_is_answered_when_all_links_are_released() -> None:
+    served = Sliced()
+    client = Client(served)
+    for number in range(LINKS):
+        client.consumer(f"q{number}", name=f"link-{number}")
+    served.slice()
+    client.amqp.close()
+    client.connection.data_received(client.amqp.data_to_send())
+    assert client.connection.client.leaving
+    client.connection.send_output()
+    assert client.wire.written == []
+    assert not client.wire.closing
+    await turns_until(lambda: client.wire.closing)
+    assert len(client.connection.client.links) == 0
+    client.listen()
+    assert len(client.told(ConnectionClosed)) == 1
+
+
+@pytest.mark.parametrize("how", ["lost", "closed"])
+@run_async
+async def test_client_that_comes_back_finds_its_durable_subscription_free(how: str) -> None:
+    served = Sliced()
+    before = Client(served, "client")
+    for number in range(LINKS):
+        before.consumer(f"q{number}", name=f"link-{number}")
+    before.consumer("t", name="sub", capabilities=TOPIC, durable=2, expiry_policy="never")
+    served.slice()
+    if how == "lost":
+        before.connection.connection_lost(None)
+    else:
+        before.amqp.close()
+        before.connection.data_received(before.amqp.data_to_send())
+    assert before.connection.client.leaving
+    again = Returning(served, "client", begins=False)
+    assert again.connection.behind
+    await turns_until(lambda: not again.connection.behind)
+    again.session = again.amqp.begin()
+    again.consumer("t", name="sub", capabilities=TOPIC, durable=2, expiry_policy="never")
+    assert not before.connection.client.leaving
+    assert len(again.told(AttachConfirmed)) == 1
+    assert again.told(Detached) == []
+
+
+@run_async
+async def test_links_of_a_client_that_reads_again_are_woken_in_many_turns() -> None:
+    served = Sliced()
+    client = Client(served)
+    links = [client.consumer(f"q{number}", credit=1, name=f"link-{number}") for number in range(LINKS)]
+    client.connection.pause_writing()
+    for number in range(LINKS):
+        served.broker.send(f"q{number}", message_bytes("x", durable=False), Sender(), number)
+    served.dispatch()
+    served.slice()
+    client.connection.resume_writing()
+    first = served.engine.memory.unsettled
+    assert first <= 1
+    turns = await turns_until(lambda: served.engine.memory.unsettled == LINKS)
+    assert turns >= LINKS - 1
+    served.settle(client)
+    assert [client.received(link) for link in links] == [1] * LINKS
+
+
+@run_async
+async def test_links_are_woken_once_more_where_the_client_reads_again_meanwhile() -> None:
+    served = Sliced()
+    client = Client(served)
+    for number in range(LINKS):
+        client.consumer(f"q{number}", credit=1, name=f"link-{number}")
+    served.slice()
+    client.connection.client.wake_all()
+    for _ in range(LINKS // 2):
+        await asyncio.sleep(0)
+    client.connection.pause_writing()
+    served.broker.send("q0", message_bytes("x", durable=False), Sender(), 1)  # whose consumer was woken before
+    served.dispatch()
+    assert served.engine.memory.unsettled == 0
+    client.connection.resume_writing()
+    await turns_until(lambda: served.engine.memory.unsettled == 1)
+
+
+@run_async
+async def test_clients_that_are_lost_at_the_same_time_share_the_time_of_a_turn() -> None:
+    served = Sliced()
+    clients = [Client(served, f"client {number}") for number in range(3)]
+    for client in clients:
+        client.producer("q")
+    served.slice(turn_s=0.0)  # no turn has time left
+    for client in clients:
+        client.connection.connection_lost(None)
+    assert [len(client.connection.client.links) for client in clients] == [1, 1, 1]
+    await turns_until(lambda: not any(client.connection.client.leaving for client in clients))
+    assert served.engine.addresses.producers == {}
