@@ -24,11 +24,13 @@ PACKAGES: Final = ("amqp", "broker", "core", "jms", "journal", "server")
 HEAD: Final = """# Limits
 
 Everything that a client, an HTTP peer or a message can make the broker store or do has a limit. This page lists each limit with its value,
-its reason and the action of the broker when the limit is reached. The settings come first; the other limits are constants.
+its reason and the action of the broker when the limit is reached. If a client reaches a limit of the first section, change the client or
+the setting. The limits of the other sections are constants: change the client.
 
 `python -m tests.support.limits_page` generates this page from the settings, the constants and the comments on them, and a test compares
 the page with them. The page [AMQP](amqp.md#conditions) explains the conditions. The section
-[memory and spill files](../guides/operations.md#memory-and-spill-files) explains the limit on all memory.
+[memory and spill files](../guides/operations.md#memory-and-spill-files) explains the limit on all memory. A *turn* is one pass of the event
+loop, after which the broker serves other clients ([turns](../internals/turns.md)).
 """
 
 CLOSES: Final = "closes the connection with "
@@ -96,7 +98,7 @@ LIMITS: Final = {
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
         Limit("amqp.limits", "PRE_OPEN_FRAME_SIZE_BYTES_MAX", "the open frame", FRAMING, "bytes"),
         Limit("amqp.limits", "PRE_OPEN_BYTES_MAX", "bytes before the open", f"{CLOSES}{RESOURCE}", "bytes"),
-        Limit("amqp.limits", "CLOSE_TIMEOUT_S", "the answer to a close", "closes the socket", "s"),
+        Limit("amqp.limits", "CLOSE_TIMEOUT_S", "the time to answer a close", "closes the socket", "s"),
         Limit("amqp.limits", "HEARTBEAT_INTERVAL_S_MIN", "the time between two heartbeats, at least", "sends no more of them", "s"),
         Limit("amqp.limits", "FRAME_SIZE_BYTES_MIN", "`max-frame-size` of a peer, at least", f"{CLOSES}{FIELD}", "bytes"),
         Limit("amqp.limits", "FRAME_SIZE_BYTES_DEFAULT", "a frame", FRAMING, "bytes"),
@@ -186,7 +188,7 @@ LIMITS: Final = {
     "Caches, and work in one turn": (
         Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
-        Limit("server.interruptions", "REMEMBERED_MAX", "clients of an interruption", "forgets the oldest"),
+        Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
         Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
         Limit("server.client_turns", "SLICE_S", "work on all links of a client, in one turn", "continues in the next turn", "s"),
@@ -194,7 +196,7 @@ LIMITS: Final = {
         Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "continues in the next turn"),
         Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),
         Limit("server.links", "BROWSED_STEPS", "steps of a browser in one turn", "continues in the next turn"),
-        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "journal records in flight", "reads nothing more from clients", "bytes"),
+        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "bytes of journal records in flight", "reads nothing more from clients", "bytes"),
         Limit("journal.fence", "IN_FLIGHT_MAX", "appends to the journal in flight", "collects the next record"),
     ),
 }  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Final
 DEPTH_MAX: Final = 32
 #: Items of lists, maps and arrays in one message, counted over all nested values: each needs up to 64 bytes of memory.
 ITEMS_MAX: Final = 1 << 20
-#: Items in one performative, counted in the same way: decoding them takes some milliseconds. An attach of Qpid JMS has about 50.
+#: Items of lists, maps and arrays in one performative, counted over all nested values: decoding them takes some milliseconds. An attach
+#: of Qpid JMS has about 50.
 PERFORMATIVE_ITEMS_MAX: Final = 16 * 1024
 #: Items of an array whose elements have no bytes (null, true, list0): their number is not limited by the size of the data.
 ZERO_WIDTH_ITEMS_MAX: Final = 256
@@ -42,12 +43,12 @@ PRE_OPEN_BYTES_MAX: Final = 32 * 1024
 SASL_ROUNDS_MAX: Final = 8
 #: Seconds from the start of the connection to the end of the open, with TLS and SASL; Qpid JMS needs some milliseconds.
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-#: Timeout of the answer to our close.
+#: Time that a peer has to answer the broker's close.
 CLOSE_TIMEOUT_S: Final = 10.0
 #: Minimum interval of the broker's heartbeats, whatever idle timeout a peer requests.
 HEARTBEAT_INTERVAL_S_MIN: Final = 0.1
 
-#: Frame size offered: 128 KiB holds nearly every message in one frame, and limits the memory of a partial frame.
+#: The frame size that the broker offers: 128 KiB holds nearly every message in one frame, and limits the memory of a partial frame.
 FRAME_SIZE_BYTES_DEFAULT: Final = 128 * 1024
 #: Maximum size of the frames of a message, whatever the peer accepts, because a frame is built and written at once.
 DELIVERY_FRAME_SIZE_BYTES_MAX: Final = 128 * 1024

@@ -63,7 +63,7 @@ class Route(NamedTuple):
 SELECTOR_STEPS_MAX = 50_000
 #: Steps to decide for one queue whether it gets a message.
 PUT_STEPS = 2
-#: Most routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
+#: Maximum number of routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
 ROUTES_MAX = 10_000
 
 

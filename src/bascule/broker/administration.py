@@ -44,7 +44,7 @@ STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
 #: Least steps to process one message.
 ACT_STEPS = 40
-#: Most characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
+#: Maximum number of characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
 TEXT_MAX = 1_000
 #: The reason reported for a message that was left because of an unexpected error.
 FAILED = "the broker failed; see the broker's log"

@@ -1,7 +1,7 @@
 """Containment of errors: an exception that concerns one link, message or request is reported and counted, and everything else continues.
 
-Only a failed append, a contradictory state, and an exception while a stored record is applied end an epoch (docs/architecture.md, Epochs).
-Everything else that the engine calls, or that peers can influence, is called under an :class:`ErrorContainment`.
+docs/architecture.md, "What ends an epoch", lists the errors that end an epoch. Everything else that the engine calls, or that peers can
+influence, is called under an :class:`ErrorContainment`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bascule.journal.records import DIGEST_SIZE
 WINDOW_COUNT = DUPLICATE_WINDOW_COUNT
 #: A client that could not reconnect within this time is considered to have given up.
 WINDOW_MS = DUPLICATE_WINDOW_S * 1000
-#: Most addresses with a window. Each temporary queue that receives replies gets a window.
+#: Maximum number of addresses with a window. Each temporary queue that receives replies gets a window.
 WINDOWS_MAX = 10_000
 
 #: A digest, and the time of acceptance in ms since the epoch.

@@ -51,7 +51,6 @@ class SteppedDown(BasculeError):
     retriable = True
     scope = Scope.EPOCH
     http_status = 503
-    exit_code = 4
 
 
 class AppendOffsetUnknown(JournalUnavailable):

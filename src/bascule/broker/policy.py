@@ -94,9 +94,9 @@ class Policy:
     transaction_bytes_max: int = MESSAGE_BYTES_MAX
     #: A local transaction that holds messages for longer is rolled back, because others cannot get these messages.
     transaction_ms_max: int = TRANSACTION_TIMEOUT_S * 1000
-    #: Most queues of a broker. Each queue costs memory permanently, and a client can ask for any name.
+    #: Maximum number of queues of a broker. Each queue costs memory permanently, and a client can ask for any name.
     queues_max: int = QUEUES_MAX
-    #: Most queues, and most durable subscriptions, that one user may create. 0: no limit.
+    #: Maximum number of queues, and of durable subscriptions, that one user may create. 0: no limit.
     queues_per_user_max: int = 0
     durable_subscriptions_per_user_max: int = 0
     #: Names of queues and topics that exist even if nobody uses them.

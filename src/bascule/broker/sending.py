@@ -35,7 +35,7 @@ from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import MalformedMessage, Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
-#: Most bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
+#: Maximum size in bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
 #: Messages that one send drops at once, and the steps for each of them.
 DROPPED_AT_ONCE = 200

@@ -26,7 +26,7 @@ from bascule.journal.records import INDEX_BITS, Kind, Send, SendFlag, encode_rec
 FREED_MIN: Final = 2
 #: Bytes of a message in the store besides its body: the header of its record, the fields and the address of its entry, its key.
 STORED_OVERHEAD_BYTES: Final = 128
-#: Most messages and bytes that one round moves, since traffic continues meanwhile.
+#: Maximum number of messages and of bytes that one round moves, since traffic continues meanwhile.
 ROUND_MESSAGES_MAX: Final = 20_000
 ROUND_BYTES_MAX: Final = 64 << 20
 #: Bytes of records that are in memory at once; one more message may be added.

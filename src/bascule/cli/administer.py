@@ -16,7 +16,7 @@ queues = typer.Typer(help="Show queues, and act on them.", no_args_is_help=True)
 dead_letters = typer.Typer(help="List and return messages that could not be delivered.", no_args_is_help=True)
 subscriptions = typer.Typer(help="List and delete subscriptions of topics.", no_args_is_help=True)
 connections = typer.Typer(help="List and close connections of clients.", no_args_is_help=True)
-branches = typer.Typer(help="List and end branches of distributed transactions whose manager is gone.", no_args_is_help=True)
+branches = typer.Typer(help="List branches of distributed transactions, and end those whose manager is gone.", no_args_is_help=True)
 ingresses = typer.Typer(help="Control how the broker reads messages from ingresses.", no_args_is_help=True)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
@@ -84,7 +84,7 @@ def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption 
 
 @queues.command("create", epilog="Example:  bascule queue create orders")
 def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Create a queue that is kept when it is unused."""
+    """Create a queue that the broker does not delete when it is unused."""
     _done(AdminApiClient(admin, config).act("queues/create", name=name), output)
 
 
@@ -96,7 +96,7 @@ def purge_queue(
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete the messages of a queue that no consumer holds."""
+    """Delete the messages of a queue, except those that a consumer holds."""
     _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector), output)
 
 
@@ -109,7 +109,7 @@ def move_queue(
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Move the messages that no consumer holds to another queue. Exit with 1 if some could not be moved."""
+    """Move the messages of a queue to another queue, except those that a consumer holds. Exit with 1 if some could not be moved."""
     _done(AdminApiClient(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
 
 
@@ -117,7 +117,7 @@ def move_queue(
 def delete_queue(
     name: QueueName, force: ForceOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Delete a queue and its messages."""
+    """Delete a queue and its messages. Without `--force`, refuse to delete a queue that has messages or consumers."""
     _done(AdminApiClient(admin, config).act("queues/delete", name=name, force=force), output)
 
 
@@ -202,7 +202,7 @@ def close_connection(
 
 @branches.command("list", epilog="Example:  bascule branch list")
 def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show branches that are prepared, or that an administrator has ended and nobody has forgotten."""
+    """Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet."""
     found = [{**each, "since": _moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
     show_rows(found, ("xid", "state", "since", "sent", "received", "bytes"), output)
 
@@ -221,7 +221,7 @@ def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOp
 
 @branches.command("forget", epilog="Example:  bascule branch forget 1111577411:shop/0199...:broker")
 def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Forget a branch that an administrator has ended. `bascule xa forget` does so, too."""
+    """Forget a branch that an administrator has ended. `bascule xa forget` does this as well."""
     _done(AdminApiClient(admin, config).act("branches/forget", xid=xid), output)
 
 
@@ -230,5 +230,8 @@ def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOptio
 
 @ingresses.command("begin-anew", epilog="Example:  bascule ingress begin-anew")
 def begin_ingress_anew(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Read a recreated `bascule.ingress` from its beginning. Messages that the broker had not read from the old topic are lost."""
+    """Read `bascule.ingress` from its beginning, after it was recreated.
+
+    Messages that the broker had not read from the old topic are lost.
+    """
     _done(AdminApiClient(admin, config).act("ingress/begin-anew"), output)

@@ -38,7 +38,7 @@ def status(
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the state of a broker, its queues and its counters."""
+    """Show the state of a broker, its queues, the reasons why it keeps parts of the journal, and its counters."""
     broker = AdminApiClient(admin, config)
     while True:
         answer = broker.look("status")
@@ -69,7 +69,7 @@ def verify(
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare the journal with the target topics: counts, digests, first difference. Exit with 1 if they differ."""
+    """Compare the journal with the target topics of diverts: counts, digests, first difference. Exit with 1 if they differ."""
     settings = settings_with_log(config, log_format, log_level)
     if settings.kafka.bootstrap_servers is None:
         raise InvalidInput(

@@ -17,9 +17,10 @@ from bascule.threads.stacks import show_stacks_on_signal
 
 app = typer.Typer(
     name="bascule",
-    help="A JMS broker whose journal is Kafka and whose bridge to Kafka is Spark.",
+    help="Run and manage a JMS broker that stores its messages in Kafka, and its bridge to Kafka on Spark.",
     epilog="Example:  bascule up --amqp-port 5672  (then point any JMS client at amqp://127.0.0.1:5672)",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -61,16 +61,21 @@ def send(
     properties: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", metavar="NAME[:TYPE]=VALUE", help=f"JMS property; TYPE is {', '.join(PROPERTY_TYPES)}", show_default=False
+            "--property",
+            metavar="NAME[:TYPE]=VALUE",
+            help=f"Set a JMS property; may be repeated; TYPE is {', '.join(PROPERTY_TYPES)}",
+            show_default=False,
         ),
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Send each message N times")] = 1,
     topic: TopicOption = False,
     non_persistent: Annotated[bool, typer.Option("--non-persistent", help="Send non-persistent messages, which a crash may lose")] = False,
-    priority: Annotated[int, typer.Option("--priority", min=0, max=9)] = 4,
+    priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="Priority (JMSPriority); 9 is the highest")] = 4,
     ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Time to live in milliseconds; 0 = for ever")] = 0,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id", show_default=False)] = None,
-    group_id: Annotated[str | None, typer.Option("--group-id", show_default=False)] = None,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Set JMSCorrelationID", show_default=False)] = None,
+    group_id: Annotated[
+        str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
+    ] = None,
     broker: BrokerOption = None,
     user: UserOption = None,
     config: ConfigOption = None,
@@ -106,7 +111,7 @@ def receive(
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Receive messages, and acknowledge each after printing it. Exit with 1 if fewer than `--count` arrived."""
+    """Receive messages, and acknowledge each after printing it. Exit with 1 if fewer than `--count` messages arrived in time."""
     from bascule.client import Acknowledge
 
     streaming = follow or output is Format.JSON

@@ -63,10 +63,11 @@ def up(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Run everything on this machine: an embedded Kafka (unless one is configured), the broker, the pipelines.
+    """Run everything on this machine: the embedded Kafka (unless `kafka.bootstrap_servers` is set), the broker and the pipelines.
 
-    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C. A
-    part that dies is restarted. DIR/pids.json has the process ids, DIR/ports.json the ports, and DIR/logs the logs of the parts.
+    When all parts are ready, print one line: `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`. Run until SIGTERM or Ctrl-C,
+    and restart a part that dies. The data directory has the process ids (pids.json), the ports (ports.json) and the logs of the parts
+    (logs/).
     """
     require("broker")
     from bascule.config import load
@@ -110,8 +111,9 @@ def broker(
 ) -> None:
     """Run the broker alone, with an existing Kafka (`kafka.bootstrap_servers`).
 
-    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. If several brokers use one Kafka, one of them serves. Another one
-    prints `standby ...`, follows the journal, and prints `ready ...` when it takes over.
+    When the broker serves, print `ready amqp://HOST:PORT admin=http://HOST:PORT`. If several brokers use one Kafka, one of them serves.
+    Each other broker is a standby: it prints `standby amqp://HOST:PORT admin=http://HOST:PORT`, follows the journal, and prints `ready ...`
+    when it takes over.
     """
     require("broker")
     from bascule.config import load
@@ -131,7 +133,8 @@ def broker(
 def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, log_level: LogLevelOption = None) -> None:
     """Run the Spark driver with all diverts and ingresses, with an existing Kafka (`kafka.bootstrap_servers`).
 
-    Prints `ready pipelines=N` when they run, and `standby pipelines=N` while another driver of the bridge runs them.
+    Print `ready pipelines=N` when they run. While another driver of the same bridge (`bridge.id`) runs them, print `standby pipelines=N`
+    and wait.
     """
     from bascule.config import load
 
@@ -145,9 +148,9 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
 
 
 def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_port: KafkaPortOption = None) -> None:
-    """Run the embedded Kafka alone, on the data of `bascule up`.
+    """Run the embedded Kafka alone, with the data of `bascule up` in the data directory.
 
-    Prints `ready kafka=HOST:PORT` when it serves.
+    Print `ready kafka=HOST:PORT` when it serves.
     """
     from bascule.config import load
 

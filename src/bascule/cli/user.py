@@ -36,7 +36,7 @@ def hash_password(
             "--iterations",
             min=ITERATIONS_MIN,
             max=ITERATIONS_MAX,
-            help="Number of hash iterations; more iterations make guessing slower, but also the login",
+            help="Number of hash iterations; more iterations make it slower to guess the password, and to log in",
         ),
     ] = ITERATIONS,
 ) -> None:

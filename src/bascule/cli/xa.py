@@ -29,11 +29,19 @@ commands = typer.Typer(help="Show and finish distributed transactions.", no_args
 ManagerOption = Annotated[
     str,
     typer.Option(
-        "--manager", metavar="MODULE:NAME", envvar="BASCULE_XA_MANAGER", help="Python name of the application's TransactionManager"
+        "--manager",
+        metavar="MODULE:NAME",
+        envvar="BASCULE_XA_MANAGER",
+        help="Python name of the application's TransactionManager, or of a function that returns it",
     ),
 ]
 XidArgument = Annotated[str, typer.Argument(metavar="XID", help="Xid of a branch, as `bascule xa list` shows it")]
-NowOption = Annotated[bool, typer.Option("--now", help="Do not wait for the deadline of transactions that may still be running")]
+NowOption = Annotated[
+    bool,
+    typer.Option(
+        "--now", help="Do not wait for the deadline of transactions that may still be running; roll them back if they have no decision"
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -99,7 +107,7 @@ def recover(
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Finish transactions that crashes have left, as the log says. Safe while the application runs. Exit with 1 if any remain."""
+    """Finish transactions that a crash has left, as the decision log says. Safe while the application runs. Exit with 1 if any remain."""
     settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     recoverer = found.recoverer()
@@ -118,9 +126,9 @@ def commit(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Commit a transaction that is prepared everywhere and not decided in all resources, unless the log says otherwise.
+    """Commit a transaction that has no decision, in all resources. Use it only if every branch of the transaction is prepared.
 
-    Exit code 1 if a branch of it has a heuristic outcome.
+    If the decision log already has ROLLBACK, roll the transaction back and exit with 2. Exit with 1 if a branch has a heuristic outcome.
     """
     settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "commit")
@@ -134,7 +142,10 @@ def rollback(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Roll a transaction back in all resources, unless the log says otherwise. Exit code 1 if a branch of it has a heuristic outcome."""
+    """Roll a transaction that has no decision back, in all resources.
+
+    If the decision log already has COMMIT, commit the transaction and exit with 2. Exit with 1 if a branch has a heuristic outcome.
+    """
     settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "rollback")
 

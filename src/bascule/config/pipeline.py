@@ -21,7 +21,9 @@ class Pipeline(Section):
 
     name: Name = Field(description="Unique name of the pipeline. Its position is stored under this name")
     enabled: bool = Field(default=True, description="Whether the pipeline runs. The position of a disabled pipeline is kept")
-    start: Start = Field(default="latest", description="Where a new pipeline begins: earliest, latest or a timestamp")
+    start: Start = Field(
+        default="latest", description="Where a new pipeline begins: earliest, latest or a timestamp (ISO 8601, UTC without a zone)"
+    )
 
     @property
     def start_ms(self) -> int | None:
@@ -41,12 +43,18 @@ class Divert(Pipeline):
     selector: str = Field(default="", description="JMS selector; empty = every message")
     to: str = Field(
         default=DIVERT_TO,
-        description="Kafka topic. ${address} is replaced by the address, ${rest} by the words that a final '#' in `from` matches",
+        description="Kafka topic. ${address} is replaced by the address of the message, ${rest} by the words that a final '#' in"
+        " `from` matches",
     )
     key: str = Field(default=DIVERT_KEY, description="Record key: message-id, correlation-id, group-id, property:NAME or none")
     exclusive: bool = Field(default=False, description="Send the messages that the divert takes to Kafka only, not to local queues")
-    select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; one of them must give `value`")
-    python: str | None = Field(default=None, description="MODULE:FUNCTION, a row-local function from DataFrame to DataFrame")
+    select: tuple[str, ...] = Field(
+        default=(), description="Spark SQL expressions over the columns of a message; one of them must have the name `value`"
+    )
+    python: str | None = Field(
+        default=None,
+        description="MODULE:FUNCTION of a Python function that transforms a DataFrame of messages and treats each row by itself",
+    )
     from_kafka: bool = Field(default=False, description="Whether the divert also takes messages that came from Kafka")
 
     @field_validator("from_address")
@@ -114,9 +122,13 @@ class Ingress(Pipeline):
         default="multicast", description="Kind of the destination: multicast = a JMS topic, anycast = a JMS queue"
     )
     body: Literal["text", "bytes", "map"] = Field(default=INGRESS_BODY, description="Kind of the JMS message; map expects a JSON object")
-    start: Start = Field(default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp")
+    start: Start = Field(
+        default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp (ISO 8601, UTC without a zone)"
+    )
     unbound: Literal["drop", "keep"] = Field(
-        default=INGRESS_UNBOUND, description="Drop or keep a message whose address has neither a queue nor a subscription"
+        default=INGRESS_UNBOUND,
+        description="Drop a message whose address has neither a queue nor a subscription, or keep it: anycast creates the queue,"
+        " multicast keeps the message in the journal, for diverts with from_kafka",
     )
     key_as: str = Field(
         default=INGRESS_KEY_AS,

@@ -149,7 +149,8 @@ class Broker(AddressSettings):
         description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
     )
     failover: tuple[str, ...] = Field(
-        default=(), description="HOST:PORT of each broker that a client may use. The broker offers the list when a client connects"
+        default=(),
+        description="HOST:PORT of this broker and its standbys. The broker sends the list to each client that connects, for its failover",
     )
     memory_bytes: ByteSize = Field(
         default=ByteSize(MEMORY_BYTES),
@@ -253,12 +254,12 @@ def is_hash(password: str) -> bool:
 class Journal(Section):
     """Bascule's own topics."""
 
-    prefix: Name = Field(default=PREFIX, description="First word of the names of Bascule's own topics")
+    prefix: Name = Field(default=PREFIX, description="First part of the names of Bascule's own topics: PREFIX.journal and others")
     append_timeout_s: float = Field(
         default=15,
         gt=0,
-        description="Close client connections if Kafka has stored nothing for N seconds. Clients with failover reconnect and repeat"
-        " their sends",
+        description="Close client connections if Kafka has not answered an append for N seconds. Clients with failover reconnect and"
+        " repeat their sends",
     )
     snapshot_records: int = Field(
         default=50_000, ge=100, description="Number of journal records between two snapshots. It limits the time of a restart"
@@ -288,7 +289,7 @@ class Journal(Section):
     min_insync_replicas: int = Field(
         default=MIN_INSYNC_REPLICAS,
         ge=1,
-        description="Number of replicas that must have stored a record before Kafka acknowledges it (2 of 3 on a cluster)",
+        description="Least number of replicas that must have stored a record before Kafka acknowledges it (2 of 3 on a cluster)",
     )
 
     @model_validator(mode="after")
@@ -359,7 +360,7 @@ class Pipelines(Section):
         default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of records of a source in one micro-batch"
     )
     checkpoint_dir: Path | None = Field(
-        default=None, description="Scratch directory of Spark, emptied at every start; unset = a temporary directory"
+        default=None, description="Directory for Spark's checkpoints, emptied at every start; unset = a temporary directory"
     )
     transaction_records: int = Field(default=TRANSACTION_RECORDS, ge=1, description="Maximum number of records in one Kafka transaction")
     transaction_bytes: ByteSize = Field(

@@ -52,12 +52,12 @@ from bascule.threads.background import in_background
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Longest wait for HTTP connections when the broker stops.
 STOP_TIMEOUT_S = 1
-#: Most bytes of the arguments of an action, which are a few names.
+#: Maximum size in bytes of the arguments of an action, which are a few names.
 BODY_BYTES_MAX = 64 << 10
-#: Most dead letters in one answer, since each is read and decoded on the thread of the event loop.
+#: Maximum number of dead letters in one answer, since each is read and decoded on the thread of the event loop.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
-#: Most digits of a count: Python refuses to read numbers of thousands of digits.
+#: Maximum number of digits of a count: Python refuses to read numbers of thousands of digits.
 COUNT_DIGITS_MAX = 9
 
 #: As starlette's JSONResponse.

@@ -22,12 +22,12 @@ REQUEST_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
-#: Most connections that have not sent a complete request, in total and from one address: monitors and consoles have a few.
+#: Maximum number of connections that have not sent a complete request, in total and from one address: monitors and consoles have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
-#: Most connections, including those that are being answered; each may hold an answer of some megabytes.
+#: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes.
 CONNECTIONS_MAX: Final = 128
-#: Bytes that one turn of the event loop parses. A chunk of one byte takes six bytes and about 20 µs. Most requests are smaller.
+#: Bytes that one turn of the event loop parses. A chunk of one byte needs six bytes and about 20 µs. Nearly all requests are smaller.
 PIECE_BYTES: Final = 4 << 10
 
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)

@@ -18,7 +18,7 @@ PRODUCT: Final = "QpidJMS"
 RETURN_S: Final = 60.0
 #: How long an interrupted client is remembered: a network may have to be repaired by hand.
 REMEMBERED_S: Final = 3600.0
-#: Most clients that are remembered, which is more than reconnect after one interruption.
+#: Maximum number of clients that are remembered, which is more than reconnect after one interruption.
 REMEMBERED_MAX: Final = 10_000
 
 

@@ -39,7 +39,7 @@ OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
 YIELD_S = 0.1
 #: A producer's credit is topped up at the latest when half is used: one flow frame for this many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
-#: Steps of a browser before other work is done: half a millisecond.
+#: Steps of a browser in one turn: they take half a millisecond.
 BROWSED_STEPS = 500
 
 

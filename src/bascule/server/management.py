@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 TYPE: Final = "bascule.xa"
-#: Most bytes of a request. It has a few properties of up to 128 hexadecimal digits, and the broker decodes it on its own thread.
+#: Maximum size in bytes of a request. It has a few properties of up to 128 hexadecimal digits, and the broker decodes it on its own thread.
 REQUEST_SIZE_BYTES_MAX: Final = 64 * 1024
 
 

@@ -12,7 +12,7 @@ from bascule.core.log import get_log
 
 log = get_log(__name__)
 
-#: Most contained errors that are logged in one second: a peer that causes them must not fill the disk. All are counted.
+#: Maximum number of contained errors that are logged in one second: a peer that causes them must not fill the disk. All are counted.
 LINES_PER_S: Final = 20
 
 

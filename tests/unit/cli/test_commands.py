@@ -169,6 +169,16 @@ def test_the_reference_names_every_option_of_every_command() -> None:
         assert set(missing) <= common, f"bascule {name}"
 
 
+def test_help_shows_the_text_of_each_command_and_option_with_its_brackets(bascule: Bascule) -> None:
+    def plain(text: str) -> str:
+        return "".join(text.replace("`", "").split())
+
+    for name, command in commands(typer.main.get_command(app)):
+        shown = plain(bascule(*name.split(), "--help").stdout.replace("│", ""))
+        texts = [command.help, command.epilog, *(parameter.help for parameter in command.params)]
+        assert [text for text in texts if not text or plain(text) not in shown] == [], f"bascule {name}"
+
+
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):

@@ -81,7 +81,7 @@ def table_of(model: type[BaseModel]) -> str:
 def test_the_page_has_each_setting_with_its_type_default_and_meaning() -> None:
     page = PAGE.read_text()
     for name, model in SECTIONS.items():
-        heading = re.escape(f"## `[{name}]`\n\n")
+        heading = re.escape(f"## `[{name}]`\n\n") + r"(?:[^|#\n].*\n)*\n?"  # and what the section is for
         page, found = re.subn(rf"({heading})(?:\|.*\n)*\n?", lambda match, model=model: f"{match[1]}{table_of(model)}\n", page)  # type: ignore[misc]
         assert found, f"{PAGE} has no section for [{name}]"
     if os.environ.get("REWRITE"):

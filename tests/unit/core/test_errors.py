@@ -45,7 +45,7 @@ def test_error_class_has_legal_answers(error: type[BasculeError]) -> None:
     assert isinstance(error.xa_rollback_code, Code)
     assert error.http_status in set(http.HTTPStatus)
     assert error.http_status >= 400
-    assert error.exit_code in range(1, 5)
+    assert error.exit_code in range(1, 4)
     assert error.__doc__
 
 
