@@ -192,10 +192,7 @@ class Branches:
         return self.refusals_forgotten_to >= begun_at
 
     def may_have_forgotten(self, since: int | None) -> bool:
-        """Return whether the broker may have forgotten a commit.
-
-        ``since`` is the sequence of a record before the commit, or None if it is unknown.
-        """
+        """Return whether a commit may be forgotten. ``since`` is the sequence of a record before the commit, or None if it is unknown."""
         return self.forgotten_to > (since or 0) and BranchViolation.FORGOTTEN_IS_ROLLED_BACK not in self.violations
 
     def loaded(self, sequence: int) -> None:
@@ -244,10 +241,7 @@ class Listed(NamedTuple):
 
 
 def listed(engine: Engine) -> Iterator[Listed]:
-    """Return all branches that are prepared, and those that an administrator has ended and nobody has forgotten.
-
-    There may be many branches; the caller may iterate over several turns.
-    """
+    """Yield the prepared branches, and those that an administrator has ended and nobody has forgotten. There may be many."""
     branches = engine.branches
     prepared = [branch for branch in branches.prepared.values() if branch.stored]
     waiting = (Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry)) for branch in prepared)

@@ -182,10 +182,7 @@ class Deliveries:
             self.forget(consumer.queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
-        """End the hold of a consumer on a message, so that the consumer may get another one.
-
-        Return False if it did not hold the message.
-        """
+        """End the hold of a consumer on a message; the consumer may get another one. Return False if there was no hold."""
         if consumer.unacked.pop(message.position, None) is None:
             return False
         self.memory.unsettled -= 1
@@ -205,10 +202,7 @@ class Deliveries:
             self.journaling.add_ack(queue, message.mid)
 
     def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
-        """Remove an unheld message whose acknowledgement is in the open record from memory. Raises nothing.
-
-        For ``counted`` see BrokerQueue.drop.
-        """
+        """Remove an unheld message whose acknowledgement is in the open record. For ``counted`` see BrokerQueue.drop. Raises nothing."""
         queue.drop(message, counted=counted)
         self.release(message)
         if queue.blocked and not queue.full():
@@ -251,10 +245,7 @@ class Deliveries:
                 self._dead_letter(consumer.queue, message, REJECTED)
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
-        """Return messages to their places in a queue.
-
-        ``failed`` raises their delivery counts; at the limit they go to the dead-letter address.
-        """
+        """Return messages to their queue. ``failed`` raises their delivery counts; at the limit they go to the dead-letter address."""
         self.returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
 
     def put_back_all(self, queues: Iterable[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]]) -> None:
@@ -370,10 +361,7 @@ class Deliveries:
         return bool(self._dirty)
 
     def dispatch(self) -> None:
-        """Deliver waiting messages to consumers with credit, in all queues that have changed. The shell calls this at the end of each turn.
-
-        If the turn has no steps left, dispatching continues in the next turn.
-        """
+        """Deliver waiting messages in all changed queues, at the end of each turn. If no steps are left, the next turn continues."""
         turns = self.turns
         while self._dirty:
             if turns.left <= 0:
@@ -488,10 +476,7 @@ class Deliveries:
             self._not_delivered(consumer, message, error)
 
     def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
-        """Handle a failed delivery. An unreadable body delays the message.
-
-        Any other error detaches the consumer and counts as a failed delivery.
-        """
+        """Handle a failed delivery: an unreadable body delays the message, any other error detaches the consumer and counts."""
         queue = consumer.queue
         if isinstance(error, BodyUnavailable):
             if self.settled(consumer, message):

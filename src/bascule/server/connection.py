@@ -39,13 +39,11 @@ UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: Bytes of input between two checks of the clock: 4 KiB of attaches or declares take about 15 ms.
 PIECE_BYTES = 4 << 10
-#: Deliveries of one disposition between two checks of the clock: rejecting a message takes up to 0.1 ms, and with 4,096 values in its
-#: annotations one millisecond.
+#: Deliveries of one disposition between two checks of the clock: rejecting a message takes up to 0.1 ms, with many annotations 1 ms.
 DELIVERIES_PER_PIECE = 20
 #: Bytes of multi-frame messages sent to a client before other clients have their turns: in frames of 512 bytes this takes about 2 ms.
 FRAMES_PER_PIECE_BYTES = 256 << 10
-#: Time for one client in one turn of the event loop, besides the last piece, so that a client that sends 256 KiB of attaches does not delay
-#: others for longer.
+#: Time for one client in a turn of the event loop, besides the last piece: a client may send 256 KiB of attaches.
 TURN_S = 0.01
 #: Longest interval between checks of heartbeats and idle time.
 TICK_S = 10.0

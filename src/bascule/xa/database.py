@@ -315,10 +315,7 @@ class DatabaseResource(Generic[HandleT]):
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
-        """Yield the work of a branch to one thread at a time.
-
-        After a failure the connection is closed, and only the database has the branch.
-        """
+        """Yield the work of a branch to one thread at a time. After a failure, close the connection; only the database has the branch."""
         with self._lock:
             # A second thread would find the next branch on the connection after the first has returned it.
             if (work := self._work.pop(xid, None)) is None:

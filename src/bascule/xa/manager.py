@@ -206,10 +206,7 @@ class TransactionManager:
 
     @property
     def current(self) -> Transaction:
-        """The transaction of this thread or task. A task inherits that of the task that has started it, until it begins its own.
-
-        Raises NoTransaction.
-        """
+        """The transaction of this thread or task; a task inherits that of the task that has started it. Raises NoTransaction."""
         if (entered := self._current.get()) is None or entered.transaction.status in ENDED:
             raise NoTransaction("there is no transaction in this thread or task; begin one with `with manager.begin()`")
         return entered.transaction
