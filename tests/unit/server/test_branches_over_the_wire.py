@@ -181,7 +181,7 @@ async def test_branches_one_after_another_share_session_and_consumers(kafka: Kaf
 
 WRONG = [
     ({}, "type 'bascule.xa' has the operations"),
-    ({"type": "bascule.xa", "operation": "explode"}, "with operations prepare"),
+    ({"type": "bascule.xa", "operation": "explode"}, "has the operations prepare"),
     ({"type": "other", "operation": "commit", **XID}, "type 'bascule.xa' has the operations"),
     ({"type": "bascule.xa", "operation": "commit"}, "formatId None must be an integer"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "formatId": "7"}, "formatId '7' must be an integer"),
