@@ -67,6 +67,7 @@ class Connection:
         #: Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, or an action delayed by ``in_steps``.
         self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
+        self._out_end: int | None = None  # the end of our close in ``out``, once it is sent; nothing may follow (part 2, section 2.4.6)
         self.partial_bytes = 0  # bytes of incomplete messages
         self.partials = PartialBudget()  # of this connection, or shared by connections
         self.outgoing = OutgoingMessages(self.limits.frames_per_piece_bytes)
@@ -149,6 +150,9 @@ class Connection:
         if take_more:
             self.outgoing.begin_piece()
         self._flush_settled()
+        if self._out_end is not None:
+            del self.out[self._out_end :]
+            self._out_end = 0
         if not self.out:
             return b""
         self._deadlines.sent = True
@@ -456,6 +460,7 @@ class Connection:
         for session in self._own_channels.values():
             session.drop_outgoing()
         self.send(0, Close(Error.of(error)))
+        self._out_end = len(self.out)
         self._move(ConnectionInput.SEND_CLOSE)
 
     def _fail(self, fault: AmqpError) -> None:

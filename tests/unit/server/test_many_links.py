@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.events import AttachConfirmed, ConnectionClosed, Detached, Transferred
+from bascule.amqp.frames import performative_frame
+from bascule.amqp.performatives import Close, Error, Source, Target
 from bascule.broker import node
 from bascule.client import Queue
 from bascule.client.blocking import Context
@@ -20,7 +23,7 @@ from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import SOON_S, called, kafka, serving
-from tests.unit.server.served import TOPIC, Client, Served, run_async
+from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 __all__ = ["kafka"]
 LINKS = 40
@@ -262,6 +265,26 @@ async def test_links_of_a_lost_client_are_released_in_each_turn_however_many_cli
     busy.connection.connection_lost(None)
     assert await turns_until(lambda: not busy.connection.client.leaving) <= 2 * LINKS
     assert min(served_clients) >= LINKS // 10
+
+
+@run_async
+async def test_nothing_follows_the_close_of_the_broker_though_answers_fall_due_while_links_are_released() -> None:
+    served = Sliced()
+    client = Client(served)
+    for number in range(LINKS):
+        client.consumer(f"q{number}", name=f"link-{number}")
+    sender = client.producer("q0")
+    client.session.attach_receiver("late", Source("new", capabilities=QUEUE), Target())
+    sender.send(message_bytes("x"))
+    client.say()
+    served.slice()
+    error = AmqpError(CONNECTION_FORCED, "closed by the administrator")
+    client.connection.close(error)
+    assert client.connection.client.leaving
+    served.broker.settle()  # the queue of the late consumer, and the message, are stored
+    await turns_until(lambda: bool(client.wire.written))
+    assert b"".join(client.wire.written).endswith(performative_frame(0, Close(Error.of(error))))
+    assert served.contained == []
 
 
 class SlowTurns(ClientTurns):
