@@ -60,7 +60,7 @@ def result(tell: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory
     )
 
 
-def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(result: Result) -> None:
+def test_no_message_is_lost_or_doubled_under_random_kills_and_stops(result: Result) -> None:
     assert result.faulted == []
     assert result.tally.unjudged == set(), result.evidence.gap
     assert result.tally.sent > 0
@@ -68,7 +68,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(resul
     assert {fault.kind for fault in result.faults} == set(KINDS)
 
 
-def test_the_report_has_every_fault_and_every_anomaly_by_its_name(result: Result, tmp_path: Path) -> None:
+def test_report_lists_every_fault_and_every_anomaly_by_name(result: Result, tmp_path: Path) -> None:
     page = write_report(result, tmp_path).read_text()
     assert all(f"<td>{name}</td>" in page for name in (*ANOMALIES, *KINDS))
     figures = {figure.partition(",")[0]: figure for figure in page.split("<figcaption>")[1:]}
@@ -145,14 +145,14 @@ PLANTED: list[tuple[str, Plant]] = [
 
 
 @pytest.mark.parametrize(("name", "plant"), PLANTED, ids=[name for name, _ in PLANTED])
-def test_an_anomaly_that_is_planted_in_what_was_seen_is_found(result: Result, name: str, plant: Plant) -> None:
+def test_planted_anomaly_in_the_evidence_is_detected(result: Result, name: str, plant: Plant) -> None:
     found = Counter(anomaly.name for anomaly in plant(result.evidence).judge().anomalies)
     assert found[name] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_nothing_is_lost_or_doubled_in_many_rounds_of_kills(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_no_message_is_lost_or_doubled_in_many_rounds_of_kills(tmp_path: Path, tell: Callable[[str], None]) -> None:
     kinds = ("kill-active", "kill-driver", "kill-worker")
     result = run(tell, tmp_path, seconds=ROUNDS * ROUND_S, faults=ROUNDS, kinds=kinds, brokers=1, down_max_s=0.5, prefix="rounds")
     assert result.faulted == []

@@ -34,7 +34,7 @@ def ran(block: Block, names: dict[str, object]) -> str:
     return said.getvalue()
 
 
-def test_the_blocks_of_the_guide_do_what_they_show(system: System) -> None:
+def test_code_blocks_of_the_client_guide_print_the_output_shown(system: System) -> None:
     names: dict[str, object] = {}
     said = ""
     assert blocks(GUIDE, "run")
@@ -56,7 +56,7 @@ def test_the_blocks_of_the_guide_do_what_they_show(system: System) -> None:
         ("client_asyncio.py", "attic 24.8\ncellar 24.9\n"),
     ],
 )
-def test_an_example_does_its_work(system: System, example: str, shown: str) -> None:
+def test_client_example_prints_the_expected_output(system: System, example: str, shown: str) -> None:
     command: list[str | Path] = [sys.executable, ROOT / "examples" / example, system.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", shown)

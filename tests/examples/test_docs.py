@@ -78,7 +78,7 @@ class Reader:
 
 @pytest.mark.services
 @pytest.mark.timeout(600)
-def test_the_first_steps_do_what_they_say(tmp_path: Path) -> None:
+def test_commands_of_the_first_steps_print_the_output_shown(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     (serve,) = blocks(START, "serve")
     assert blocks(START, "run")
@@ -92,7 +92,7 @@ def test_the_first_steps_do_what_they_say(tmp_path: Path) -> None:
                 assert line is None, f"line {block.line}: not shown: {line}\n{output}{reader.logs()}"
 
 
-def test_the_readme_types_in_nothing_that_the_first_steps_do_not() -> None:
+def test_commands_of_the_readme_all_occur_in_the_first_steps() -> None:
     known = [line for purpose in ("serve", "run") for block in blocks(START, purpose) for line in block.text.splitlines()]
     readme = blocks(ROOT / "README.md")
     typed = [line for block in readme if block.purpose in ("serve", "run") for line in block.text.splitlines()]
@@ -109,14 +109,14 @@ def excerpts() -> Mapping[str, tuple[Block, Path]]:
     return found
 
 
-def test_every_example_is_short_and_shown_somewhere() -> None:
+def test_every_example_is_short_and_named_on_a_page() -> None:
     files = [file for file in (ROOT / "examples").iterdir() if file.is_file()]
     text = "".join(page.read_text() for page in pages())
     assert [file.name for file in files if f"examples/{file.name}" not in text or len(file.read_text().splitlines()) > LINES_MAX] == []
 
 
 @pytest.mark.parametrize(("block", "file"), excerpts().values(), ids=excerpts())
-def test_an_excerpt_is_the_file(block: Block, file: Path) -> None:
+def test_excerpt_equals_its_file(block: Block, file: Path) -> None:
     assert block.text == file.read_text()
 
 
@@ -126,7 +126,7 @@ def settings() -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("text", settings().values(), ids=settings())
-def test_settings_that_are_shown_can_be_used(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_shown_on_pages_can_be_loaded(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kafka-password").write_text("secret\n")
     (tmp_path / "bascule.toml").write_text(text)

@@ -87,7 +87,7 @@ def records(bootstrap: str, topic: str, count: int) -> list[Record]:
 
 @pytest.mark.services
 @pytest.mark.timeout(600)
-def test_topic_of_the_guide_is_in_step_with_kafka_in_both_directions(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_bridge_of_the_guide_carries_messages_in_both_directions(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     (config,) = (block.text for block in blocks(BRIDGE_GUIDE, "config") if "[[divert]]" in block.text)
     orders, binary = Topic("kafka.orders.new"), [("jms.long.JMSMessageID", struct.pack(">q", 17))]
     with System(kafka.bootstrap, tmp_path / "system", prefix=topic_prefix, config=config) as system:

@@ -73,7 +73,7 @@ def comparable(message: Message) -> tuple[object, ...]:
     return (*(getattr(message, name) for name in fields), properties, times)
 
 
-def test_messages_arrive_in_order_with_ids_headers_properties_and_expiry(brokers: tuple[str, str], queue: str) -> None:
+def test_moved_messages_keep_order_ids_headers_properties_and_expiry(brokers: tuple[str, str], queue: str) -> None:
     source_url, target_url = brokers
     with connect(source_url) as source, connect(target_url) as target:
         source.producer(Queue(queue)).send_many(sent_messages())
@@ -85,7 +85,7 @@ def test_messages_arrive_in_order_with_ids_headers_properties_and_expiry(brokers
         assert waiting(source, queue) == []
 
 
-def test_message_that_was_sent_before_a_kill_and_not_acknowledged_is_stored_once(
+def test_message_sent_but_not_acknowledged_before_a_kill_is_stored_once(
     brokers: tuple[str, str], queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
@@ -105,7 +105,7 @@ def test_message_that_was_sent_before_a_kill_and_not_acknowledged_is_stored_once
         assert [message.body for message in waiting(target, queue)] == numbers
 
 
-def test_messages_that_a_core_client_sent_to_artemis_can_be_moved(artemis: Artemis, system: System, queue: str) -> None:
+def test_messages_sent_to_artemis_by_a_core_client_can_be_moved(artemis: Artemis, system: System, queue: str) -> None:
     java = {**os.environ, "JAVA_HOME": str(find_jdk().home)}
     command: list[str | Path] = [artemis.directory / "bin" / "artemis", "producer", "--url", artemis.url.replace("amqp", "tcp")]
     command += ["--protocol", "core", "--destination", f"queue://{queue}", "--message-count", "20", "--threads", "1"]

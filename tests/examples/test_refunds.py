@@ -67,7 +67,7 @@ def approve(context: Context, numbers: range) -> None:
         context.send(Queue("approvals"), Message("somebody", properties={"refund": number}))
 
 
-def test_each_refund_that_is_approved_is_done_once_though_the_program_is_killed(shop: Shop, kafka: EmbeddedKafka, broker: System) -> None:
+def test_each_approved_refund_is_done_once_though_the_program_is_killed(shop: Shop, kafka: EmbeddedKafka, broker: System) -> None:
     wanted = Counter(range(REFUNDS))
     produce(kafka.bootstrap, "refunds", [json.dumps({"refund": number}) for number in range(REFUNDS + 1)])  # the last is never approved
     with connect(PYTHON_FAILOVER.format(broker.url)) as context:

@@ -23,7 +23,7 @@ RUN_TIMEOUT_S = 120.0 * SLOWNESS
 
 @pytest.mark.services
 @pytest.mark.timeout(300)
-def test_templates_and_listeners_of_spring_work_as_with_any_provider(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_spring_jms_templates_and_listeners_work_with_the_broker(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     classes = compiled_sources("spring-shop", [SOURCE], JARS, SPRING)
     path = os.pathsep.join(map(str, [classes, *classpath(JARS), *classpath(SPRING)]))
     with System(kafka.bootstrap, tmp_path / "broker", prefix=topic_prefix) as system:

@@ -103,7 +103,7 @@ def test_each_order_is_in_database_queue_and_kafka_once_though_application_and_b
         assert database.execute(PREPARED).fetchone() == before
 
 
-def test_atomikos_of_the_guide_is_that_of_the_test() -> None:
+def test_guide_names_the_atomikos_version_that_is_tested() -> None:
     pages = "".join(block.text for block in blocks(ROOT / "docs" / "guides" / "xa-java.md") if block.language == "xml")
     named = [":".join(part.text or "" for part in each) for each in ElementTree.fromstring(f"<all>{pages}</all>")]
     atomikos = [each for each in named if each.startswith("com.atomikos:")]

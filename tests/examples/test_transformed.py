@@ -63,7 +63,7 @@ def site(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Site(system, directory / "bascule.toml")
 
 
-def test_what_the_transformations_make_of_messages_is_in_their_topics_and_verified(site: Site) -> None:
+def test_transformed_messages_are_written_to_their_topics_and_verified(site: Site) -> None:
     for flight, carrier, delay in ((11, "B6", 90), (12, "XX", 30), (13, "UA", 6)):
         properties = ("--property", f"carrier={carrier}", "--property", f"dep_delay:int={delay}")
         assert site.bascule("send", "flights", "--text", json.dumps({"flight": flight}), *properties).returncode == 0

@@ -47,7 +47,7 @@ def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def test_a_queue_is_purged_of_what_a_selector_wants(broker: System, connect_to: Connect, name: str) -> None:
+def test_purge_removes_only_messages_that_match_the_selector(broker: System, connect_to: Connect, name: str) -> None:
     producer = connect_to(broker.url).session().producer(f"queue:{name}")
     producer.send("{n}", count=10, properties={"n": ["n", 0]})
     assert broker.act("queues/purge", name=name, selector="n >= 3") == {"purged": 7}
@@ -57,7 +57,7 @@ def test_a_queue_is_purged_of_what_a_selector_wants(broker: System, connect_to: 
     assert broker.act("queues/purge", name=name) == {"purged": 3}
 
 
-def test_messages_are_moved_and_stay_moved(broker: System, connect_to: Connect, name: str) -> None:
+def test_moved_messages_stay_moved_after_broker_restart(broker: System, connect_to: Connect, name: str) -> None:
     connect_to(broker.url).session().producer(f"queue:{name}").send("{n}", count=2500)
     assert broker.act("queues/move", name=name, to=f"{name}.2") == {"moved": 2500, "left": {}}
     broker.broker.restart()
@@ -66,7 +66,7 @@ def test_messages_are_moved_and_stay_moved(broker: System, connect_to: Connect, 
     assert [message.body for message in consumer.receive_many(2500, 20)] == [str(n) for n in range(2500)]
 
 
-def test_a_dead_letter_says_where_it_came_from_and_goes_back_there(broker: System, connect_to: Connect, name: str) -> None:
+def test_dead_letter_names_its_origin_and_can_be_returned(broker: System, connect_to: Connect, name: str) -> None:
     queue = f"admin.{name}"
     connection = connect_to(broker.url)
     connection.session().producer(f"queue:{queue}").send("poison", properties={"case": name})
@@ -84,7 +84,7 @@ def test_a_dead_letter_says_where_it_came_from_and_goes_back_there(broker: Syste
     assert broker.depth("DLQ") == 0
 
 
-def test_a_full_queue_refuses_and_takes_again_when_there_is_room(broker: System, connect_to: Connect) -> None:
+def test_full_queue_refuses_sends_until_there_is_room(broker: System, connect_to: Connect) -> None:
     connection = connect_to(broker.url)
     producer = connection.session().producer("queue:admin.small")
     producer.send("{n}", count=3)
@@ -96,7 +96,7 @@ def test_a_full_queue_refuses_and_takes_again_when_there_is_room(broker: System,
     producer.send("fits")
 
 
-def test_only_known_destinations_can_be_used_where_none_are_made(broker: System, connect_to: Connect) -> None:
+def test_unknown_destination_is_refused_where_automatic_creation_is_off(broker: System, connect_to: Connect) -> None:
     session = connect_to(broker.url).session()
     session.producer("queue:admin.known.queue").send("a")
     session.producer("topic:admin.known.topic").send("a")
@@ -107,7 +107,7 @@ def test_only_known_destinations_can_be_used_where_none_are_made(broker: System,
     session.producer("queue:admin.known.other").send("a")
 
 
-def test_a_queue_is_deleted_when_nobody_uses_it_or_by_force(broker: System, connect_to: Connect, name: str) -> None:
+def test_administrator_deletes_a_queue_with_messages_only_by_force(broker: System, connect_to: Connect, name: str) -> None:
     connect_to(broker.url).session().producer(f"queue:{name}").send("a")
     with pytest.raises(InvalidInput, match="has 1 messages"):
         broker.act("queues/delete", name=name)
@@ -128,7 +128,7 @@ def test_a_subscription_is_listed_and_deleted(broker: System, connect_to: Connec
     assert [each for each in broker.ask("subscriptions") if each["topic"] == name] == []
 
 
-def test_a_connection_is_listed_and_closed_and_its_client_comes_back(broker: System, connect_to: Connect, name: str) -> None:
+def test_connection_is_listed_and_closed_and_its_client_reconnects(broker: System, connect_to: Connect, name: str) -> None:
     connection = connect_to(broker.failover_url, client_id=name)
     consumer = connection.session().consumer(f"queue:{name}")
     (client,) = [each for each in broker.ask("connections") if each["client_id"] == name]
@@ -143,7 +143,7 @@ def test_a_connection_is_listed_and_closed_and_its_client_comes_back(broker: Sys
     assert consumer.receive().body == "a"
 
 
-def test_counters_tell_what_was_done(broker: System, connect_to: Connect, name: str) -> None:
+def test_counters_count_messages_and_transactions(broker: System, connect_to: Connect, name: str) -> None:
     before = broker.status()["counters"]
     session = connect_to(broker.url).session("TRANSACTED")
     session.producer(f"queue:{name}").send("{n}", count=5)
@@ -158,7 +158,7 @@ def test_counters_tell_what_was_done(broker: System, connect_to: Connect, name: 
     assert (grown["transactions_committed"], grown["transactions_rolled_back"]) == (1, 1)
 
 
-def test_a_message_of_64_mib_is_too_large_and_one_a_little_smaller_is_taken(broker: System, connect_to: Connect, name: str) -> None:
+def test_message_of_60_mib_is_accepted_and_message_of_64_mib_is_refused(broker: System, connect_to: Connect, name: str) -> None:
     session = connect_to(broker.url).session()
     body = "x" * (60 << 20)
     session.producer(f"queue:{name}").send(body, timeout_s=SEND_S)

@@ -45,7 +45,7 @@ WAITS_S = 0.3
     ],
     ids=["text", "empty", "bytes", "map", "stream", "object", "message"],
 )
-def test_every_kind_of_body_arrives_as_it_was(connect: Connect, queue: Queue, kind: str, body: Any) -> None:
+def test_body_of_every_kind_arrives_unchanged_at_the_python_client(connect: Connect, queue: Queue, kind: str, body: Any) -> None:
     context = connect()
     context.send(queue, Message(body, kind=kind))
     with context.consumer(queue) as consumer:
@@ -88,7 +88,7 @@ def test_a_large_message_arrives(connect: Connect, queue: Queue) -> None:
     assert received.body == b"x" * 2_000_000
 
 
-def test_higher_priorities_come_first(connect: Connect, queue: Queue) -> None:
+def test_messages_of_higher_priority_are_delivered_first(connect: Connect, queue: Queue) -> None:
     context = connect()
     context.producer(queue).send_many(Message(str(priority), priority=priority) for priority in (0, 4, 9, 4))
     assert bodies(context, queue, 4) == ["9", "4", "4", "0"]
@@ -103,7 +103,7 @@ def test_an_expired_message_is_not_delivered(connect: Connect, queue: Queue) -> 
     assert nothing_in(context, queue)
 
 
-def test_a_message_is_sent_on_with_its_types_and_a_new_id(connect: Connect, queue: Queue, name: str) -> None:
+def test_forwarded_message_keeps_its_types_and_gets_a_new_id(connect: Connect, queue: Queue, name: str) -> None:
     context = connect()
     first = context.send(queue, Message({"n": Long(1)}, properties={"l": Long(2), "i": 2}))
     first_id = first.message_id
@@ -116,7 +116,7 @@ def test_a_message_is_sent_on_with_its_types_and_a_new_id(connect: Connect, queu
     assert (type(again.body["n"]), type(again.properties["l"]), type(again.properties["i"]).__name__) == (Long, Long, "Int")
 
 
-def test_delivery_delay_is_kept_or_refused(connect: Connect, queue: Queue) -> None:
+def test_delivery_delay_is_observed_or_refused(connect: Connect, queue: Queue) -> None:
     context = connect()
     if "DELAYED_DELIVERY" not in context._thread.core.offered:
         with pytest.raises(Refused, match="does not support delivery delay"):
@@ -129,13 +129,13 @@ def test_delivery_delay_is_kept_or_refused(connect: Connect, queue: Queue) -> No
     assert time.time() * 1000 >= sent.delivery_time_ms == received.delivery_time_ms
 
 
-def test_many_messages_are_sent_at_once_in_order(connect: Connect, queue: Queue) -> None:
+def test_send_many_keeps_the_order_of_the_messages(connect: Connect, queue: Queue) -> None:
     context = connect()
     assert context.producer(queue).send_many(map(str, range(2_500))) == 2_500
     assert bodies(context, queue, 2_500) == list(map(str, range(2_500)))
 
 
-def test_async_sends_are_told_when_they_are_done_and_a_close_waits_for_them(connect: Connect, queue: Queue) -> None:
+def test_async_sends_complete_and_close_waits_for_their_completion(connect: Connect, queue: Queue) -> None:
     context = connect()
     futures = [context.producer(queue).send_async(str(number)) for number in range(50)]
     context.close()
@@ -143,7 +143,7 @@ def test_async_sends_are_told_when_they_are_done_and_a_close_waits_for_them(conn
     assert bodies(connect(), queue, 50) == list(map(str, range(50)))
 
 
-def test_a_producer_without_destination_sends_where_it_is_told(connect: Connect, name: str) -> None:
+def test_producer_without_destination_sends_to_the_destination_of_each_call(connect: Connect, name: str) -> None:
     context = connect()
     producer = context.producer()
     names = [Queue(f"{name}.{number}") for number in range(40)]  # more than links are kept for
@@ -166,7 +166,7 @@ def test_receive_no_wait_asks_the_broker(connect: Connect, queue: Queue) -> None
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 10])
-def test_few_messages_ahead_leave_the_rest_to_others(connect: Connect, queue: Queue, prefetch: int) -> None:
+def test_small_prefetch_leaves_messages_to_other_consumers(connect: Connect, queue: Queue, prefetch: int) -> None:
     context = connect()
     context.producer(queue).send_many(map(str, range(40)))
     with context.consumer(queue, prefetch=prefetch) as slow:
@@ -180,7 +180,7 @@ def test_few_messages_ahead_leave_the_rest_to_others(connect: Connect, queue: Qu
     assert sorted([first.body, *rest, *mine], key=int) == list(map(str, range(40)))
 
 
-def test_selectors_choose_and_wrong_ones_are_refused(connect: Connect, queue: Queue) -> None:
+def test_selector_filters_messages_and_invalid_selector_is_refused(connect: Connect, queue: Queue) -> None:
     context = connect()
     context.producer(queue).send_many(Message(region, properties={"region": region}) for region in ("EU", "US", "EU"))
     with context.consumer(queue, selector="region = 'US'") as consumer:
@@ -190,7 +190,7 @@ def test_selectors_choose_and_wrong_ones_are_refused(connect: Connect, queue: Qu
         context.consumer(queue, selector="region = = 'US'")
 
 
-def test_a_browser_shows_what_waits_and_takes_nothing(connect: Connect, queue: Queue) -> None:
+def test_browser_of_the_python_client_shows_waiting_messages_and_removes_none(connect: Connect, queue: Queue) -> None:
     context = connect()
     context.producer(queue).send_many(Message(str(number), properties={"n": number}) for number in range(250))
     assert [message.body for message in context.browse(queue)] == list(map(str, range(250)))
@@ -198,7 +198,7 @@ def test_a_browser_shows_what_waits_and_takes_nothing(connect: Connect, queue: Q
     assert bodies(context, queue, 250) == list(map(str, range(250)))
 
 
-def test_a_closed_consumer_gives_back_what_it_had_prefetched_in_order(connect: Connect, queue: Queue) -> None:
+def test_closed_consumer_returns_its_prefetched_messages_in_order(connect: Connect, queue: Queue) -> None:
     context = connect()
     context.producer(queue).send_many(map(str, range(10)))
     with context.consumer(queue) as consumer:
@@ -208,7 +208,7 @@ def test_a_closed_consumer_gives_back_what_it_had_prefetched_in_order(connect: C
     assert bodies(context, queue, 9) == list(map(str, range(1, 10)))
 
 
-def test_listeners_take_turns_on_one_thread_and_stop_when_told(connect: Connect, name: str) -> None:
+def test_listeners_of_a_context_share_one_thread_and_stop_with_the_context(connect: Connect, name: str) -> None:
     context, sender = connect(), connect()
     seen: list[Any] = []
     threads: set[str] = set()
@@ -229,7 +229,9 @@ def test_listeners_take_turns_on_one_thread_and_stop_when_told(connect: Connect,
     wait_for(lambda: seen[-1] == "late", "the message after the start")
 
 
-def test_a_message_on_which_a_listener_raises_comes_again_marked(connect: Connect, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_message_is_redelivered_and_marked_after_its_listener_raised(
+    connect: Connect, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[tuple[bool, int]] = []
 
     def listener(message: Message) -> None:
@@ -247,7 +249,7 @@ def test_a_message_on_which_a_listener_raises_comes_again_marked(connect: Connec
 
 @pytest.mark.parametrize("end", ["close", "stop"])
 @pytest.mark.parametrize("mode", [Acknowledge.AUTO, Acknowledge.CLIENT, Acknowledge.DUPS_OK, Acknowledge.TRANSACTED])
-def test_a_listener_at_work_has_its_context_until_it_returns_and_its_message_is_done(
+def test_close_or_stop_waits_for_the_running_listener_which_can_still_use_its_context(
     connect: Connect, queue: Queue, name: str, mode: Acknowledge, end: str
 ) -> None:
     done, service = Queue(f"{name}.done"), Queue(f"{name}.service")

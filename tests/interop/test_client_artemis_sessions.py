@@ -43,7 +43,7 @@ def topic(name: str) -> Topic:
     return Topic(name)
 
 
-def test_client_acknowledge_covers_all_received_before_and_recover_brings_the_rest_again(connect: Connect, queue: Queue) -> None:
+def test_client_acknowledge_covers_earlier_messages_and_recover_redelivers_the_rest(connect: Connect, queue: Queue) -> None:
     context = connect(Acknowledge.CLIENT)
     context.producer(queue).send_many(map(str, range(5)))
     with context.consumer(queue) as consumer:
@@ -61,7 +61,7 @@ def test_client_acknowledge_covers_all_received_before_and_recover_brings_the_re
     assert nothing_in(connect(), queue)
 
 
-def test_individual_acknowledge_is_for_one_message(connect: Connect, queue: Queue) -> None:
+def test_individual_acknowledge_of_the_python_client_covers_one_message(connect: Connect, queue: Queue) -> None:
     context = connect(Acknowledge.INDIVIDUAL)
     context.producer(queue).send_many(map(str, range(3)))
     with context.consumer(queue) as consumer:
@@ -72,7 +72,7 @@ def test_individual_acknowledge_is_for_one_message(connect: Connect, queue: Queu
     assert bodies(connect(), queue, 2) == ["0", "2"]
 
 
-def test_what_a_closed_consumer_received_can_still_be_acknowledged(connect: Connect, queue: Queue) -> None:
+def test_message_received_by_a_closed_consumer_can_still_be_acknowledged(connect: Connect, queue: Queue) -> None:
     context = connect(Acknowledge.CLIENT)
     context.producer(queue).send_many(["a", "b"])
     consumer = context.consumer(queue)
@@ -83,7 +83,7 @@ def test_what_a_closed_consumer_received_can_still_be_acknowledged(connect: Conn
     assert bodies(connect(), queue, 1) == ["b"]
 
 
-def test_what_was_not_acknowledged_comes_again_and_what_was_lazily_acknowledged_does_not(connect: Connect, queue: Queue) -> None:
+def test_unacknowledged_messages_are_redelivered_and_lazily_acknowledged_messages_are_not(connect: Connect, queue: Queue) -> None:
     context = connect(Acknowledge.DUPS_OK)
     context.producer(queue).send_many(map(str, range(10)))
     with context.consumer(queue) as consumer:
@@ -96,7 +96,7 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_lazily_acknowledged_
     assert bodies(connect(), queue, 5) == ["5", "6", "7", "8", "9"]
 
 
-def test_a_block_is_whole_or_not_there_in_any_mode(connect: Connect, queue: Queue, name: str) -> None:
+def test_transaction_block_of_a_non_transacted_context_commits_all_or_nothing(connect: Connect, queue: Queue, name: str) -> None:
     context, target = connect(), Queue(f"{name}.target")
     context.producer(queue).send_many(["a", "b", "c"])
 
@@ -117,7 +117,7 @@ def test_a_block_is_whole_or_not_there_in_any_mode(connect: Connect, queue: Queu
     assert bodies(context, queue, 1) == ["c"]
 
 
-def test_a_transacted_context_commits_and_rolls_back_with_order_kept(connect: Connect, queue: Queue) -> None:
+def test_transacted_context_keeps_message_order_over_commit_and_rollback(connect: Connect, queue: Queue) -> None:
     context, other = connect(Acknowledge.TRANSACTED), connect()
     context.producer(queue).send_many(map(str, range(6)))
     assert nothing_in(other, queue)
@@ -133,7 +133,7 @@ def test_a_transacted_context_commits_and_rolls_back_with_order_kept(connect: Co
     assert nothing_in(other, queue)
 
 
-def test_a_context_that_closes_rolls_back_and_its_neighbour_on_the_connection_does_not(connect: Connect, queue: Queue) -> None:
+def test_closing_context_rolls_back_only_its_own_transaction(connect: Connect, queue: Queue) -> None:
     first = connect(Acknowledge.TRANSACTED)
     second = first.create_context(Acknowledge.TRANSACTED)
     first.send(queue, "first")
@@ -146,7 +146,7 @@ def test_a_context_that_closes_rolls_back_and_its_neighbour_on_the_connection_do
     assert nothing_in(context, queue)
 
 
-def test_every_subscriber_gets_a_copy_and_no_local_leaves_out_ones_own(connect: Connect, topic: Topic) -> None:
+def test_every_subscriber_gets_a_copy_and_no_local_excludes_own_messages(connect: Connect, topic: Topic) -> None:
     context, other = connect(), connect()
     with context.consumer(topic) as first, other.consumer(topic) as second, context.consumer(topic, no_local=True) as foreign:
         context.send(topic, "mine")
@@ -156,7 +156,7 @@ def test_every_subscriber_gets_a_copy_and_no_local_leaves_out_ones_own(connect: 
         assert all_bodies(foreign, 1) == ["theirs"]
 
 
-def test_a_durable_subscription_gathers_while_nobody_is_there(connect: Connect, topic: Topic, name: str) -> None:
+def test_durable_subscription_keeps_messages_while_its_client_is_away(connect: Connect, topic: Topic, name: str) -> None:
     client_id = f"client.{name}"
     context = connect(client_id=client_id)
     with context.durable_consumer(topic, name) as consumer:
@@ -182,7 +182,7 @@ def test_a_durable_subscription_gathers_while_nobody_is_there(connect: Connect, 
 
 @pytest.mark.parametrize("client_id", [None, "shared"])
 @pytest.mark.parametrize("durable", [False, True])
-def test_shared_subscriptions_hand_each_message_to_one(
+def test_shared_subscription_delivers_each_message_to_one_consumer(
     connect: Connect, topic: Topic, name: str, client_id: str | None, durable: bool
 ) -> None:
     context = connect(client_id=client_id and f"{client_id}.{name}")
@@ -212,7 +212,7 @@ def test_a_request_is_answered_over_a_temporary_queue(connect: Connect, queue: Q
     assert [context.request(queue, Message(str(number))).body for number in range(3)] == ["0!", "1!", "2!"]
 
 
-def test_a_temporary_queue_is_for_its_connection_and_goes_with_it(connect: Connect, queue: Queue) -> None:
+def test_temporary_queue_is_consumed_only_by_its_connection_and_can_be_deleted(connect: Connect, queue: Queue) -> None:
     owner, other = connect(), connect()
     temporary = owner.temporary_queue()
     other.send(queue, Message("?", reply_to=temporary))
@@ -235,7 +235,7 @@ def test_a_temporary_queue_is_for_its_connection_and_goes_with_it(connect: Conne
 
 
 @run_async
-async def test_the_asyncio_face_sends_receives_browses_and_asks(url: str, queue: Queue, name: str) -> None:
+async def test_asyncio_client_sends_receives_browses_and_requests(url: str, queue: Queue, name: str) -> None:
     async with connect_async(url) as context, connect_async(url) as service:
         assert await context.producer(queue).send_many(map(str, range(300))) == 300
         assert [message.body async for message in context.browse(queue)] == list(map(str, range(300)))
@@ -252,7 +252,7 @@ async def test_the_asyncio_face_sends_receives_browses_and_asks(url: str, queue:
 
 
 @run_async
-async def test_a_transaction_of_the_asyncio_face_is_whole_or_not_there(url: str, queue: Queue) -> None:
+async def test_transaction_of_the_asyncio_client_commits_all_or_nothing(url: str, queue: Queue) -> None:
     async with connect_async(url) as context:
         async with context.transaction():
             await context.send(queue, "kept")
@@ -269,7 +269,7 @@ async def test_a_transaction_of_the_asyncio_face_is_whole_or_not_there(url: str,
 
 
 @run_async
-async def test_a_receive_that_is_cancelled_takes_no_message(url: str, queue: Queue) -> None:
+async def test_cancelled_receive_takes_no_message_from_the_queue(url: str, queue: Queue) -> None:
     async with connect_async(url, acknowledge=Acknowledge.CLIENT) as context:
         consumer = await context.consumer(queue)
         task = asyncio.create_task(consumer.receive(math.inf))

@@ -141,20 +141,20 @@ def said(results: Results, cases: Iterable[str]) -> str:
 
 @pytest.mark.parametrize("case", CASES)
 @EACH_LINE
-def test_a_client_is_given_what_the_specification_promises(bascule: Run, line: str, case: str) -> None:
+def test_conformance_case_passes(bascule: Run, line: str, case: str) -> None:
     result = bascule(line)[case]
     assert result.ok, result.message
 
 
 @EACH_LINE
-def test_every_case_ran_and_there_are_enough_of_them(bascule: Run, line: str) -> None:
+def test_all_conformance_cases_ran(bascule: Run, line: str) -> None:
     assert len(CASES) == len(set(CASES)) >= 300
     assert bascule(line).keys() == set(CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
-def test_artemis_differs_where_it_is_explained_and_nowhere_else(line: str, artemis: Twin, tmp_path: Path) -> None:
+def test_artemis_fails_exactly_the_conformance_cases_listed_as_differences(line: str, artemis: Twin, tmp_path: Path) -> None:
     results = dict(artemis.results[line])
     if unexplained := failed(results) - ARTEMIS_DIFFERS.keys():
         # A machine that was busy with something else is no difference between brokers.

@@ -9,7 +9,7 @@ from tests.interop.conftest import Connect
 from tests.support.system import System, wait_for
 
 
-def test_a_client_that_was_given_one_broker_finds_the_standby_by_the_list_it_is_offered(
+def test_client_with_one_address_finds_the_standby_by_the_offered_failover_list(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     standby = System(kafka.bootstrap, tmp_path / "standby", prefix=topic_prefix)

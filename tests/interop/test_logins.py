@@ -61,7 +61,7 @@ def logins(system: System) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
-def test_a_user_of_whom_only_a_hash_is_known_logs_in_by_each_mechanism(
+def test_user_with_a_hashed_password_logs_in_by_each_mechanism(
     mechanism: str, secure: System, authority: Authority, connect_to: Connect, queue: str
 ) -> None:
     connection = connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user="bob", password="hush")
@@ -70,21 +70,21 @@ def test_a_user_of_whom_only_a_hash_is_known_logs_in_by_each_mechanism(
     wait_for(lambda: logins(secure) == [("bob", mechanism)], "bob alone")
 
 
-def test_a_client_left_to_itself_takes_the_safer_mechanism_and_logs_in(secure: System, authority: Authority, connect_to: Connect) -> None:
+def test_client_prefers_scram_to_plain_by_default(secure: System, authority: Authority, connect_to: Connect) -> None:
     connect_to(url(secure, authority), user="bob", password="hush")
     wait_for(lambda: logins(secure) == [("bob", "SCRAM-SHA-256")], "bob alone, by the safer mechanism")
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
 @pytest.mark.parametrize(("user", "password"), [("bob", "guess"), ("eve", "hush"), ("bob", str(HASH))])
-def test_a_wrong_password_is_a_security_exception(
+def test_wrong_user_or_password_raises_a_security_exception(
     mechanism: str, user: str, password: str, secure: System, authority: Authority, connect_to: Connect
 ) -> None:
     with pytest.raises(JmsError, match="JMSSecurity"):
         connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user=user, password=password)
 
 
-def test_a_client_with_a_certificate_needs_no_password_and_is_known_by_its_name(
+def test_client_certificate_replaces_the_password_and_names_the_user(
     secure: System, authority: Authority, ann: Certificate, connect_to: Connect
 ) -> None:
     connect_to(url(secure, authority, ann))
@@ -104,17 +104,17 @@ def test_the_python_client_logs_in_by_scram_and_by_certificate(
         context.send(Queue("by.python"), "x")
 
 
-def test_the_python_client_is_told_of_a_wrong_password(secure: System, authority: Authority) -> None:
+def test_python_client_raises_an_error_for_a_wrong_password(secure: System, authority: Authority) -> None:
     tls = ssl.create_default_context(cafile=authority.certificate)
     with pytest.raises(BasculeError, match="SCRAM-SHA-256"):
         connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, user="bob", password="guess")
 
 
-def test_who_has_neither_is_not_let_in(secure: System, authority: Authority, connect_to: Connect) -> None:
+def test_client_without_password_and_certificate_is_refused(secure: System, authority: Authority, connect_to: Connect) -> None:
     with pytest.raises(JmsError, match="JMSSecurity"):
         connect_to(url(secure, authority))
 
 
-def test_nothing_is_served_in_clear(secure: System, connect_to: Connect) -> None:
+def test_connection_without_tls_is_refused(secure: System, connect_to: Connect) -> None:
     with pytest.raises(JmsError):
         connect_to(f"amqp://127.0.0.1:{secure.port}?jms.connectTimeout=5000", user="bob", password="hush")

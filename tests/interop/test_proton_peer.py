@@ -138,7 +138,7 @@ def test_proton_sends_and_receives(server: Server) -> None:
     assert set(map(type, server.outcomes)) == {p.Accepted}
 
 
-def test_proton_s_outcomes_are_understood(server: Server) -> None:
+def test_outcomes_sent_by_proton_are_understood(server: Server) -> None:
     with connected(server, allowed_mechs="ANONYMOUS") as connection:
         sender = connection.create_sender("queue")
         for _ in range(3):
@@ -151,7 +151,7 @@ def test_proton_s_outcomes_are_understood(server: Server) -> None:
     assert {type(outcome) for outcome in server.outcomes} == {Rejected, Released, Modified}
 
 
-def test_proton_is_told_why_a_link_is_refused(server: Server) -> None:
+def test_proton_receives_the_reason_of_a_refused_link(server: Server) -> None:
     with connected(server, allowed_mechs="ANONYMOUS") as connection:
         for create in (connection.create_sender, connection.create_receiver):
             with pytest.raises(LinkDetached, match="no such node"):
@@ -159,7 +159,7 @@ def test_proton_is_told_why_a_link_is_refused(server: Server) -> None:
         connection.create_sender("queue").send(Message(body="still here"))
 
 
-def test_our_client_talks_to_a_proton_server() -> None:
+def test_bascule_engine_as_client_exchanges_messages_with_a_proton_server() -> None:
     """The broker of proton's own examples, in small: what comes to an address goes to its consumers."""
     from proton.handlers import MessagingHandler
     from proton.reactor import Container

@@ -15,7 +15,7 @@ def facts(messages: list[Received]) -> list[tuple[str, bool, int]]:
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL"])
-def test_what_was_acknowledged_is_gone_in_every_mode(connect: Connect, system: System, name: str, queue: str, mode: Mode) -> None:
+def test_acknowledged_messages_are_not_redelivered_in_any_mode(connect: Connect, system: System, name: str, queue: str, mode: Mode) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=20)
     session = connection.session(mode)
@@ -29,7 +29,7 @@ def test_what_was_acknowledged_is_gone_in_every_mode(connect: Connect, system: S
     assert connection.session().consumer(queue).receive_many(1, 0) == []
 
 
-def test_client_acknowledge_takes_all_that_the_session_got_and_recover_brings_the_rest_again(connect: Connect, queue: str) -> None:
+def test_client_acknowledge_covers_the_jms_session_and_recover_redelivers_the_rest(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=6)
     session = connection.session("CLIENT")
@@ -43,7 +43,7 @@ def test_client_acknowledge_takes_all_that_the_session_got_and_recover_brings_th
     assert [message.body for message in connection.session().consumer(queue).receive_many(3)] == ["3", "4", "5"]
 
 
-def test_individual_acknowledge_takes_one_message_alone(connect: Connect, queue: str) -> None:
+def test_individual_acknowledge_of_a_jms_session_covers_one_message(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=3)
     session = connection.session("INDIVIDUAL")
@@ -54,7 +54,7 @@ def test_individual_acknowledge_takes_one_message_alone(connect: Connect, queue:
     assert [(message.body, message.redelivered) for message in rest] == [("0", True), ("2", True)]
 
 
-def test_rollback_delivers_again_with_the_count_raised_each_time(connect: Connect, queue: str) -> None:
+def test_each_rollback_redelivers_with_a_higher_delivery_count(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=2)
     session = connection.session("TRANSACTED")
@@ -67,7 +67,7 @@ def test_rollback_delivers_again_with_the_count_raised_each_time(connect: Connec
     assert consumer.receive_many(1, 0) == []
 
 
-def test_a_message_that_fails_too_often_goes_to_the_dead_letter_queue_and_holds_nobody_up(connect: Connect, name: str, queue: str) -> None:
+def test_message_failing_too_often_is_dead_lettered_and_blocks_no_other_message(connect: Connect, name: str, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("poison", properties={"origin": name})
     connection.session().producer(queue).send("good")
@@ -87,7 +87,7 @@ def test_a_message_that_fails_too_often_goes_to_the_dead_letter_queue_and_holds_
     assert dead.body == "poison"
 
 
-def test_a_listener_that_throws_gets_the_message_again(connect: Connect, queue: str) -> None:
+def test_message_is_redelivered_to_a_listener_that_threw(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("once more")
     consumer = connection.session().consumer(queue)
@@ -102,7 +102,7 @@ MODES: list[Mode] = ["AUTO", "DUPS_OK", "CLIENT", "TRANSACTED"]
 @pytest.mark.parametrize("closed", ["session", "connection"])
 @pytest.mark.parametrize("received", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_after_a_close_only_what_the_application_has_seen_comes_back_marked(
+def test_after_close_only_messages_seen_by_the_application_are_marked_redelivered(
     connect: Connect, system: System, name: str, queue: str, mode: Mode, received: int, closed: str
 ) -> None:
     connect().session().producer(queue).send("{n}", count=5)
@@ -117,7 +117,7 @@ def test_after_a_close_only_what_the_application_has_seen_comes_back_marked(
     assert facts(connect().session().consumer(queue).receive_all(5 - received + len(seen))) == seen + unseen
 
 
-def test_after_a_commit_and_a_close_what_was_prefetched_comes_back_unmarked(
+def test_after_commit_and_close_prefetched_messages_are_not_marked_redelivered(
     connect: Connect, system: System, name: str, queue: str
 ) -> None:
     connect().session().producer(queue).send("{n}", count=5)
@@ -130,7 +130,7 @@ def test_after_a_commit_and_a_close_what_was_prefetched_comes_back_unmarked(
     assert facts(connect().session().consumer(queue).receive_all(3)) == [(str(n), False, 1) for n in range(2, 5)]
 
 
-def test_messages_of_a_connection_that_breaks_come_back_marked(connect: Connect, system: System, name: str, queue: str) -> None:
+def test_messages_received_on_a_broken_connection_are_marked_redelivered(connect: Connect, system: System, name: str, queue: str) -> None:
     connect().session().producer(queue).send("{n}", count=5)
     with Proxy(system.port) as proxy:
         session = connect(proxy.url).session("CLIENT")
@@ -142,7 +142,7 @@ def test_messages_of_a_connection_that_breaks_come_back_marked(connect: Connect,
     assert all(message.redelivered for message in again[:3])
 
 
-def test_a_message_that_kills_its_clients_becomes_a_dead_letter_and_what_they_had_prefetched_does_not(
+def test_message_that_kills_its_clients_is_dead_lettered_and_prefetched_messages_are_not(
     connect: Connect, system: System, name: str, queue: str
 ) -> None:
     connect().session().producer(queue).send("{n}", count=5, properties={"origin": name})

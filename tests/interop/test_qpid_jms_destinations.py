@@ -16,7 +16,7 @@ def bodies(consumer: Consumer, count: int) -> list[str]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def test_consumers_of_a_queue_compete_and_each_message_goes_to_one(connect: Connect, system: System, queue: str) -> None:
+def test_each_message_of_a_queue_goes_to_one_of_the_competing_consumers(connect: Connect, system: System, queue: str) -> None:
     consumers = [connect(f"{system.url}?jms.prefetchPolicy.all=1").session().consumer(queue) for _ in range(3)]
     for consumer in consumers:
         consumer.listen()
@@ -40,7 +40,7 @@ def test_a_queue_keeps_the_order_of_its_producer(connect: Connect, queue: str) -
     assert bodies(connection.session().consumer(queue), 300) == [str(n) for n in range(300)]
 
 
-def test_higher_priorities_overtake(connect: Connect, queue: str) -> None:
+def test_messages_of_higher_priority_overtake_messages_of_lower_priority(connect: Connect, queue: str) -> None:
     connection = connect()
     producer = connection.session().producer(queue)
     for priority in (4, 0, 9, 4, 9):
@@ -48,7 +48,7 @@ def test_higher_priorities_overtake(connect: Connect, queue: str) -> None:
     assert bodies(connection.session().consumer(queue), 5) == ["9", "9", "4", "4", "0"]
 
 
-def test_a_selector_takes_what_it_wants_and_leaves_the_rest_in_order(connect: Connect, queue: str) -> None:
+def test_selector_takes_matching_messages_and_leaves_the_rest_in_order(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=10, properties={"n": ["n", 0], "kind": "flight"})
     odd = connection.session().consumer(queue, selector="kind = 'flight' AND n BETWEEN 3 AND 5")
@@ -56,7 +56,7 @@ def test_a_selector_takes_what_it_wants_and_leaves_the_rest_in_order(connect: Co
     assert bodies(connection.session().consumer(queue), 7) == ["0", "1", "2", "6", "7", "8", "9"]
 
 
-def test_a_browser_sees_everything_and_takes_nothing(connect: Connect, queue: str) -> None:
+def test_jms_browser_sees_all_messages_and_removes_none(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("{n}", count=25, properties={"n": ["n", 0]})
     session = connection.session()
@@ -66,7 +66,7 @@ def test_a_browser_sees_everything_and_takes_nothing(connect: Connect, queue: st
     assert session.browse(queue) == []
 
 
-def test_receive_no_wait_says_at_once_whether_there_is_something(connect: Connect, queue: str) -> None:
+def test_receive_no_wait_returns_at_once_with_or_without_a_message(connect: Connect, queue: str) -> None:
     connection = connect()
     consumer = connection.session().consumer(queue)
     assert consumer.receive_many(1, 0) == []
@@ -82,7 +82,7 @@ def test_receive_no_wait_without_prefetch_drains_the_link(connect: Connect, syst
     assert [message.body for message in consumer.receive_many(3, 0)] == ["0", "1"]
 
 
-def test_a_connection_that_is_stopped_delivers_nothing_until_it_is_started(connect: Connect, queue: str) -> None:
+def test_stopped_connection_delivers_nothing_until_started(connect: Connect, queue: str) -> None:
     stopped = connect(start=False)
     consumer = stopped.session().consumer(queue)
     connect().session().producer(queue).send("later")
@@ -94,7 +94,7 @@ def test_a_connection_that_is_stopped_delivers_nothing_until_it_is_started(conne
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_subscriber_of_a_topic_gets_every_message_from_then_on(connect: Connect, topic: str) -> None:
+def test_topic_subscriber_gets_every_message_sent_after_its_subscription(connect: Connect, topic: str) -> None:
     connection = connect()
     producer = connection.session().producer(topic)
     producer.send("nobody listens")
@@ -106,7 +106,7 @@ def test_every_subscriber_of_a_topic_gets_every_message_from_then_on(connect: Co
     assert bodies(third, 1) == ["last"]
 
 
-def test_no_local_keeps_out_what_the_own_connection_sends(connect: Connect, topic: str) -> None:
+def test_no_local_excludes_messages_of_the_own_connection(connect: Connect, topic: str) -> None:
     connection, other = connect(), connect()
     consumer = connection.session().consumer(topic, no_local=True)
     connection.session().producer(topic).send("own")
@@ -114,7 +114,7 @@ def test_no_local_keeps_out_what_the_own_connection_sends(connect: Connect, topi
     assert bodies(consumer, 1) == ["other"]
 
 
-def test_a_durable_subscription_gathers_while_its_client_is_away_until_it_unsubscribes(connect: Connect, topic: str, name: str) -> None:
+def test_durable_subscription_keeps_messages_of_an_absent_client_until_unsubscribed(connect: Connect, topic: str, name: str) -> None:
     producer = connect().session().producer(topic)
     client = connect(client_id=name)
     client.session().consumer(topic, name="sub", durable=True).close()
@@ -135,7 +135,7 @@ def test_a_durable_subscription_gathers_while_its_client_is_away_until_it_unsubs
         session.unsubscribe("never was")
 
 
-def test_a_durable_subscription_with_another_selector_begins_anew(connect: Connect, topic: str, name: str) -> None:
+def test_durable_subscription_with_a_changed_selector_starts_empty(connect: Connect, topic: str, name: str) -> None:
     producer = connect().session().producer(topic)
     session = connect(client_id=name).session()
     session.consumer(topic, name="sub", durable=True).close()
@@ -170,7 +170,7 @@ def test_consumers_of_a_shared_subscription_share_its_messages(
     assert bodies(alone, 40) == [str(n) for n in range(40)]
 
 
-def test_a_shared_durable_subscription_outlives_its_consumers_and_a_shared_one_does_not(connect: Connect, topic: str, name: str) -> None:
+def test_shared_durable_subscription_outlives_its_consumers_and_non_durable_does_not(connect: Connect, topic: str, name: str) -> None:
     connection = connect()
     session = connection.session()
     session.consumer(topic, name=f"{name}-durable", shared=True, durable=True).close()
@@ -183,7 +183,7 @@ def test_a_shared_durable_subscription_outlives_its_consumers_and_a_shared_one_d
     session.unsubscribe(f"{name}-durable")
 
 
-def test_a_name_is_a_queue_and_a_topic_at_once_without_mixing(connect: Connect, name: str) -> None:
+def test_queue_and_topic_of_the_same_name_are_separate(connect: Connect, name: str) -> None:
     connection = connect()
     on_queue, on_topic = (connection.session().consumer(f"{kind}:{name}") for kind in ("queue", "topic"))
     anonymous = connection.session().producer()
@@ -219,7 +219,7 @@ def test_a_temporary_topic_serves_its_connection(connect: Connect) -> None:
     assert bodies(consumer, 1) == ["news"]
 
 
-def test_a_temporary_queue_goes_with_its_connection_and_what_is_in_it_too(connect: Connect, system: System) -> None:
+def test_temporary_queue_with_messages_is_deleted_when_its_connection_closes(connect: Connect, system: System) -> None:
     owner = connect()
     address = owner.session().temporary_queue().address
     connect().session().producer().send("lost", to=address, persistent=False)
@@ -232,7 +232,7 @@ def test_a_temporary_queue_goes_with_its_connection_and_what_is_in_it_too(connec
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_id_is_one_connections_alone_until_that_is_closed(connect: Connect, name: str) -> None:
+def test_client_id_in_use_is_refused_until_its_connection_closes(connect: Connect, name: str) -> None:
     first = connect(client_id=name)
     with pytest.raises(JmsError, match="InvalidClientIDException"):
         connect(client_id=name)
@@ -247,7 +247,7 @@ def test_a_user_needs_the_right_password(connect: Connect, queue: str) -> None:
             connect(user=user, password=password)
 
 
-def test_the_broker_says_who_it_is(connect: Connect) -> None:
+def test_connection_metadata_has_jms_version_and_property_names(connect: Connect) -> None:
     said = connect().metadata()
     assert said["jms"].startswith("3.")
     assert "JMSXDeliveryCount" in said["jmsx"]

@@ -28,7 +28,7 @@ def limited(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def test_limits_are_told_to_the_application_and_all_else_goes_on(connect_to: Connect, limited: System) -> None:
+def test_exceeded_limits_are_reported_and_existing_sessions_continue(connect_to: Connect, limited: System) -> None:
     first, second = connect_to(limited.url), connect_to(limited.url)
     with pytest.raises(JmsError, match="the limit of 2 connections is reached"):
         connect_to(limited.url)
@@ -51,7 +51,7 @@ def test_limits_are_told_to_the_application_and_all_else_goes_on(connect_to: Con
     first.close()
 
 
-def test_client_with_failover_waits_for_a_place(connect_to: Connect, limited: System) -> None:
+def test_failover_client_waits_for_a_free_connection(connect_to: Connect, limited: System) -> None:
     wait_for(lambda: limited.status()["gauges"]["connections"] == 0, "no connections")
     first, second = connect_to(limited.url), connect_to(limited.url)
     with pytest.raises(JmsError):

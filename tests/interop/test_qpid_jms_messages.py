@@ -41,7 +41,7 @@ def received(session: Session, queue: str) -> Received:
         ("message", None),
     ],
 )
-def test_a_body_arrives_as_it_was_sent(connect: Connect, queue: str, kind: MessageType, body: Any) -> None:
+def test_body_of_every_jms_type_arrives_unchanged(connect: Connect, queue: str, kind: MessageType, body: Any) -> None:
     connection = connect()
     connection.session().producer(queue).send(body, type=kind)
     message = received(connection.session(), queue)
@@ -69,13 +69,13 @@ def test_headers_and_properties_of_every_type_arrive(connect: Connect, queue: st
     assert message.expiration_ms == message.timestamp_ms + 60_000
 
 
-def test_a_non_persistent_message_says_so(connect: Connect, queue: str) -> None:
+def test_receiver_sees_the_non_persistent_delivery_mode(connect: Connect, queue: str) -> None:
     connection = connect()
     connection.session().producer(queue).send("x", persistent=False)
     assert not received(connection.session(), queue).persistent
 
 
-def test_a_message_of_many_frames_arrives_whole(connect: Connect, queue: str) -> None:
+def test_message_of_many_frames_arrives_complete(connect: Connect, queue: str) -> None:
     connection = connect()
     large = bytes(range(256)) * (8 << 10)  # 2 MiB: more than thirty frames
     connection.session().producer(queue).send(large)
@@ -86,7 +86,7 @@ def test_a_message_of_many_frames_arrives_whole(connect: Connect, queue: str) ->
     assert second.body == "behind it"
 
 
-def test_a_message_larger_than_the_limit_is_refused_and_others_go_on(connect: Connect, system: System, name: str, queue: str) -> None:
+def test_message_larger_than_the_limit_is_refused_and_other_sends_succeed(connect: Connect, system: System, name: str, queue: str) -> None:
     connection, other = connect(), connect()
     producer = connection.session().producer(queue)
     with pytest.raises(JmsError, match=str(MAX_MESSAGE_BYTES)) as refused:
@@ -98,7 +98,7 @@ def test_a_message_larger_than_the_limit_is_refused_and_others_go_on(connect: Co
     system.wait_depth(name, 2)
 
 
-def test_a_message_whose_time_is_over_is_not_delivered(connect: Connect, system: System, name: str, queue: str) -> None:
+def test_message_with_elapsed_time_to_live_is_not_delivered(connect: Connect, system: System, name: str, queue: str) -> None:
     connection = connect()
     producer = connection.session().producer(queue)
     producer.send("short-lived", ttl_ms=50)
@@ -119,7 +119,7 @@ def test_sends_with_a_completion_listener_are_completed_in_order(connect: Connec
     system.wait_depth(name, 500)
 
 
-def test_a_producer_names_its_destination_or_each_message_does(connect: Connect, name: str) -> None:
+def test_anonymous_producer_sends_to_the_destination_of_each_message(connect: Connect, name: str) -> None:
     connection = connect()
     topic = connection.session().consumer(f"topic:{name}.news")
     anonymous = connection.session().producer()

@@ -16,7 +16,7 @@ def bodies(consumer: Consumer, count: int) -> list[str]:
     return [message.body for message in consumer.receive_many(count)]
 
 
-def test_what_a_transaction_sends_is_seen_with_its_commit_at_all_destinations(connect: Connect, name: str) -> None:
+def test_messages_of_a_transaction_become_visible_at_all_destinations_on_commit(connect: Connect, name: str) -> None:
     connection = connect()
     readers = [connection.session().consumer(f"{kind}:{name}") for kind in ("queue", "topic")]
     session = connection.session("TRANSACTED")
@@ -28,7 +28,7 @@ def test_what_a_transaction_sends_is_seen_with_its_commit_at_all_destinations(co
     assert [bodies(reader, 3) for reader in readers] == [["0", "1", "2"]] * 2
 
 
-def test_a_rollback_forgets_what_was_sent_and_returns_what_was_received(connect: Connect, system: System, name: str) -> None:
+def test_rollback_discards_sent_messages_and_returns_received_messages(connect: Connect, system: System, name: str) -> None:
     connection = connect()
     connection.session().producer(f"queue:{name}.in").send("job")
     session = connection.session("TRANSACTED")
@@ -49,7 +49,7 @@ def test_a_transaction_of_many_messages_keeps_their_order(connect: Connect, queu
     assert bodies(connection.session().consumer(queue), 1500) == [str(n) for n in range(1500)]
 
 
-def test_a_connection_that_breaks_takes_its_open_transaction_with_it(connect: Connect, system: System, name: str) -> None:
+def test_broken_connection_rolls_back_its_open_transaction(connect: Connect, system: System, name: str) -> None:
     connect().session().producer(f"queue:{name}.in").send("job")
     with Proxy(system.port) as proxy:
         session = connect(proxy.url).session("TRANSACTED")
@@ -75,7 +75,7 @@ def test_a_session_serves_one_transaction_after_another(connect: Connect, queue:
         consumer.commit()
 
 
-def test_a_session_that_closes_leaves_the_transactions_of_its_neighbours_alone(connect: Connect, name: str) -> None:
+def test_closing_session_does_not_affect_transactions_of_other_sessions(connect: Connect, name: str) -> None:
     connection = connect()
     closing, staying = connection.session("TRANSACTED"), connection.session("TRANSACTED")
     closing.producer(f"queue:{name}").send("forgotten")
@@ -118,7 +118,7 @@ def request_to_the_broker(session: Session, name: str) -> None:
         request_to_the_broker,
     ],
 )
-def test_commit_of_a_transaction_with_a_refused_message_is_rolled_back(
+def test_jms_commit_of_a_transaction_with_a_refused_message_is_rolled_back(
     connect: Connect, system: System, name: str, send: Callable[[Session, str], None], options: str
 ) -> None:
     plain = connect().session()

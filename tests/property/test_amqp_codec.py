@@ -96,7 +96,7 @@ def same(left: Any, right: Any) -> bool:
 
 @given(VALUES)
 @settings(max_examples=300, deadline=None)
-def test_every_value_comes_back(value: Any) -> None:
+def test_every_amqp_value_survives_encoding_and_decoding(value: Any) -> None:
     encoded = encode(value)
     decoded, position = decode(encoded)
     assert position == len(encoded)
@@ -105,7 +105,7 @@ def test_every_value_comes_back(value: Any) -> None:
 
 @given(VALUES, st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_value_cut_short_is_a_decode_error(value: Any, data: st.DataObject) -> None:
+def test_truncated_value_raises_decode_error(value: Any, data: st.DataObject) -> None:
     encoded = encode(value)
     cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
     try:
@@ -117,7 +117,7 @@ def test_a_value_cut_short_is_a_decode_error(value: Any, data: st.DataObject) ->
 
 @given(st.binary(max_size=60))
 @settings(max_examples=1000, deadline=None)
-def test_any_bytes_are_a_value_or_a_decode_error(octets: bytes) -> None:
+def test_any_bytes_decode_to_a_value_or_raise_decode_error(octets: bytes) -> None:
     try:
         _, position = decode(octets)
     except DecodeError:
@@ -140,6 +140,6 @@ PERFORMATIVES = (
 
 @given(PERFORMATIVES)
 @settings(max_examples=300, deadline=None)
-def test_every_performative_comes_back(performative: Composite) -> None:
+def test_every_performative_survives_encoding_and_decoding(performative: Composite) -> None:
     encoded = encode_composite(performative)
     assert decode_composite(encoded) == (performative, len(encoded))

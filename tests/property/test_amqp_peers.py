@@ -221,7 +221,7 @@ def mutated(good: bytes, rng: random.Random) -> bytes:
     return bytes(stream)
 
 
-def test_the_recorded_conversation_is_a_good_one() -> None:
+def test_recorded_conversation_is_valid() -> None:
     connection, events = feed(recorded(), random.Random(1))
     assert connection.closed
     assert connection.error is None
@@ -244,7 +244,7 @@ def pairs(table: dict[tuple[Any, Any], Any]) -> set[Any]:
     return {state for state, _ in table} | set(table.values())
 
 
-def test_the_tables_reach_every_state_and_use_every_input() -> None:
+def test_state_tables_reach_every_state_and_use_every_input() -> None:
     for table, states, inputs in (
         (CONNECTION, ConnectionState, ConnectionInput),
         (SESSION, SessionState, SessionInput),

@@ -176,7 +176,7 @@ class Run:
 
 
 @pytest.mark.timeout(120 + RUNS)
-def test_random_commands_with_faults_in_their_middle_lose_and_double_no_message() -> None:
+def test_faults_within_random_commands_lose_and_double_no_message() -> None:
     for seed in range(RUNS):
         run = Run(seed)
         for number in range(COMMANDS):

@@ -74,13 +74,13 @@ def test_promises_hold_when_reservations_are_short_and_records_small(runs: int, 
 
 @EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_promises_hold_when_work_takes_many_turns_between_other_commands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promises_hold_when_long_work_is_interleaved_with_other_commands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE))
 
 
 @EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_snapshot_of_many_turns_is_the_state_at_its_sequence(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_taken_in_many_steps_is_the_state_at_its_sequence(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), SnapshotRun)
 
 
@@ -91,7 +91,7 @@ def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int
     run_all(range(FIRST_SEED, FIRST_SEED + runs // 10), PlannedRun)
 
 
-def test_the_model_notices_a_commit_that_decides_by_bindings_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_a_commit_that_uses_outdated_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_all_in_pieces(monkeypatch)
     monkeypatch.setattr(Sending, "_holds", lambda *_: True)
     with pytest.raises(AssertionError, match="seed"):
@@ -252,7 +252,7 @@ BRANCH_FAULTS = (
 
 
 @pytest.mark.parametrize("fault", BRANCH_FAULTS)
-def test_the_model_notices_branches_of_an_engine_that(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_planted_branch_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), BranchRun)
@@ -308,15 +308,13 @@ SNAPSHOT_FAULTS = (
 
 
 @pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
-def test_the_model_notices_snapshots_of_many_turns_that(
-    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_detects_planted_snapshot_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         slowly(monkeypatch, range(1, PLANTED_RUNS), SnapshotRun)
 
 
-def test_the_model_notices_a_search_that_misses_what_comes_back_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_a_search_that_misses_messages_returned_behind_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_where_a_search_was_when_messages_come_back(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         slowly(monkeypatch, range(SEARCH_SEED, SEARCH_SEED + PLANTED_RUNS))
@@ -335,14 +333,14 @@ def test_promises_hold_when_messages_of_transactions_are_refused(runs: int) -> N
     run_all(range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), RefusedRun)
 
 
-def test_the_model_notices_an_engine_that_commits_the_rest_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_an_engine_that_commits_the_rest_of_a_refused_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalTransactions, "message_refused", lambda *_: None)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), RefusedRun)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_model_notices_an_engine_that(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_planted_engine_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS))

@@ -57,14 +57,14 @@ def sends(draw: st.DrawFn) -> Send:
 
 
 @given(st.lists(sends(), max_size=5), u64, u64)
-def test_messages_come_out_as_they_went_in(written: list[Send], epoch: int, sequence: int) -> None:
+def test_messages_survive_encoding_in_a_journal_record(written: list[Send], epoch: int, sequence: int) -> None:
     value = encode_record(Kind.DATA, epoch, sequence, b"".join(map(send_entry, written)))
     assert decode_header(value) == (Kind.DATA, epoch, sequence)
     assert [decode_send(value, start, end) for _, start, end in entries(value)] == written
 
 
 @given(u32, st.lists(u64, max_size=50), st.lists(st.tuples(u64, st.integers(0, 0xFFFF)), max_size=50), u64, i64)
-def test_acknowledgements_counts_and_positions_come_out_as_they_went_in(
+def test_acknowledgements_counts_and_positions_survive_encoding_in_a_journal_record(
     queue: int, mids: list[int], counts: list[tuple[int, int]], mid: int, offset: int
 ) -> None:
     body = ack_entry(queue, mids) + count_entry(queue, counts) + reserve_entry(queue, mid) + ingress_entry(3, offset)
@@ -77,7 +77,7 @@ def test_acknowledgements_counts_and_positions_come_out_as_they_went_in(
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_bytes_that_are_no_record_raise_a_record_error_and_nothing_else(body: bytes, framed: bool) -> None:
+def test_bytes_that_are_no_record_raise_only_record_errors(body: bytes, framed: bool) -> None:
     value = encode_record(Kind.DATA, 0, 1, body) if framed else body
     with suppress(RecordError):
         decode_header(value)
@@ -99,7 +99,7 @@ def windows_of(draw: st.DrawFn) -> RememberedIds:
     st.dictionaries(name, windows_of(), max_size=5),
     st.dictionaries(st.integers(0, 100), st.integers(0, 1 << 60), max_size=5),
 )
-def test_snapshots_come_out_as_they_went_in(
+def test_snapshots_survive_encoding_and_decoding(
     queues: list[tuple[list[int], list[tuple[int, int]]]], windows: dict[str, RememberedIds], ingress: dict[int, int]
 ) -> None:
     taken = Snapshot(

@@ -48,7 +48,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(steps, max_size=60))
-def test_window_admits_what_a_plain_list_of_ids_admits(work: list[tuple[str, object, int]]) -> None:
+def test_duplicate_window_admits_the_same_ids_as_a_plain_list(work: list[tuple[str, object, int]]) -> None:
     window, plain, now_ms = DuplicateWindow(COUNT_MAX, PERIOD_MS), PlainWindow(), 0
     for kind, what, pause_ms in work:
         if kind == "send":
@@ -66,7 +66,7 @@ def test_window_admits_what_a_plain_list_of_ids_admits(work: list[tuple[str, obj
 
 
 @given(st.integers(1, 12), st.integers(0, 12))
-def test_ids_that_come_after_a_snapshot_leave_its_full_segments_as_they_are(before: int, after: int) -> None:
+def test_ids_added_after_a_snapshot_do_not_change_its_full_segments(before: int, after: int) -> None:
     window = DuplicateWindow(1000, PERIOD_MS)
     for number in range(before):
         window.add(str(number).encode().ljust(16), 0)

@@ -16,7 +16,7 @@ from tests.unit.support.test_stalls import busy
 
 
 @pytest.mark.parametrize("name", HARNESSES)
-def test_harness_finds_nothing_in_its_seeds_and_in_changes_of_them(name: str) -> None:
+def test_harness_finds_no_fault_in_its_seeds_and_their_mutations(name: str) -> None:
     with HARNESSES[name]() as harness:
         for data in seeds(name)[:12]:
             harness.feed(data)
@@ -24,7 +24,7 @@ def test_harness_finds_nothing_in_its_seeds_and_in_changes_of_them(name: str) ->
             harness.feed(data.replace(b"\xa1", b"\xa3").replace(b"a", b"\xed"))
 
 
-def test_input_is_divided_into_frames_whatever_it_is() -> None:
+def test_any_input_is_divided_into_frames() -> None:
     assert list(frames(b"\0\x02ab\0\0\0\xffc")) == [
         b"\0\0\0\x0a\x02\0\0\0ab", b"\0\0\0\x08\x02\0\0\0", b"\0\0\0\x09\x02\0\0\0c"
     ]  # fmt: skip
@@ -42,13 +42,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Call
     monkeypatch.setattr(owner, name, call)
 
 
-def test_input_that_costs_much_each_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_is_costly_each_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, ClientConnection, "data_received", lambda: busy(2 * COST_S_MAX))
     with pytest.raises(Costly):
         replay("server", seeds("server")[0])
 
 
-def test_input_that_costs_much_once_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_is_costly_only_once_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([2 * COST_S_MAX])
     planted(monkeypatch, AddressIndex, "matching", lambda: busy(next(times, 0.0)))
     replay("matching", b"a = 1\0a.*")
@@ -60,7 +60,7 @@ def test_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         judged(harness, b"a = 1\0a.*")
 
 
-def test_memory_that_inputs_leave_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_leaked_by_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bytes] = []
     inputs = seeds("matching")[:8]
     assert left_behind("matching", inputs) == []

@@ -312,13 +312,13 @@ async def talk(place: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("place", [*OPENINGS, *PLACES])
-def test_no_value_of_a_field_harms_more_than_its_own_connection(place: str) -> None:
+def test_sampled_hostile_field_values_harm_only_their_own_connection(place: str) -> None:
     with quiet():
         asyncio.run(talk(place, STEP))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*OPENINGS, *PLACES])
-def test_no_value_of_all_harms_more_than_its_own_connection(place: str) -> None:
+def test_all_hostile_field_values_harm_only_their_own_connection(place: str) -> None:
     with quiet():
         asyncio.run(talk(place, 1))

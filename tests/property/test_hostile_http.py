@@ -143,7 +143,7 @@ async def cost_s(port: int, said: bytes) -> float:
 
 
 @pytest.mark.parametrize("first", range(0, 2 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
-def test_a_hostile_request_gets_an_answer_costs_little_and_others_go_on(first: int) -> None:
+def test_hostile_http_request_is_answered_cheaply_and_other_requests_succeed(first: int) -> None:
     async def work(_: Node, port: int) -> None:
         for seed in range(first, first + SEEDS_OF_ONE_TEST):
             await judge(port, HostileHttp(seed).request())
@@ -151,7 +151,7 @@ def test_a_hostile_request_gets_an_answer_costs_little_and_others_go_on(first: i
     serve(work)
 
 
-def test_hostile_requests_leave_nothing_behind() -> None:
+def test_hostile_http_requests_leave_no_memory_behind() -> None:
     async def work(broker: Node, port: int) -> None:
         async def ask_all() -> None:
             for seed in range(SEEDS_OF_ONE_TEST):
@@ -164,7 +164,7 @@ def test_hostile_requests_leave_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_hostile_requests() -> None:
+def test_many_hostile_http_requests_are_answered_cheaply() -> None:
     """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
     first = int(os.environ.get("BASCULE_HOSTILE_FIRST", "10000"))
 

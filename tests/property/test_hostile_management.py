@@ -131,11 +131,11 @@ def work(first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 2 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
-def test_a_hostile_request_is_answered_costs_little_and_others_go_on(first: int) -> None:
+def test_hostile_management_request_is_answered_cheaply_and_others_succeed(first: int) -> None:
     work(first, SEEDS_OF_ONE_TEST)
 
 
-def test_hostile_requests_leave_nothing_behind() -> None:
+def test_hostile_management_requests_leave_no_memory_behind() -> None:
     served = Served()
 
     async def ask_all() -> None:
@@ -151,6 +151,6 @@ def test_hostile_requests_leave_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_hostile_requests() -> None:
+def test_many_hostile_management_requests_are_answered_cheaply() -> None:
     """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
     work(int(os.environ.get("BASCULE_HOSTILE_FIRST", "10000")), int(os.environ.get("BASCULE_HOSTILE_SEEDS", "5000")))

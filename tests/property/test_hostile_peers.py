@@ -177,12 +177,12 @@ def work(seed: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 4 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
-def test_a_hostile_peer_harms_its_own_connection_only_and_what_is_taken_can_be_used(first: int) -> None:
+def test_hostile_peer_harms_only_its_own_connection_and_its_accepted_messages_are_usable(first: int) -> None:
     for seed in range(first, first + SEEDS_OF_ONE_TEST):
         work(seed)
 
 
-def test_hostile_peers_that_are_gone_leave_nothing_behind() -> None:
+def test_disconnected_hostile_peers_leave_no_memory_behind() -> None:
     served = Served()
     broker = served.broker
 
@@ -206,14 +206,14 @@ def test_hostile_peers_that_are_gone_leave_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_hostile_peers() -> None:
+def test_many_hostile_peers_harm_only_their_own_connections() -> None:
     """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
     first = int(os.environ.get("BASCULE_HOSTILE_FIRST", str(4 * SEEDS_OF_ONE_TEST)))
     for seed in range(first, first + int(os.environ.get("BASCULE_HOSTILE_SEEDS", "2000"))):
         work(seed)
 
 
-def test_hostile_messages_are_taken_often_enough_to_be_looked_at() -> None:
+def test_more_than_half_of_the_generated_hostile_messages_are_accepted() -> None:
     taken = 0
     for seed in range(200):
         hostile = Hostile(seed)

@@ -105,5 +105,5 @@ class Ids(RuleBasedStateMachine):
         self.broker.start(stored=stored)
 
 
-def test_no_id_is_used_again_over_crashes_snapshots_and_trims() -> None:
+def test_no_id_is_reused_over_crashes_snapshots_and_trims() -> None:
     run_state_machine_as_test(Ids, settings=settings(max_examples=80, stateful_step_count=40, report_multiple_bugs=False))

@@ -112,7 +112,7 @@ def same(a: JmsMessage, b: JmsMessage) -> bool:
 
 
 @given(messages())
-def test_through_amqp_and_back(message: JmsMessage) -> None:
+def test_message_survives_conversion_to_amqp_and_back(message: JmsMessage) -> None:
     data = encode_message(message)
     back = decode_message(data)
     assert same(back, message)
@@ -120,14 +120,14 @@ def test_through_amqp_and_back(message: JmsMessage) -> None:
 
 
 @given(messages())
-def test_through_kafka_and_back(message: JmsMessage) -> None:
+def test_message_survives_conversion_to_kafka_and_back(message: JmsMessage) -> None:
     back = from_kafka_headers(kafka_headers(message))
     back.body = body_from_value(back.body_kind, record_value(message))
     assert same(back, message)
 
 
 @given(messages())
-def test_scan_and_selector_lookup_see_what_the_full_decoder_sees(message: JmsMessage) -> None:
+def test_scan_and_selector_lookup_agree_with_the_full_decoder(message: JmsMessage) -> None:
     data = encode_message(message)
     facts, lookup = scan(data), selector_lookup(data)
     assert (facts.durable, facts.priority, facts.delivery_count) == (
@@ -149,7 +149,7 @@ def test_scan_and_selector_lookup_see_what_the_full_decoder_sees(message: JmsMes
 
 @settings(max_examples=300)
 @given(messages(), st.data())
-def test_hostile_bytes_are_refused_and_never_anything_else(message: JmsMessage, data: st.DataObject) -> None:
+def test_mutated_message_bytes_are_decoded_or_refused_with_an_input_error(message: JmsMessage, data: st.DataObject) -> None:
     octets = bytearray(encode_message(message))
     for _ in range(data.draw(st.integers(1, 4))):
         octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
@@ -176,14 +176,14 @@ ONE_SECTION = st.sampled_from([*FORMS]).flatmap(lambda code: st.builds(section_b
 
 @settings(max_examples=500)
 @given(st.lists(ONE_SECTION, max_size=5))
-def test_whatever_the_sections_are_the_decoder_raises_nothing_but_its_own(sections: list[bytes]) -> None:
+def test_decoder_raises_only_invalid_input_for_any_sequence_of_sections(sections: list[bytes]) -> None:
     with suppress(InvalidInput):
         kafka_headers(decode_message(b"".join(sections)))
 
 
 @settings(max_examples=500)
 @given(st.lists(ONE_SECTION, min_size=2, max_size=3).map(b"".join))
-def test_a_body_that_the_door_lets_in_is_of_one_kind(octets: bytes) -> None:
+def test_message_accepted_by_scan_has_a_body_of_one_kind(octets: bytes) -> None:
     with suppress(MalformedMessage):
         scan(octets)
         bodies = [section for section, _, _ in places(octets) if section in (DATA, SEQUENCE, VALUE)]

@@ -95,7 +95,9 @@ STEPS = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 4 * PIECE_BYTES), st.lists(STEPS, max_size=60))
-def test_messages_arrive_whole_and_in_order_on_every_link(window: int, piece_bytes: int, steps: list[tuple[str, int, int]]) -> None:
+def test_large_messages_arrive_complete_and_in_order_on_every_link(
+    window: int, piece_bytes: int, steps: list[tuple[str, int, int]]
+) -> None:
     world = World(window, piece_bytes)
     gone: set[str] = set()
     for what, place, size in steps:

@@ -53,7 +53,7 @@ messages = st.builds(
 
 @settings(max_examples=300)
 @given(messages)
-def test_the_short_way_gives_what_the_long_way_gives(message: JmsMessage) -> None:
+def test_direct_conversion_equals_conversion_by_decoding(message: JmsMessage) -> None:
     data = encode_message(message)
     found = direct(data)
     if found is not None:
@@ -64,7 +64,7 @@ def test_the_short_way_gives_what_the_long_way_gives(message: JmsMessage) -> Non
 
 
 @given(messages, st.data())
-def test_broken_bytes_are_left_to_the_long_way_or_read_alike(message: JmsMessage, draw: st.DataObject) -> None:
+def test_direct_conversion_of_corrupt_bytes_is_declined_or_equals_decoding(message: JmsMessage, draw: st.DataObject) -> None:
     data = bytearray(encode_message(message))
     place = draw.draw(st.integers(0, len(data) - 1))
     data[place] = draw.draw(st.integers(0, 255))
@@ -75,12 +75,12 @@ def test_broken_bytes_are_left_to_the_long_way_or_read_alike(message: JmsMessage
         assert found.value == record_value(decoded)
 
 
-def test_the_usual_message_takes_the_short_way() -> None:
+def test_usual_message_is_converted_directly() -> None:
     data = text_message("x" * 1000, message_id="ID:1", timestamp_ms=5, destination="q", properties={"a": "b", "n": 3, "d": 1.5, "t": True})
     assert direct(data) is not None
 
 
-def test_what_a_sender_says_at_length_with_each_message_is_not_kept() -> None:
+def test_long_annotations_of_a_sender_are_not_cached() -> None:
     data = text_message("m", message_id="ID:1")
     rest = data[direct_module._head_end(data) :]
 

@@ -380,7 +380,7 @@ FAULTS = (unknown_is_false, and_binds_as_or, division_rounds_down, integers_do_n
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_oracle_notices_that(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_planted_selector_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(Disagreement):
         compare(20_000, SEED)
@@ -396,7 +396,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=20))
 @example("a LIKE '%" + "a%" * 50 + "'")
-def test_any_text_is_a_selector_or_a_selector_error(text: str) -> None:
+def test_any_text_compiles_to_a_selector_or_raises_selector_error(text: str) -> None:
     try:
         selector = compile_selector(text)
     except SelectorError as error:

@@ -51,7 +51,7 @@ plans = st.dictionaries(st.integers(0, POINTS), st.sampled_from(["crash", "recov
 
 @settings(max_examples=500)
 @given(st.lists(st.sampled_from(VOTES), min_size=1, max_size=4), st.sampled_from(ENDINGS), plans, st.lists(plans, max_size=3))
-def test_no_weather_splits_a_transaction(votes: list[str], ending: str, plan: dict[int, str], later: list[dict[int, str]]) -> None:
+def test_random_faults_split_no_transaction(votes: list[str], ending: str, plan: dict[int, str], later: list[dict[int, str]]) -> None:
     world = World(votes)
     told = run(world, ending, Weather(world, plan))
     for each in later:  # recoveries with a weather of their own
@@ -73,7 +73,7 @@ operations = st.one_of(
 
 
 @given(st.lists(operations, max_size=40))
-def test_a_log_in_a_file_is_its_model_whoever_crashes(steps: list[tuple[str, int, int, Outcome | None]]) -> None:
+def test_file_log_equals_its_model_under_crashes(steps: list[tuple[str, int, int, Outcome | None]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log"
         logs = [FileLog(path), FileLog(path)]

@@ -25,7 +25,7 @@ from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 __all__ = ["topic"]  # fixtures
 
 
-def test_each_record_comes_once_and_is_in_flight_no_more(kafka: EmbeddedKafka, topic: str) -> None:
+def test_each_record_is_delivered_once_and_no_record_stays_in_flight(kafka: EmbeddedKafka, topic: str) -> None:
     produce(kafka.bootstrap, topic, values(1000))
     seen = Seen()
     with active(kafka, ActivationSpec(topics=(topic,), group=topic), seen):
@@ -36,7 +36,7 @@ def test_each_record_comes_once_and_is_in_flight_no_more(kafka: EmbeddedKafka, t
     assert Counter(seen.values) == Counter([*values(1000), "last"])
 
 
-def test_partition_is_taken_over_anew_after_failed_append_and_entry_that_comes_late_does_not_count(
+def test_failed_append_retakes_the_partition_and_a_late_entry_is_ignored(
     kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, doubtful = InboundLog.schedule, list[Ref]()
@@ -58,7 +58,7 @@ def test_partition_is_taken_over_anew_after_failed_append_and_entry_that_comes_l
     assert Counter(seen.values) == Counter(values(200))
 
 
-def test_a_pattern_takes_in_all_topics_that_it_names(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_topic_pattern_subscribes_to_all_matching_topics(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     create(kafka.bootstrap, f"{topic_prefix}.in.a", f"{topic_prefix}.in.b")
     for name in "ab":
         produce(kafka.bootstrap, f"{topic_prefix}.in.{name}", [name])
@@ -93,7 +93,7 @@ class Counting:
         self.closed = True
 
 
-def test_each_worker_has_an_instance_and_no_more_are_at_work_than_there_are_workers(kafka: EmbeddedKafka, topic: str) -> None:
+def test_each_worker_has_its_own_endpoint_instance_and_workers_limit_concurrency(kafka: EmbeddedKafka, topic: str) -> None:
     produce(kafka.bootstrap, topic, values(100))
     with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=Counting.workers), Counting):
         wait_for(lambda: len(Counting.seen) >= 100, "all records")
@@ -103,7 +103,7 @@ def test_each_worker_has_an_instance_and_no_more_are_at_work_than_there_are_work
     assert all(instance.closed for instance in Counting.made)
 
 
-def test_a_record_that_fails_is_tried_again_and_dead_in_the_end_and_can_be_sent_back(
+def test_failing_record_is_retried_then_dead_lettered_and_can_be_returned(
     kafka: EmbeddedKafka,
     topic: str,
     bascule: Bascule,  # noqa: F811
@@ -156,7 +156,7 @@ def test_a_record_that_fails_is_tried_again_and_dead_in_the_end_and_can_be_sent_
     tries.close()
 
 
-def test_dead_letters_may_have_another_topic(
+def test_dead_letter_topic_is_configurable(
     kafka: EmbeddedKafka,
     topic: str,
     bascule: Bascule,  # noqa: F811
@@ -174,7 +174,7 @@ def test_dead_letters_may_have_another_topic(
     assert "ValueError: never" in bascule("adapter", "dead-letters", "list", *at).stdout
 
 
-def test_a_record_whose_key_alone_is_too_large_for_the_dead_letters_holds_nobody_up_and_comes_back_whole(
+def test_record_with_key_too_large_for_dead_letters_blocks_no_other_and_returns_whole(
     kafka: EmbeddedKafka,
     topic: str,
     bascule: Bascule,  # noqa: F811
@@ -202,7 +202,7 @@ def test_a_record_whose_key_alone_is_too_large_for_the_dead_letters_holds_nobody
     assert (text(seen.records[1]), seen.records[1].key) == ("large", key.encode())
 
 
-def test_a_group_that_begins_at_the_end_takes_what_comes_from_then_on_also_while_it_has_no_member(kafka: EmbeddedKafka, topic: str) -> None:
+def test_group_starting_at_latest_also_reads_records_sent_while_the_group_has_no_member(kafka: EmbeddedKafka, topic: str) -> None:
     for partition in (0, 1):
         produce(kafka.bootstrap, topic, values(2000), partition=partition)
     seen, spec = Seen(), ActivationSpec(topics=(topic,), group=topic, start=Start.LATEST)
@@ -216,7 +216,7 @@ def test_a_group_that_begins_at_the_end_takes_what_comes_from_then_on_also_while
         nothing_in_flight(kafka, topic)
 
 
-def test_an_adapter_may_be_started_again(kafka: EmbeddedKafka, topic: str) -> None:
+def test_stopped_adapter_can_be_started_again(kafka: EmbeddedKafka, topic: str) -> None:
     adapter, seen = ResourceAdapter({"bootstrap.servers": kafka.bootstrap}), Seen()
     adapter.endpoint(ActivationSpec(topics=(topic,), group=topic))(seen)
     for number, value in enumerate(("one", "two")):
@@ -229,7 +229,7 @@ def test_an_adapter_may_be_started_again(kafka: EmbeddedKafka, topic: str) -> No
     assert adapter.status()[0].counts["delivered"] == 2
 
 
-def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, topic: str) -> None:
+def test_endpoint_metrics_are_served_to_prometheus(kafka: EmbeddedKafka, topic: str) -> None:
     adapter = ResourceAdapter({"bootstrap.servers": kafka.bootstrap})
     seen = Seen()
     adapter.endpoint(ActivationSpec(topics=(topic,), group=topic))(seen)
@@ -243,7 +243,7 @@ def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, to
     assert f'bascule_adapter_dead_letters{{group="{topic}"}} 0.0' in lines
 
 
-def test_a_log_that_cannot_be_read_holds_the_partition_up_and_nothing_of_it_is_passed_over(kafka: EmbeddedKafka, topic: str) -> None:
+def test_activation_refuses_to_start_on_unreadable_inbound_log(kafka: EmbeddedKafka, topic: str) -> None:
     produce(kafka.bootstrap, topic, ["one"])
     spec = ActivationSpec(topics=(topic,), group=topic)
     with active(kafka, spec, Seen()) as activation:
@@ -255,7 +255,7 @@ def test_a_log_that_cannot_be_read_holds_the_partition_up_and_nothing_of_it_is_p
             again.start()
 
 
-def test_a_member_with_a_name_whose_request_to_join_comes_twice_joins_again_by_itself(kafka: EmbeddedKafka, topic: str) -> None:
+def test_static_member_rejoins_after_duplicated_join_request(kafka: EmbeddedKafka, topic: str) -> None:
     """As over a pause of Kafka: the client repeats the request, and is fenced by itself."""
     produce(kafka.bootstrap, topic, values(10))
     seen = Seen()
@@ -266,7 +266,7 @@ def test_a_member_with_a_name_whose_request_to_join_comes_twice_joins_again_by_i
             assert (twice.hit, activation.status().running) == (True, True)
 
 
-def test_of_two_members_of_one_name_one_stands_still_and_says_so_and_the_other_reads_on(kafka: EmbeddedKafka, topic: str) -> None:
+def test_of_two_members_with_same_instance_id_one_stops_with_reason_and_the_other_reads_on(kafka: EmbeddedKafka, topic: str) -> None:
     spec, seen = ActivationSpec(topics=(topic,), group=topic), Seen()
     with active(kafka, spec, seen, group_instance_id="one") as first, active(kafka, spec, seen, group_instance_id="one") as second:
         wait_for(lambda: not (first.status().running and second.status().running), "one of them to stand still", 90)

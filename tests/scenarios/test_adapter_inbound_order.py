@@ -25,7 +25,7 @@ from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 __all__ = ["topic"]  # fixtures
 
 
-def test_who_waits_for_a_next_try_holds_nobody_up(kafka: EmbeddedKafka, topic: str) -> None:
+def test_record_waiting_for_retry_blocks_no_other_record(kafka: EmbeddedKafka, topic: str) -> None:
     def act(record: Record) -> None:
         if record.key == b"slow":
             raise ValueError("later")
@@ -40,7 +40,7 @@ def test_who_waits_for_a_next_try_holds_nobody_up(kafka: EmbeddedKafka, topic: s
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
-def test_records_that_belong_together_keep_their_order_though_one_fails(kafka: EmbeddedKafka, topic: str, order: Order) -> None:
+def test_records_of_one_key_or_partition_keep_their_order_when_a_record_fails(kafka: EmbeddedKafka, topic: str, order: Order) -> None:
     at_work: Counter[object] = Counter()
     overlaps = []
 
@@ -66,7 +66,7 @@ def test_records_that_belong_together_keep_their_order_though_one_fails(kafka: E
     assert Counter(seen.values) == Counter(values(60))
 
 
-def test_a_failure_count_outlives_the_member_where_order_is_kept(kafka: EmbeddedKafka, topic: str) -> None:
+def test_failure_count_survives_change_of_member_in_partition_order(kafka: EmbeddedKafka, topic: str) -> None:
     def act(record: Record) -> None:
         if record.failures < 2:
             raise ValueError("not yet")
@@ -81,7 +81,7 @@ def test_a_failure_count_outlives_the_member_where_order_is_kept(kafka: Embedded
     assert (seen.records[0].failures, seen.records[0].redelivered) == (2, True)
 
 
-def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_taken_for_success(
+def test_hanging_worker_is_reported_and_replaced_and_its_late_result_is_ignored(
     kafka: EmbeddedKafka, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
@@ -108,7 +108,7 @@ def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_tak
 
 
 @pytest.mark.slow
-def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: EmbeddedKafka, topic: str) -> None:
+def test_partition_moves_to_another_member_after_its_running_records_finish(kafka: EmbeddedKafka, topic: str) -> None:
     seen = Seen(lambda _: time.sleep(0.005))
     spec = ActivationSpec(topics=(topic,), group=topic, workers=4)
     produce(kafka.bootstrap, topic, values(300))
@@ -127,7 +127,7 @@ def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: 
     assert Counter(seen.values) == Counter([*values(300), "x", "y", "z", "last"])
 
 
-def test_a_source_that_is_not_there_is_told_and_read_when_it_is(
+def test_missing_source_topic_is_reported_and_read_after_its_creation(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HOUSEKEEP_S", 0.2)
@@ -145,7 +145,7 @@ def limit(kafka: EmbeddedKafka, topic: str, size_bytes: int) -> None:
     set_topic(kafka.bootstrap, topic, "max.message.bytes", str(size_bytes))
 
 
-def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_there_is_room(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_letter_too_large_for_retry_topic_is_named_and_returned_after_limit_is_raised(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Else it stood before all others, and nobody knew which it was."""
     retry, dead = f"{topic_prefix}.retry", f"{topic_prefix}.dead-letter"
     create(kafka.bootstrap, retry, dead, partitions=1)
@@ -167,9 +167,7 @@ def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_ther
     watcher.close()
 
 
-def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_the_trouble_of_its_endpoint_until_there_is(
-    kafka: EmbeddedKafka, topic: str
-) -> None:
+def test_endpoint_reports_record_too_large_for_dead_letter_topic_until_limit_is_raised(kafka: EmbeddedKafka, topic: str) -> None:
     dead = f"{topic}.dead-letter"
     Topics({"bootstrap.servers": kafka.bootstrap}).create(dead, 1, {"max.message.bytes": "100"})
 

@@ -39,7 +39,7 @@ def bodies(url: str, queue: Queue) -> list[object]:
         return [message.body for message in context.browse(queue)]
 
 
-def test_received_message_row_record_and_sent_message_are_one_transaction_of_an_endpoint(
+def test_endpoint_commits_received_message_row_record_and_sent_message_in_one_transaction(
     kafka: EmbeddedKafka, topic_prefix: str, system: System
 ) -> None:
     url = PYTHON_FAILOVER.format(system.url)
@@ -110,11 +110,11 @@ def kill_at(billing: Billing, points: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_member_is_killed_between_prepare_and_commit_of_messages_row_and_record(billing: Billing) -> None:
+def test_member_kill_at_selected_commit_points_keeps_messages_rows_and_records_exactly_once(billing: Billing) -> None:
     kill_at(billing, SHORT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_member_is_killed_at_each_point_between_prepare_and_commit_of_messages_row_and_record(billing: Billing) -> None:
+def test_member_kill_at_every_commit_point_keeps_messages_rows_and_records_exactly_once(billing: Billing) -> None:
     kill_at(billing, PREPARED)

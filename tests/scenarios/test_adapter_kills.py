@@ -132,24 +132,24 @@ def kill_at(group: Group, names: list[str]) -> None:
     last.kill()
 
 
-def test_a_member_is_killed_at_points_of_a_delivery(group: Group) -> None:
+def test_member_kill_at_selected_delivery_points_handles_each_record_once(group: Group) -> None:
     kill_at(group, [f"{name}:1" for name in SHORT])
 
 
 @pytest.mark.slow
-def test_what_was_in_flight_before_its_offset_was_committed_is_not_read_again_when_it_is_done(group: Group) -> None:
+def test_finished_record_is_not_reread_after_member_kill_before_offset_commit(group: Group) -> None:
     kill_at(group, ["inbound.log.after:1", "inbound.done.after:1", "inbound.done.after:2"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_member_is_killed_at_each_of_its_points(group: Group) -> None:
+def test_member_kill_at_every_inbound_crash_point_handles_each_record_once(group: Group) -> None:
     kill_at(group, [f"{name}:1" for name in INBOUND])
     # With others at work beside it.
     kill_at(group, [f"{name}:3" for name in INBOUND if name.startswith(("inbound.deliver", "inbound.claim", "inbound.done"))])
 
 
-def test_a_member_told_to_end_finishes_what_is_at_work_and_leaves_the_rest_in_flight(group: Group) -> None:
+def test_terminated_member_finishes_its_running_record_and_leaves_the_rest_in_flight(group: Group) -> None:
     group.where = replace(group.where, workers=1)
     group.send("hold", "plain", "plain", partition=0)
     first = group.start()
@@ -168,7 +168,7 @@ def test_a_member_told_to_end_finishes_what_is_at_work_and_leaves_the_rest_in_fl
     group.check()
 
 
-def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_done(group: Group) -> None:
+def test_paused_member_commits_no_record_that_its_successor_has_finished(group: Group) -> None:
     """Of both its partitions one record is at work, and its offset is committed."""
     group.where = replace(group.where, workers=2)
     for partition in (0, 1):
@@ -192,7 +192,7 @@ def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_don
 
 
 @pytest.mark.slow
-def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_nothing_from_who_has_them_by_then(group: Group) -> None:
+def test_member_paused_before_taking_its_partitions_takes_none_from_their_new_owner(group: Group) -> None:
     group.where = replace(group.where, workers=2)
     first = group.start("m1", armed="inbound.take.before:1:stop")
     wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the first member to stand still")
@@ -214,7 +214,7 @@ def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_noth
 
 
 @pytest.mark.slow
-def test_what_failed_is_tried_again_by_the_next_member_though_the_group_begins_at_the_end(group: Group) -> None:
+def test_failed_record_is_retried_by_next_member_of_a_group_starting_at_latest(group: Group) -> None:
     group.where = replace(group.where, start="latest")
     for partition in (0, 1):
         produce(group.bootstrap, group.where.topic, ["before the group began"], partition=partition)
@@ -229,7 +229,7 @@ def test_what_failed_is_tried_again_by_the_next_member_though_the_group_begins_a
     group.check()
 
 
-def test_a_partition_that_moves_under_load_takes_no_record_with_it_twice(group: Group) -> None:
+def test_partition_moved_under_load_handles_no_record_twice(group: Group) -> None:
     group.start("m1")
     group.send(*["plain"] * 40)
     wait_for(lambda: len(group.rows()) > 5, "the first rows")
@@ -242,7 +242,7 @@ def test_a_partition_that_moves_under_load_takes_no_record_with_it_twice(group: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_members_are_killed_and_stopped_at_random_under_load(group: Group) -> None:
+def test_random_member_kills_and_pauses_under_load_handle_each_record_once(group: Group) -> None:
     chosen = random.Random(4)
     members = {name: group.start(name) for name in ("m1", "m2", "m3")}
     for round_ in range(20):

@@ -40,7 +40,7 @@ def alter(kafka: EmbeddedKafka, kind: ResourceType, name: str, settings: Mapping
         future.result()
 
 
-def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_done(
+def test_member_paused_past_log_compaction_does_not_see_finished_record_as_in_flight(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What says that it is done may be gone by then."""

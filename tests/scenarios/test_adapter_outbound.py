@@ -37,11 +37,11 @@ def watcher(kafka: EmbeddedKafka, topic: str) -> Iterator[Watcher]:
     watching.close()
 
 
-def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
+def test_plain_connection_sends_records_and_refuses_transactions(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
     factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, limits=PoolLimits(most=1, wait_s=0.05))
     with factory.connection() as connection:
         connection.send(topic, b"one", b"key", headers=[("name", b"value")], timestamp_ms=1000)
-        with pytest.raises(PoolExhausted, match="test_a_plain_connection_stores_what_it_is_given"):
+        with pytest.raises(PoolExhausted, match="test_plain_connection_sends_records_and_refuses_transactions"):
             factory.connection()
         with pytest.raises(OutOfOrder, match="no transactions"), connection.transaction():
             pass
@@ -54,7 +54,7 @@ def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic:
     factory.close()
 
 
-def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
+def test_kafka_transaction_writes_all_its_records_or_none(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
     factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic))
     with factory.connection() as connection:
         with suppress(ZeroDivisionError), connection.transaction():
@@ -69,7 +69,7 @@ def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: 
     factory.close()
 
 
-def test_a_commit_that_was_not_answered_is_not_repeated_though_another_factory_has_the_same_id(
+def test_unanswered_commit_is_not_repeated_when_another_factory_has_the_same_id(
     kafka: EmbeddedKafka, topic: str, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic)) for _ in range(2))
@@ -92,7 +92,7 @@ def test_a_commit_that_was_not_answered_is_not_repeated_though_another_factory_h
         each.close()
 
 
-def test_sends_in_the_current_transaction_are_committed_with_its_rows_and_rolled_back_with_them(
+def test_sends_in_current_transaction_commit_and_roll_back_with_its_rows(
     kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic: str, watcher: Watcher, tmp_path: Path
 ) -> None:
     table = "outbound_" + "".join(filter(str.isalnum, topic))[-40:]
@@ -123,7 +123,7 @@ def test_sends_in_the_current_transaction_are_committed_with_its_rows_and_rolled
         each.close()
 
 
-def test_a_jms_message_becomes_the_record_that_a_divert_would_make(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
+def test_jms_message_sent_by_adapter_becomes_the_same_record_as_by_a_divert(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
     factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap})
     with factory.connection() as connection:
         session = connection.jms(key="property:order")

@@ -21,7 +21,7 @@ SLOW = 40
 
 
 @pytest.mark.slow
-def test_slow_endpoint_of_a_pool_holds_up_no_other_and_both_end_in_order(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_slow_endpoint_blocks_no_other_endpoint_of_its_pool_and_both_stop_cleanly(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     slow_topic, quick_topic = f"{topic_prefix}.slow", f"{topic_prefix}.quick"
     create(kafka.bootstrap, slow_topic, quick_topic)
     go_on, at_work = threading.Event(), threading.Semaphore(0)

@@ -82,7 +82,7 @@ def shop(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Shop]:
 
 
 @pytest.mark.slow
-def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_late_work_of_a_hung_worker_has_no_effect(shop: Shop, kafka: EmbeddedKafka) -> None:
     go_on = threading.Event()
 
     def work(record: Record) -> None:
@@ -101,7 +101,7 @@ def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: Emb
         assert activation.status().counts["hung"] == 1
 
 
-def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_unavailable_resource_does_not_count_as_failure_of_the_record(shop: Shop, kafka: EmbeddedKafka) -> None:
     shop.fail = {"db.start.before": 2, "db.prepare.before": 1}
     with shop.active(shop.work, retries=0) as activation:
         produce(kafka.bootstrap, shop.topic, ["one"])
@@ -112,7 +112,7 @@ def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: 
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_while_a_record_is_handled_is_no_failure_of_the_record(
+def test_broker_kill_during_handling_does_not_count_as_failure_of_the_record(
     kafka: EmbeddedKafka, topic_prefix: str, system: System
 ) -> None:
     queue, kills = Queue(topic_prefix), iter(range(2))
@@ -143,7 +143,7 @@ def test_a_broker_that_is_killed_while_a_record_is_handled_is_no_failure_of_the_
 
 
 @pytest.mark.parametrize("at", ["log.decide.before", "log.decide.after"])
-def test_a_record_whose_transaction_is_in_doubt_waits_for_its_outcome(shop: Shop, kafka: EmbeddedKafka, at: str) -> None:
+def test_record_with_transaction_in_doubt_waits_for_the_outcome(shop: Shop, kafka: EmbeddedKafka, at: str) -> None:
     shop.fail = {at: 1}
     with shop.active(shop.work):
         produce(kafka.bootstrap, shop.topic, ["one"])
@@ -152,7 +152,7 @@ def test_a_record_whose_transaction_is_in_doubt_waits_for_its_outcome(shop: Shop
         shop.done("one", "two")
 
 
-def test_a_record_that_fails_goes_to_the_retry_topic_once_and_its_rows_are_rolled_back(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_failed_record_is_written_to_retry_topic_once_per_failure_and_its_rows_roll_back(shop: Shop, kafka: EmbeddedKafka) -> None:
     def work(record: Record) -> None:
         shop.work(record)
         if record.failures < 2:

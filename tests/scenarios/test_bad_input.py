@@ -56,7 +56,7 @@ def bascule(directory: Path, *arguments: str, **env: str) -> subprocess.Complete
     ],
     ids=["HTTP", "AMQP 0.9", "noise", "noise in SASL", "a frame of 2 GiB", "noise in AMQP", "a broken frame", "a transfer before open"],
 )
-def test_garbage_on_the_port_is_hung_up_on_and_others_work_on(
+def test_broker_disconnects_peer_that_sends_garbage_and_serves_other_clients(
     connect_to: Connect, system: System, queue: str, said: bytes, answer: bytes
 ) -> None:
     connection = connect_to(system.url)
@@ -97,7 +97,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_peer_harms_its_own_connection_and_others_work_on(connect_to: Connect, system: System, queue: str, said: bytes) -> None:
+def test_hostile_peer_harms_only_its_own_connection(connect_to: Connect, system: System, queue: str, said: bytes) -> None:
     connection = connect_to(system.url)
     producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
     epoch = system.status()["gauges"]["epoch"]
@@ -115,7 +115,7 @@ def test_a_hostile_peer_harms_its_own_connection_and_others_work_on(connect_to: 
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_named_with_its_setting(system: System, tmp_path: Path) -> None:
+def test_broker_error_for_a_port_in_use_names_the_setting(system: System, tmp_path: Path) -> None:
     for setting, port in (("--amqp-port", system.port), ("--admin-port", system.admin_port)):
         ports = {"--amqp-port": 0, "--admin-port": 0, setting: port}
         done = bascule(
@@ -129,7 +129,7 @@ def test_a_port_in_use_is_named_with_its_setting(system: System, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_unreachable_kafka_is_named_with_its_setting(tmp_path: Path, free_port: int) -> None:
+def test_error_for_unreachable_kafka_names_the_setting(tmp_path: Path, free_port: int) -> None:
     done = bascule(tmp_path, "broker", "--amqp-port", "0", "--admin-port", "0", BASCULE_KAFKA__BOOTSTRAP_SERVERS=f"127.0.0.1:{free_port}")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"error: no Kafka answers at 127.0.0.1:{free_port} (kafka.bootstrap_servers)")
@@ -145,7 +145,7 @@ def test_an_unreachable_kafka_is_named_with_its_setting(tmp_path: Path, free_por
     ],
     ids=["unknown setting", "wrong selector", "wrong topic", "no TOML"],
 )
-def test_a_wrong_configuration_stops_the_start_with_file_and_key(tmp_path: Path, config: str, texts: list[str]) -> None:
+def test_invalid_configuration_stops_the_start_and_error_names_file_and_key(tmp_path: Path, config: str, texts: list[str]) -> None:
     file = tmp_path / "bascule.toml"
     file.write_text(config)
     done = bascule(tmp_path, "up", "--config", str(file), "--data-dir", str(tmp_path / "data"))

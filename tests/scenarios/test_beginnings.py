@@ -63,7 +63,7 @@ def killed_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield
 
 
-def test_diverts_start_though_a_driver_was_killed_when_it_registered_them_first(
+def test_diverts_start_after_driver_kill_during_their_first_registration(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(kafka, topic_prefix)
@@ -72,7 +72,7 @@ def test_diverts_start_though_a_driver_was_killed_when_it_registered_them_first(
     assert journal.take("second").offset == 0
 
 
-def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joined_the_others(
+def test_divert_keeps_its_position_after_driver_kill_during_the_join(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = carried_journal(kafka, topic_prefix)
@@ -93,7 +93,7 @@ def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joine
         *(pytest.param(key, marks=pytest.mark.slow) for key in ("divert:gone/{}/0", "ingress:shelved/a/0", "ingress:shelved")),
     ],
 )
-def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_starts(
+def test_driver_start_ends_the_transaction_that_a_killed_writer_left_open(
     kafka: EmbeddedKafka, topic_prefix: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself it ends after five minutes, whatever the driver takes."""
@@ -166,7 +166,7 @@ def source(kafka: EmbeddedKafka, topic_prefix: str) -> Source:
 
 
 @pytest.mark.parametrize("killed", [killed_by_a_source, killed_in_a_commit])
-def test_an_ingress_begins_as_a_new_one_though_a_driver_was_killed_when_it_began_first(
+def test_ingress_starts_as_new_after_driver_kill_during_its_first_start(
     source: Source, killed: Callable[[pytest.MonkeyPatch], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = source.drivers
@@ -175,7 +175,7 @@ def test_an_ingress_begins_as_a_new_one_though_a_driver_was_killed_when_it_began
     assert source.take(second) == [RECORDS, RECORDS]
 
 
-def test_what_a_known_ingress_finds_later_counts_from_its_first_record(source: Source) -> None:
+def test_known_ingress_reads_a_later_partition_from_its_first_record(source: Source) -> None:
     first, second = source.drivers
     assert source.take(first) == [RECORDS, RECORDS]
     source.put(0)
@@ -184,7 +184,7 @@ def test_what_a_known_ingress_finds_later_counts_from_its_first_record(source: S
     assert source.take(second, 3) == [RECORDS, RECORDS, 0]
 
 
-def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(source: Source) -> None:
+def test_replaced_driver_takes_neither_its_old_sources_nor_new_partitions(source: Source) -> None:
     first, second = source.drivers
     source.take(first)
     source.take(second)
@@ -196,7 +196,7 @@ def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(so
     assert source.stored() == taken
 
 
-def test_an_ingress_goes_on_though_the_record_that_it_is_known_is_gone(source: Source) -> None:
+def test_ingress_continues_after_loss_of_its_registration_record(source: Source) -> None:
     for name in ("before", "first"):
         assert source.take(Positions(source.pipelines, name)) == [RECORDS, RECORDS]
     forget(source.pipelines.kafka["bootstrap.servers"], source.pipelines.topics.prefix, "ingress:in")
@@ -204,9 +204,7 @@ def test_an_ingress_goes_on_though_the_record_that_it_is_known_is_gone(source: S
     assert source.take(source.drivers[1], 3) == [RECORDS, RECORDS, 0]
 
 
-def test_a_driver_that_stood_still_before_it_had_all_sources_takes_none_from_its_successor(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_paused_while_taking_sources_takes_none_from_its_successor(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = source.drivers
     source.take(Positions(source.pipelines, "before"))
     take = Positions._take_source
@@ -222,7 +220,7 @@ def test_a_driver_that_stood_still_before_it_had_all_sources_takes_none_from_its
     assert all(position.owner.startswith("second") for position in source.stored().values())
 
 
-def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out_once(source: Source) -> None:
+def test_ingress_with_recreated_topic_starts_again_after_one_run_without_the_ingress(source: Source) -> None:
     first, second = source.drivers
     source.take(first)
     source.create_anew()
@@ -237,7 +235,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
 
 
 @pytest.mark.slow
-def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: Source) -> None:
+def test_ingress_continues_in_a_topic_that_was_temporarily_removed_from_its_configuration(source: Source) -> None:
     first, second = source.drivers
     assert source.take(first) == [RECORDS, RECORDS]
     second.take_sources("ingress:in", {}, StartPosition(LATEST), lambda topic: topic != source.topic)
@@ -246,7 +244,7 @@ def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: 
     assert source.take(Positions(source.pipelines, "third")) == [RECORDS, RECORDS]
 
 
-def test_an_ingress_that_ran_before_its_topic_was_there_reads_it_from_its_first_record(
+def test_ingress_started_before_its_topic_exists_reads_the_topic_from_the_first_record(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_spark(monkeypatch)

@@ -86,7 +86,7 @@ def wait_in_traffic(session: Session, queue: str, condition: Callable[[], Any], 
     return wait_for(found, what)
 
 
-def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_that(
+def test_old_message_does_not_stop_the_trim_of_the_journal_and_survives_in_the_store(
     bounded: System, connect_to: Connect, name: str, queue: str
 ) -> None:
     session = connect_to(bounded.failover_url).session()
@@ -104,7 +104,7 @@ def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_
     assert bounded.depth(f"{name}.old") == 0
 
 
-def test_what_ingresses_brought_is_trimmed_once_the_journal_has_it(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
+def test_ingress_topic_is_trimmed_after_the_journal_has_its_messages(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
     session = connect_to(bounded.failover_url).session()
     session.producer(queue)  # it is there
     producer = clients.producer({"bootstrap.servers": bounded.bootstrap})
@@ -119,9 +119,7 @@ def test_what_ingresses_brought_is_trimmed_once_the_journal_has_it(bounded: Syst
     assert [message.body for message in messages] == [str(number) for number in range(MESSAGES)]
 
 
-def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_killed(
-    bounded: System, connect_to: Connect, name: str, queue: str
-) -> None:
+def test_repeated_send_is_recognised_after_trim_and_broker_kill(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
     kafka = {"bootstrap.servers": bounded.bootstrap}
     with connect(PYTHON_FAILOVER.format(bounded.url), timeout_s=60.0) as context:
         producer, own_id = context.producer(Queue(name)), {"_AMQ_DUPL_ID": name}
@@ -139,7 +137,7 @@ def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_kil
         assert [message.body for message in context.browse(Queue(name))] == ["new"]
 
 
-def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(bounded: System, connect_to: Connect, queue: str) -> None:
+def test_stalled_pipeline_pins_the_journal_up_to_the_configured_quota(bounded: System, connect_to: Connect, queue: str) -> None:
     kafka = {"bootstrap.servers": bounded.bootstrap}
     topics = Topics(kafka)
     topics.create(f"{PREFIX}.positions", POSITION_PARTITIONS, {"cleanup.policy": "compact"})
@@ -174,7 +172,7 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     wait_in_traffic(session, queue, lambda: first_offset(bounded) > at, "the journal to be trimmed all the same")
 
 
-def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_keep(
+def test_waiting_messages_and_records_without_snapshot_are_shown_as_pins(
     bounded: System, connect_to: Connect, name: str, queue: str
 ) -> None:
     session = connect_to(bounded.failover_url).session()

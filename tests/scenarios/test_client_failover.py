@@ -38,7 +38,7 @@ def client(url: str, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any
     return connect(PYTHON_FAILOVER.format(url), acknowledge=acknowledge, timeout_s=60.0, **options)
 
 
-def test_no_send_is_lost_or_doubled_or_out_of_order_though_the_broker_is_killed(system: System, name: str) -> None:
+def test_sends_survive_broker_kills_without_loss_duplicates_or_reordering(system: System, name: str) -> None:
     queue = Queue(name)
     stored: list[str] = []
     enough = threading.Event()
@@ -64,7 +64,7 @@ def test_no_send_is_lost_or_doubled_or_out_of_order_though_the_broker_is_killed(
         assert all_in(context, queue, len(stored)) == stored
 
 
-def test_a_blocking_send_returns_once_its_repetition_is_stored_and_it_is_there_once(system: System, name: str) -> None:
+def test_blocking_send_with_lost_answer_is_repeated_and_stored_once(system: System, name: str) -> None:
     queue = Queue(name)
     with Proxy(system.port) as proxy, client(proxy.url) as context:
         context.send(queue, "first")
@@ -76,7 +76,7 @@ def test_a_blocking_send_returns_once_its_repetition_is_stored_and_it_is_there_o
         assert all_in(context, queue, 2) == ["first", "second"]
 
 
-def test_a_commit_whose_answer_is_lost_is_in_doubt_and_whole_in_the_broker(system: System, name: str) -> None:
+def test_commit_with_lost_answer_is_in_doubt_and_complete_in_the_broker(system: System, name: str) -> None:
     queue = Queue(name)
 
     def work(context: Context, proxy: Proxy, cutting: threading.Thread) -> None:
@@ -93,7 +93,7 @@ def test_a_commit_whose_answer_is_lost_is_in_doubt_and_whole_in_the_broker(syste
         assert all_in(context, queue, 2) == ["a", "b"]
 
 
-def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(system: System, name: str) -> None:
+def test_transaction_interrupted_by_broker_kill_rolls_back_and_can_be_repeated(system: System, name: str) -> None:
     source, target = Queue(f"{name}.in"), Queue(f"{name}.out")
     killed = Counter[str]()
     with client(system.url) as context, client(system.url) as reader:
@@ -119,9 +119,7 @@ def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(syst
 
 
 @pytest.mark.parametrize("received_again", [0, 3])
-def test_a_batch_that_an_interruption_falls_into_comes_again_and_each_message_is_taken_once(
-    system: System, name: str, received_again: int
-) -> None:
+def test_interrupted_batch_is_redelivered_and_each_message_is_consumed_once(system: System, name: str, received_again: int) -> None:
     queue, count = Queue(name), 60
     taken: list[Any] = []
     cuts = iter(range(3))
@@ -141,7 +139,7 @@ def test_a_batch_that_an_interruption_falls_into_comes_again_and_each_message_is
     assert system.depth(name) == 0
 
 
-def test_messages_that_were_not_acknowledged_come_again_marked_and_the_listener_goes_on(system: System, name: str) -> None:
+def test_listener_gets_unacknowledged_messages_marked_redelivered_after_broker_kill(system: System, name: str) -> None:
     queue = Queue(name)
     seen: list[tuple[Any, bool]] = []
     with client(system.url) as sender, client(system.url, Acknowledge.CLIENT) as context:
@@ -153,7 +151,7 @@ def test_messages_that_were_not_acknowledged_come_again_marked_and_the_listener_
         assert seen == [("1", False), ("2", False), ("3", False), ("1", True), ("2", True), ("3", True)]
 
 
-def test_durable_subscriptions_and_temporary_queues_are_there_again_after_a_kill(system: System, name: str) -> None:
+def test_durable_subscriptions_and_temporary_queues_are_restored_after_broker_kill(system: System, name: str) -> None:
     topic = Topic(name)
     with client(system.url, client_id=name) as context, client(system.url) as service:
         subscription = context.durable_consumer(topic, name)
@@ -174,7 +172,7 @@ def test_durable_subscriptions_and_temporary_queues_are_there_again_after_a_kill
         context.unsubscribe(name)
 
 
-def test_the_asyncio_face_loses_and_doubles_nothing_though_the_broker_is_killed(system: System, name: str) -> None:
+def test_asyncio_client_loses_and_doubles_no_message_when_the_broker_is_killed(system: System, name: str) -> None:
     queue = Queue(name)
 
     async def main() -> list[Any]:
@@ -193,7 +191,7 @@ def test_the_asyncio_face_loses_and_doubles_nothing_though_the_broker_is_killed(
     system.broker.wait_ready()
 
 
-def test_a_worker_that_repeats_its_transaction_until_it_is_whole_moves_each_message_once(system: System, name: str) -> None:
+def test_worker_repeating_failed_transactions_moves_each_message_once_across_broker_kills(system: System, name: str) -> None:
     source, target = Queue(f"{name}.in"), Queue(f"{name}.out")
     count = 60
     with client(system.url) as context, client(system.url) as reader:
@@ -227,7 +225,7 @@ def test_a_worker_that_repeats_its_transaction_until_it_is_whole_moves_each_mess
         assert all_in(reader, source, 0) == []
 
 
-def test_a_listener_is_told_that_its_queue_is_deleted_and_the_other_of_its_context_goes_on(system: System, name: str) -> None:
+def test_listener_of_deleted_queue_gets_an_error_and_other_listeners_continue(system: System, name: str) -> None:
     told: list[BasculeError] = []
     heard: list[Any] = []
     other = Queue(f"{name}.other")
@@ -245,9 +243,7 @@ def test_a_listener_is_told_that_its_queue_is_deleted_and_the_other_of_its_conte
     ]
 
 
-def test_a_receive_with_messages_sent_ahead_asks_a_broker_that_answers_late_before_it_says_that_there_is_nothing(
-    system: System, name: str
-) -> None:
+def test_receive_waits_for_slow_broker_before_it_reports_no_message(system: System, name: str) -> None:
     with client(system.url) as context, ThreadPoolExecutor(1) as receiving:
         context.send(Queue(name), "waits")
         context.stop()
@@ -267,7 +263,7 @@ def test_a_receive_with_messages_sent_ahead_asks_a_broker_that_answers_late_befo
         assert message.body == "comes later"
 
 
-def test_so_it_is_with_asyncio(system: System, name: str) -> None:
+def test_asyncio_receive_waits_for_slow_broker_before_it_reports_no_message(system: System, name: str) -> None:
     async def receive() -> None:
         async with connect_async(PYTHON_FAILOVER.format(system.url), timeout_s=60.0) as context:
             await context.send(Queue(name), "waits")

@@ -81,17 +81,23 @@ def walk(kafka: EmbeddedKafka, directory: Path, prefix: str, points: dict[str, i
         mortal.system.__exit__()
 
 
-def test_a_broker_is_ended_at_one_point_after_the_other(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_broker_crash_at_selected_points_in_turn_loses_and_doubles_no_message(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
     walk(kafka, tmp_path, topic_prefix, dict.fromkeys(SHORT, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKER)
-def test_a_broker_is_ended_at_the_first_pass(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+def test_broker_crash_at_first_pass_of_a_point_loses_and_doubles_no_message(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str
+) -> None:
     walk(kafka, tmp_path, topic_prefix, {name: 1})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BROKER if not name.startswith(ONCE_A_LIFE)])
-def test_a_broker_is_ended_at_a_later_pass(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+def test_broker_crash_at_third_pass_of_a_point_loses_and_doubles_no_message(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str
+) -> None:
     walk(kafka, tmp_path, topic_prefix, {name: 3})

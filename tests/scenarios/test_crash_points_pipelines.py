@@ -36,7 +36,9 @@ pytestmark = pytest.mark.timeout(3600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SINK)
-def test_a_users_job_is_ended_around_the_commit_of_a_batch(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+def test_user_job_crash_around_batch_commit_writes_each_record_once(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str
+) -> None:
     bridge = Bridge(kafka, topic_prefix, tmp_path)
     bridge.topics.create(f"{topic_prefix}.ingress", 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})
     armed = {ARMED_VARIABLE: f"{name}:2", ONCE_VARIABLE: str(tmp_path)}
@@ -75,7 +77,7 @@ def dead_letters(reader: Reader, pipeline: str) -> list[bytes]:
 @pytest.mark.parametrize(
     "walk", [pytest.param(walk, id=name, marks=[] if walk is SHORT else [pytest.mark.slow]) for name, walk in WALKS.items()]
 )
-def test_pipelines_are_ended_at_one_point_after_the_other(
+def test_pipelines_crash_at_points_in_turn_writes_each_record_once(
     walk: list[str], kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = tmp_path / "crashed"

@@ -39,7 +39,7 @@ def end_at(name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: 
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_transaction_is_ended_at_a_point(
+def test_transaction_crash_at_a_selected_point_leaves_all_resources_committed_or_none(
     name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_at(name, kafka, postgres, topic_prefix, tmp_path, monkeypatch)
@@ -47,7 +47,7 @@ def test_a_transaction_is_ended_at_a_point(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_transaction_is_ended_at_each_point(
+def test_transaction_crash_at_every_point_leaves_all_resources_committed_or_none(
     name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_at(name, kafka, postgres, topic_prefix, tmp_path, monkeypatch)

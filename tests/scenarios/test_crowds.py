@@ -87,25 +87,25 @@ def churn(kafka: EmbeddedKafka, directory: Path, prefix: str, per_second: int, s
         assert "Traceback" not in system.broker.said()
 
 
-def test_a_client_among_idle_connections_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+def test_idle_connections_do_not_disturb_a_client(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
     idle(kafka, tmp_path, topic_prefix, 300)
 
 
-def test_a_client_among_connections_that_come_and_go_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+def test_connection_churn_does_not_disturb_a_client(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
     churn(kafka, tmp_path, topic_prefix, 50, 5)
 
 
 @pytest.mark.slow
-def test_a_client_among_3000_idle_connections_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+def test_3000_idle_connections_do_not_disturb_a_client(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
     idle(kafka, tmp_path, topic_prefix, int(os.environ.get("BASCULE_IDLE_CONNECTIONS", "3000")))
 
 
 @pytest.mark.slow
-def test_a_client_among_500_connections_a_second_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+def test_500_connections_per_second_do_not_disturb_a_client(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
     churn(kafka, tmp_path, topic_prefix, 500, 30)
 
 
-def test_more_clients_than_descriptors_take_nothing_from_those_that_are_there(
+def test_connections_beyond_descriptor_limit_are_refused_without_harm_to_connected_clients(
     kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
     """Those beyond are refused; the broker still gets to Kafka and its files, and its administrator to it."""

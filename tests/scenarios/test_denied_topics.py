@@ -70,7 +70,7 @@ def send(bridge: Bridge, *sent: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_nothing_up(
+def test_message_for_denied_topic_is_dead_lettered_and_blocks_no_other_message(
     guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:
     seen, new = f"{topic_prefix}.closed.seen", f"{topic_prefix}.closed.new"
@@ -93,7 +93,7 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
     assert bridge.dead() == ["by-address: 0", "by-address: 2", "by-address: 4"]
 
 
-def test_a_right_that_is_taken_away_from_a_pipeline_at_work_holds_nothing_up(
+def test_write_permission_revoked_from_running_pipeline_blocks_no_other_message(
     guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:
     shut, fixed = f"{topic_prefix}.shut", f"{topic_prefix}.fixed"

@@ -59,7 +59,7 @@ def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(dat
         assert read(again, "t", 3) == [b"1", b"2", b"3"]
 
 
-def test_who_has_asked_for_offsets_before_kafka_died_is_answered_when_it_is_back(data_dir: Path) -> None:
+def test_offset_query_is_answered_soon_after_kafka_restart(data_dir: Path) -> None:
     """Not when the client looks at the topic's leader anew by itself, which takes it minutes."""
     with EmbeddedKafka(data_dir) as kafka:
         produce(kafka, "t", [b"one"])
@@ -70,13 +70,13 @@ def test_who_has_asked_for_offsets_before_kafka_died_is_answered_when_it_is_back
         assert history.latest() == 1
 
 
-def test_a_record_of_64_mib_is_taken(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_kafka_accepts_a_record_of_64_mib(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     large = os.urandom(1 << 20) * 64
     produce(kafka, topic_prefix, [large])
     assert read(kafka, topic_prefix, 1) == [large]
 
 
-def test_a_port_in_use_is_named_with_its_setting(data_dir: Path) -> None:
+def test_kafka_error_for_a_port_in_use_names_the_setting(data_dir: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -85,7 +85,7 @@ def test_a_port_in_use_is_named_with_its_setting(data_dir: Path) -> None:
             EmbeddedKafka(data_dir, port=port).start()
 
 
-def test_a_second_kafka_on_the_same_data_is_refused_before_it_touches_them(
+def test_second_kafka_on_the_same_data_directory_is_refused(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bascule.embedded.kafka.ORPHAN_TIMEOUT_S", 0.1)
@@ -96,7 +96,7 @@ def test_a_second_kafka_on_the_same_data_is_refused_before_it_touches_them(
     produce(kafka, topic_prefix, [b"still there"])
 
 
-def test_a_kafka_that_fails_to_start_shows_its_log(data_dir: Path) -> None:
+def test_failed_start_of_kafka_shows_the_end_of_its_log(data_dir: Path) -> None:
     (data_dir / "data").mkdir(parents=True)
     (data_dir / "data" / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=7\n")
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_a_kafka_that_fails_to_start_shows_its_log(data_dir: Path) -> None:
         EmbeddedKafka(data_dir).start()
 
 
-def test_kafka_ends_with_a_killed_parent_and_the_next_one_waits_for_that(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_ends_when_its_parent_is_killed_and_the_next_kafka_waits_for_the_end(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.embedded.kafka.ORPHAN_TIMEOUT_S", 60.0)  # where none has stopped in order yet it writes its archive first
     command = [sys.executable, "-m", "bascule.embedded.kafka", "--data-dir", str(data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

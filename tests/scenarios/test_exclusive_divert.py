@@ -135,7 +135,7 @@ def change(system: System, sender: Sender, selector: str) -> int:
 
 
 @pytest.mark.slow
-def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_and_removed_under_load(system: System) -> None:
+def test_change_and_removal_of_exclusive_divert_under_load_keep_each_message_in_one_place(system: System) -> None:
     from_kafka = clients.producer({"bootstrap.servers": system.bootstrap, "message.max.bytes": 8 << 20})
     from_kafka.produce(f"{system.prefix}.in", LARGE, headers={"jms.int.size": b"1"})
     assert from_kafka.flush(30) == 0

@@ -27,7 +27,7 @@ def leave_the_second(bridge: Bridge) -> None:
 
 
 @pytest.mark.on_mock_cluster
-def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for_the_first_time(bridge: Bridge) -> None:
+def test_new_exclusive_divert_carries_messages_taken_before_the_first_pipelines_start(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("before")
     assert bridge.pins() == {}
@@ -48,7 +48,7 @@ def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("vacant", [False, True])
-def test_a_new_one_carries_what_is_left_of_an_epoch_whose_start_is_trimmed(bridge: Bridge, vacant: bool) -> None:
+def test_new_exclusive_divert_carries_remaining_messages_of_an_epoch_with_trimmed_start(bridge: Bridge, vacant: bool) -> None:
     if vacant:
         bridge.journal.start_epoch()
         for diverts in ([bridge.divert("last")], []):
@@ -65,7 +65,7 @@ def test_a_new_one_carries_what_is_left_of_an_epoch_whose_start_is_trimmed(bridg
     assert bridge.carried("plain") == bridge.dead() == []
 
 
-def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_knew_it(bridge: Bridge) -> None:
+def test_new_exclusive_divert_carries_messages_taken_before_the_pipelines_knew_the_divert(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("0")
     with bridge.running(bridge.divert("plain")) as running:
@@ -79,7 +79,7 @@ def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_knew_it(bri
     assert bridge.dead() == []
 
 
-def test_what_one_takes_of_which_running_pipelines_have_not_been_told_waits_until_they_are(bridge: Bridge) -> None:
+def test_messages_of_exclusive_divert_unknown_to_running_pipelines_wait_for_its_configuration(bridge: Bridge) -> None:
     plain = bridge.divert("plain")
     bridge.journal.start_epoch()
     with bridge.running(plain) as running:
@@ -95,7 +95,7 @@ def test_what_one_takes_of_which_running_pipelines_have_not_been_told_waits_unti
 
 
 @pytest.mark.on_mock_cluster
-def test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_dead_lettered(bridge: Bridge) -> None:
+def test_message_taken_after_removal_of_its_exclusive_divert_is_dead_lettered(bridge: Bridge) -> None:
     plain = bridge.divert("plain")
     bridge.journal.start_epoch(["x"])
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
@@ -109,7 +109,7 @@ def test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_
 
 
 @pytest.mark.on_mock_cluster
-def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_when_it_is_enabled(bridge: Bridge) -> None:
+def test_exclusive_divert_first_started_as_disabled_carries_taken_messages_once_enabled(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     bridge.send("1", taken_by=["x"])
     bridge.journal.start_epoch()
@@ -121,7 +121,7 @@ def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_
 
 
 @pytest.mark.on_mock_cluster
-def test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_lettered(bridge: Bridge) -> None:
+def test_messages_of_exclusive_divert_removed_before_its_first_run_are_dead_lettered(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     bridge.send("1", taken_by=["x"])
     bridge.journal.start_epoch()
@@ -132,7 +132,7 @@ def test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_let
     assert bridge.carried("plain") == ["2"]
 
 
-def test_what_one_took_before_it_was_renamed_is_dead_lettered_though_it_is_the_only_one(bridge: Bridge) -> None:
+def test_messages_left_under_old_name_of_the_only_exclusive_divert_are_dead_lettered(bridge: Bridge) -> None:
     leave_the_second(bridge)
     bridge.journal.start_epoch(["y"])
     bridge.send("3", taken_by=["y"])
@@ -148,7 +148,7 @@ def test_what_one_took_before_it_was_renamed_is_dead_lettered_though_it_is_the_o
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("away", ["parked", "apart"])
-def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_lettered(bridge: Bridge, away: str) -> None:
+def test_messages_of_exclusive_divert_removed_while_lagging_are_dead_lettered(bridge: Bridge, away: str) -> None:
     plain = bridge.divert("plain")
     bridge.journal.start_epoch(["x"])
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
@@ -173,7 +173,7 @@ def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_let
 
 
 @pytest.mark.on_mock_cluster
-def test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_lettered(bridge: Bridge) -> None:
+def test_messages_of_exclusive_divert_removed_while_others_are_disabled_are_dead_lettered(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
         bridge.send("1", taken_by=["x"])
@@ -193,7 +193,7 @@ def test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_let
 
 
 @pytest.mark.on_mock_cluster
-def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it_was(bridge: Bridge) -> None:
+def test_exclusive_divert_removed_while_lagging_and_added_again_resumes_at_its_own_position(bridge: Bridge) -> None:
     plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
     bridge.journal.start_epoch(["x"])
     with bridge.running(plain, taking) as running:
@@ -212,7 +212,7 @@ def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it
 
 
 @pytest.mark.on_mock_cluster
-def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bridge: Bridge) -> None:
+def test_exclusive_divert_removed_and_added_again_resumes_at_the_common_position(bridge: Bridge) -> None:
     plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
     bridge.journal.start_epoch(["x"])
     with bridge.running(plain, taking) as running:
@@ -229,7 +229,7 @@ def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bri
 
 
 @pytest.mark.on_mock_cluster
-def test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_then_nothing_is_read_any_more(bridge: Bridge) -> None:
+def test_messages_of_the_last_removed_divert_are_dead_lettered_and_reading_stops(bridge: Bridge) -> None:
     leave_the_second(bridge)
     with bridge.running() as running:
         running.settle()

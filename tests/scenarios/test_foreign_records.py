@@ -39,7 +39,7 @@ def ended_at_work(system: System) -> str:
     return system.broker.said()
 
 
-def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:
+def test_foreign_journal_record_is_skipped_logged_and_counted(system: System, hand: Hand) -> None:
     send(system, "one")
     offset = hand.put(b"somebody's own")
     send(system, "two")
@@ -54,7 +54,7 @@ def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", ["snapshots", "store"])
-def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and_told(system: System, hand: Hand, topic: str) -> None:
+def test_foreign_record_in_snapshots_or_store_is_skipped_and_logged(system: System, hand: Hand, topic: str) -> None:
     send(system, "one")
     offset = hand.put(b"somebody's own", b"somebody's key", topic)
     system.broker.stop()
@@ -65,7 +65,9 @@ def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
 @pytest.mark.parametrize("what", ["damaged", "newer"])
-def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System, hand: Hand, what: str, at_work: bool) -> None:
+def test_damaged_or_newer_journal_record_stops_the_broker_and_error_names_its_offset(
+    system: System, hand: Hand, what: str, at_work: bool
+) -> None:
     send(system, "one")
     if not at_work:
         system.broker.kill()
@@ -82,9 +84,7 @@ def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System,
 
 
 @pytest.mark.parametrize(("at_work", "grown"), [(False, True), (True, False), (True, True)], ids=["at the start", "at work", "grown"])
-def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_of_before(
-    system: System, hand: Hand, at_work: bool, grown: bool
-) -> None:
+def test_recreated_journal_stops_the_broker(system: System, hand: Hand, at_work: bool, grown: bool) -> None:
     for _ in range(3):
         send(system, "one")
     if not at_work:
@@ -97,7 +97,7 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
 
 
 @pytest.mark.slow
-def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
+def test_open_transaction_that_blocks_the_ingress_is_reported_until_its_end(system: System, hand: Hand) -> None:
     topic = f"{system.prefix}.ingress"
     producer = clients.producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
     producer.init_transactions(ADMIN_TIMEOUT_S)
@@ -121,9 +121,7 @@ def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_
         pytest.param(False, False, id="at the start-shorter", marks=pytest.mark.slow),
     ],
 )
-def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_owner_says_so(
-    tidying: System, at_work: bool, grown: bool
-) -> None:
+def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_restart(tidying: System, at_work: bool, grown: bool) -> None:
     system, hand = tidying, Hand(tidying.bootstrap, tidying.prefix)
     topic = f"{hand.prefix}.ingress"
     journal = TopicHistory(hand.kafka, f"{hand.prefix}.journal", 0)

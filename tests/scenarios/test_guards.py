@@ -37,7 +37,7 @@ LIFE_S = 6.0
 
 
 @pytest.mark.slow
-def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system: System, hand: Hand) -> None:
+def test_broker_refuses_to_start_with_unsafe_topic_settings(system: System, hand: Hand) -> None:
     send(system, "before")
     system.broker.stop()
     for topic, setting, wrong, right in (
@@ -57,7 +57,7 @@ def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system
     assert system.depth("orders") == 1
 
 
-def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: Hand) -> None:
+def test_broker_warns_about_weak_topic_settings(system: System, hand: Hand) -> None:
     system.broker.stop()
     hand.set("ingress", "max.message.bytes", "1000000")
     hand.set("ingress", "unclean.leader.election.enable", "true")  # of one replica
@@ -66,7 +66,7 @@ def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: 
         assert f"WARNING bascule.server.life: weak topic setting finding=\"topic '{system.prefix}.ingress' {said}" in system.broker.said()
 
 
-def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_right(system: System, hand: Hand) -> None:
+def test_unsafe_topic_setting_at_runtime_is_reported_until_corrected(system: System, hand: Hand) -> None:
     hand.set("journal", "retention.ms", "604800000")
     broken = f"topic '{system.prefix}.journal' has retention.ms=604800000: Kafka deletes messages that nobody has taken; set -1"
     wait_for(lambda: system.status()["reason"] == broken, "the status to say so")
@@ -78,7 +78,7 @@ def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_rig
 
 
 @pytest.mark.slow
-def test_topics_of_pipelines_and_programs_are_looked_at_while_a_broker_works_too(system: System, hand: Hand) -> None:
+def test_running_broker_checks_settings_of_dead_letter_and_decision_topics(system: System, hand: Hand) -> None:
     dead_letters = f"{system.prefix}.dead-letter"
     Topics(hand.kafka).create(dead_letters, 1, {"cleanup.policy": "delete"})
     with closing(KafkaLog(hand.kafka)) as log:
@@ -93,7 +93,7 @@ def test_topics_of_pipelines_and_programs_are_looked_at_while_a_broker_works_too
     wait_for(lambda: system.status()["reason"] == "", "the status to be well")
 
 
-def test_a_journal_that_takes_no_large_records_is_enough_for_who_sends_no_large_messages(
+def test_lower_record_limit_of_the_journal_is_enough_for_a_lower_message_limit(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
     with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config='[broker]\nmax_message_bytes = "4 MiB"') as system:
@@ -110,9 +110,7 @@ def test_a_journal_that_takes_no_large_records_is_enough_for_who_sends_no_large_
                 context.commit()
 
 
-def test_a_journal_whose_limit_is_lowered_at_work_costs_one_epoch_and_then_the_messages_that_are_too_large(
-    system: System, hand: Hand
-) -> None:
+def test_record_limit_lowered_at_runtime_ends_one_epoch_and_then_refuses_large_messages(system: System, hand: Hand) -> None:
     large = "x" * 600_000
     send(system, large)
     hand.set("journal", "max.message.bytes", "1000000")
@@ -129,7 +127,7 @@ def test_a_journal_whose_limit_is_lowered_at_work_costs_one_epoch_and_then_the_m
 
 
 @pytest.mark.slow
-def test_a_broker_keeps_an_expired_message_that_the_journal_does_not_take_and_serves_others(system: System, hand: Hand) -> None:
+def test_broker_keeps_expired_message_too_large_for_the_journal_and_serves_others(system: System, hand: Hand) -> None:
     """It has to move the message, and no sender answers for its size."""
     with connect(system.url) as context:
         context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=LIFE_S))
@@ -147,13 +145,13 @@ def test_a_broker_keeps_an_expired_message_that_the_journal_does_not_take_and_se
         assert context.consumer(ORDERS).receive(WAIT_S).body == "small"
 
 
-def test_a_journal_with_more_partitions_is_refused(system: System, hand: Hand) -> None:
+def test_journal_with_more_than_one_partition_is_refused(system: System, hand: Hand) -> None:
     system.broker.stop()
     hand.add_partitions("journal", 2)
     assert f"topic '{system.prefix}.journal' has partitions=2" in refused(system)
 
 
-def test_an_endpoint_does_not_start_on_topics_of_its_own_that_break_a_promise(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_endpoint_refuses_to_start_with_unsafe_internal_topics(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     hand = Hand(kafka.bootstrap, topic_prefix)
     adapter = ResourceAdapter(hand.kafka)
     adapter.activate(ActivationSpec(topics=(f"{topic_prefix}.source",), group=topic_prefix), lambda _: None)
@@ -172,7 +170,7 @@ def test_an_endpoint_does_not_start_on_topics_of_its_own_that_break_a_promise(ka
         assert adapter.status()[0].running
 
 
-def test_transactions_refuse_topics_of_their_own_that_break_a_promise(
+def test_decision_log_and_kafka_resource_refuse_unsafe_internal_topics(
     kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hand = Hand(kafka.bootstrap, topic_prefix)
@@ -202,7 +200,7 @@ def test_transactions_refuse_topics_of_their_own_that_break_a_promise(
         begin()
 
 
-def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_manager_works(
+def test_settings_of_decision_log_are_checked_at_manager_start_and_during_recovery(
     kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hand = Hand(kafka.bootstrap, topic_prefix)
@@ -218,7 +216,7 @@ def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_m
         pass
 
 
-def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_unreadable_entries_of_decision_and_branch_logs_are_named_with_their_offset(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     hand = Hand(kafka.bootstrap, topic_prefix)
     log = KafkaLog(hand.kafka, topic=f"{topic_prefix}.decisions")
     with closing(log), closing(KafkaResource("kafka", hand.kafka, prefix=topic_prefix)) as resource:
@@ -234,7 +232,7 @@ def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kaf
             resource.recover()
 
 
-def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:
+def test_pipelines_refuse_unsafe_topic_settings(system: System, hand: Hand) -> None:
     positions = Positions(PipelinesSpec(system.prefix, hand.kafka, topics=JournalTopics(system.prefix)), "test")
     positions.prepare_topics()
     hand.set("positions", "cleanup.policy", "delete")
@@ -261,7 +259,7 @@ def unclean(kafka: EmbeddedKafka) -> Iterator[None]:
     set_topic(kafka.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "false")
 
 
-def test_the_pipelines_warn_of_what_weakens_kafkas_transactions(
+def test_pipelines_warn_about_unclean_leader_election_of_the_transaction_state_topic(
     kafka: EmbeddedKafka, topic_prefix: str, unclean: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_spark(monkeypatch)
@@ -280,7 +278,7 @@ class Lonely(EmbeddedKafka):
         return super()._server_properties().replace(setting.format(1), setting.format(3))
 
 
-def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_explains_why_kafka_cannot_start_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why = (
         "Kafka has not created its topic '__transaction_state': transaction.state.log.replication.factor (default: 3) must be"
         " at most the number of running brokers, 1"

@@ -85,7 +85,7 @@ def source(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("rolled_back", [False, True])
-def test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(source: Source, rolled_back: bool) -> None:
+def test_ingress_continues_after_all_records_it_read_are_deleted_from_kafka(source: Source, rolled_back: bool) -> None:
     source.put()
     if rolled_back:
         source.put(commit=False)
@@ -98,7 +98,7 @@ def test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(source: Sour
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("taken", [0, RECORDS])
-def test_no_record_is_passed_over(source: Source, taken: int) -> None:
+def test_advance_of_an_idle_source_skips_no_record(source: Source, taken: int) -> None:
     source.put()
     source.put()
     position = source.carry(source.take("first"), taken)
@@ -113,7 +113,7 @@ def test_no_record_is_passed_over(source: Source, taken: int) -> None:
 
 
 @pytest.mark.on_mock_cluster
-def test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle(source: Source) -> None:
+def test_running_task_commits_after_its_idle_source_was_advanced(source: Source) -> None:
     source.put()
     position = source.carry(source.take("first"), RECORDS)
     claim = source.positions.claim(source.key, position)
@@ -127,7 +127,7 @@ def test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle(sour
 
 
 @pytest.mark.parametrize("offset", [RECORDS - 1, RECORDS + 2])
-def test_a_task_ends_where_the_position_is_not_between_what_it_knew_and_its_first_record(source: Source, offset: int) -> None:
+def test_task_fails_if_position_is_not_between_its_claim_and_its_first_record(source: Source, offset: int) -> None:
     source.put()
     source.put()
     position = source.carry(source.take("first"), RECORDS)
@@ -142,7 +142,7 @@ def test_a_task_ends_where_the_position_is_not_between_what_it_knew_and_its_firs
 
 
 @pytest.mark.on_mock_cluster
-def test_of_what_has_come_to_its_end_nothing_is_asked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_read_to_its_end_is_not_queried(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.put()
     position = source.carry(source.take("first"), source.end())
     monkeypatch.setattr(Positions, "_next_record", lambda *_: pytest.fail("it is asked"))
@@ -151,14 +151,14 @@ def test_of_what_has_come_to_its_end_nothing_is_asked(source: Source, monkeypatc
 
 
 @pytest.mark.on_mock_cluster
-def test_a_position_that_another_driver_has_taken_stays(source: Source) -> None:
+def test_position_taken_by_another_driver_is_not_advanced(source: Source) -> None:
     source.put()
     position = source.carry(source.take("first"), RECORDS)
     source.take("second")
     assert source.pass_over(position) == RECORDS
 
 
-def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_and_unavailable_topics_do_not_block_an_idle_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, away = f"{source.topic}-gone", f"{source.topic}-away"
     for topic in (gone, away):
         source.topics.create(topic, 1, {})

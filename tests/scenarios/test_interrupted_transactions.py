@@ -97,7 +97,7 @@ def wait_restored(connection: Connection) -> None:
 @pytest.mark.parametrize("received_again", [0, 3])
 @pytest.mark.parametrize("prefetch", [pytest.param(1, marks=pytest.mark.slow), 1000])
 @pytest.mark.parametrize("sending", [False, True])
-def test_each_message_is_processed_once_and_in_order(
+def test_messages_are_processed_once_in_order_after_connection_loss_in_a_transaction(
     connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int, prefetch: int, sending: bool
 ) -> None:
     others = connect_to(system.url).session()
@@ -121,7 +121,7 @@ def test_each_message_is_processed_once_and_in_order(
 
 
 @pytest.mark.parametrize(("how", "received_again"), [("commit", 3), pytest.param("rollback", 0, marks=pytest.mark.slow)])
-def test_so_it_is_when_the_broker_is_killed(
+def test_messages_are_processed_once_in_order_after_broker_kill_in_a_transaction(
     connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int
 ) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=2000)
@@ -138,7 +138,9 @@ def test_so_it_is_when_the_broker_is_killed(
 
 
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, system: System, name: str, queue: str, batch: int) -> None:
+def test_sessions_sharing_an_interrupted_connection_process_each_message_once(
+    connect_to: Connect, system: System, name: str, queue: str, batch: int
+) -> None:
     count = 2000
     connect_to(system.url).session().producer(queue).send("{n}", count=count)
     done: list[str] = []
@@ -177,7 +179,9 @@ def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, s
     assert len(connection.events()) <= 2 * 3 * 3 * SLOWNESS  # an interruption, and what it brings with it, are few
 
 
-def test_so_it_is_when_a_receive_outlasts_the_interruption(connect_to: Connect, system: System, name: str, queue: str) -> None:
+def test_messages_are_processed_once_in_order_when_receive_outlasts_the_interruption(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
     """It then asks for all that there is, as a rollback does."""
     count = 1200  # more than a prefetch
     others = connect_to(system.url).session("TRANSACTED")  # in a moment: what is delayed comes when the broker is away
@@ -199,7 +203,7 @@ def test_so_it_is_when_a_receive_outlasts_the_interruption(connect_to: Connect, 
     assert system.depth(name) == 0
 
 
-def test_a_session_closed_in_its_first_transaction_leaves_its_connection_alone(connect_to: Connect, system: System, queue: str) -> None:
+def test_session_closed_in_its_first_transaction_does_not_interrupt_the_connection(connect_to: Connect, system: System, queue: str) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with Proxy(system.port) as proxy:
         connection = connect_to(failover(proxy.url))
@@ -211,7 +215,7 @@ def test_a_session_closed_in_its_first_transaction_leaves_its_connection_alone(c
         assert connection.events() == []
 
 
-def test_a_rollback_that_no_interruption_came_before_leaves_the_connection_alone(connect_to: Connect, system: System, queue: str) -> None:
+def test_rollback_without_earlier_interruption_does_not_interrupt_the_connection(connect_to: Connect, system: System, queue: str) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     connection = connect_to(system.url)
     session = connection.session("TRANSACTED")
@@ -222,7 +226,7 @@ def test_a_rollback_that_no_interruption_came_before_leaves_the_connection_alone
     assert connection.events() == []
 
 
-def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_back_where_its_requests_have_a_limit(
+def test_client_with_request_timeout_recovers_from_connection_loss_during_recovery(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
     """Without ``jms.requestTimeout`` it waits for ever for the answer to that Declare, and connects no more."""
@@ -236,7 +240,7 @@ def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_bac
     assert system.depth(name) == 0
 
 
-def test_client_that_begins_anew_while_its_broker_goes_down_in_order_connects_again_at_once(
+def test_client_in_recovery_reconnects_after_orderly_broker_stop_without_request_timeout(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
     """It needs no ``jms.requestTimeout`` for that: the broker ends the link of the Declare before it ends the connection."""
@@ -252,7 +256,7 @@ def test_client_that_begins_anew_while_its_broker_goes_down_in_order_connects_ag
     assert system.depth(name) == 0
 
 
-def test_a_rollback_that_waits_for_a_client_that_stands_still_may_fail_and_succeeds_when_it_is_repeated(
+def test_rollback_of_a_client_stalled_in_recovery_may_fail_and_succeeds_when_repeated(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
     """When the limit of its requests ends such a rollback, the client hands out nothing more, until a later one has succeeded."""

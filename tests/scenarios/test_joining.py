@@ -16,7 +16,7 @@ from tests.scenarios.sparkless import Bridge, without_spark
 
 
 @pytest.mark.on_mock_cluster
-def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
+def test_divert_joins_the_common_position_only_when_close_and_while_the_others_run(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_spark(monkeypatch)
@@ -71,7 +71,7 @@ def leave_in_doubt(patch: pytest.MonkeyPatch, *, away: bool) -> None:
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("away", [False, True])
-def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
+def test_divert_whose_join_commit_was_in_doubt_has_joined(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     without_spark(monkeypatch)
@@ -94,7 +94,7 @@ def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
 
 
 @pytest.mark.on_mock_cluster
-def test_what_a_removed_divert_took_is_answered_for_though_its_joining_was_committed_in_doubt(
+def test_messages_of_removed_divert_are_dead_lettered_though_its_join_commit_was_in_doubt(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_spark(monkeypatch)

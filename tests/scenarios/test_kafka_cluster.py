@@ -74,7 +74,7 @@ def numbered(number: int) -> Callable[[Load, EmbeddedCluster], ClusterNode]:
     return lambda _, cluster: cluster.nodes[number]
 
 
-def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
+def test_guards_report_unsafe_and_weak_replication_settings_in_a_cluster(
     cluster: EmbeddedCluster, tmp_path: Path, topic_prefix: str
 ) -> None:
     hand = Hand(cluster.bootstrap, topic_prefix)
@@ -115,16 +115,16 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         )
 
 
-def test_nodes_are_stopped_and_killed_one_after_the_other_and_nothing_is_lost_or_doubled(load: Load, cluster: EmbeddedCluster) -> None:
+def test_stop_and_kill_of_leader_and_controller_lose_and_double_no_message(load: Load, cluster: EmbeddedCluster) -> None:
     bounce(load, cluster, (ClusterNode.stop, leader), (ClusterNode.kill, leader), (ClusterNode.kill, controller))
 
 
 @pytest.mark.slow
-def test_every_node_is_stopped_and_killed_and_nothing_is_lost_or_doubled(load: Load, cluster: EmbeddedCluster) -> None:
+def test_stop_and_kill_of_every_node_lose_and_double_no_message(load: Load, cluster: EmbeddedCluster) -> None:
     bounce(load, cluster, *((end, numbered(number)) for number in range(3) for end in (ClusterNode.stop, ClusterNode.kill)))
 
 
-def test_with_two_of_three_nodes_it_goes_on_and_with_one_every_send_waits_until_they_are_back(
+def test_sends_continue_with_two_of_three_nodes_and_wait_while_one_node_is_left(
     load: Load, system: System, cluster: EmbeddedCluster
 ) -> None:
     load.whole()
@@ -146,7 +146,7 @@ def test_with_two_of_three_nodes_it_goes_on_and_with_one_every_send_waits_until_
     load.judge()
 
 
-def test_a_transaction_that_is_committed_while_a_partition_has_no_leader_is_there_when_it_has_one_again(
+def test_transaction_committed_while_a_partition_has_no_leader_is_visible_after_its_return(
     cluster: EmbeddedCluster, topic_prefix: str
 ) -> None:
     """Kafka 4.3 and 4.4 forget it: whoever reads what is committed waits for its end for ever (docs/adr/0011)."""

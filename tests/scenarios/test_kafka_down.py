@@ -56,7 +56,7 @@ def pid(kafka: EmbeddedKafka) -> int:
 
 
 @pytest.mark.slow
-def test_a_send_waits_for_kafka_and_is_answered_when_it_goes_on(
+def test_send_waits_for_paused_kafka_and_is_answered_after_resume(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
     producer = connect_to(system.url).session().producer(queue)
@@ -68,7 +68,7 @@ def test_a_send_waits_for_kafka_and_is_answered_when_it_goes_on(
     system.wait_depth(name, 2)
 
 
-def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_on_when_it_is_back(
+def test_send_fails_with_clear_error_while_kafka_stays_paused_and_broker_recovers_later(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
     connection, other = connect_to(system.url), connect_to(system.failover_url)
@@ -96,7 +96,7 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
 
 
 @pytest.mark.slow
-def test_what_comes_due_while_kafka_stands_still_lets_no_client_in(
+def test_delayed_message_due_while_kafka_is_paused_does_not_make_the_broker_ready(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
     producer = connect_to(system.url).session().producer(queue)
@@ -112,7 +112,7 @@ def test_what_comes_due_while_kafka_stands_still_lets_no_client_in(
     wait_for(lambda: readiness(system)[0] == 200, "a broker that is ready")
 
 
-def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(
+def test_transaction_commit_waits_for_paused_kafka(
     connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
 ) -> None:
     connection = connect_to(system.url)
@@ -126,14 +126,14 @@ def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(
     assert system.depth(name) == 3
 
 
-def test_a_broker_that_is_told_to_end_while_kafka_stands_still_ends(system: System, own_kafka: EmbeddedKafka) -> None:
+def test_broker_ends_on_sigterm_while_kafka_is_paused(system: System, own_kafka: EmbeddedKafka) -> None:
     with paused(pid(own_kafka)):
         os.kill(system.broker.pid, signal.SIGTERM)
         wait_for(lambda: not system.broker.running, "the broker to end", END_TIMEOUT_S)
     system.broker.start()
 
 
-def test_kafka_dies_and_comes_back_and_clients_work_on(connect_to: Connect, system: System, own_kafka: EmbeddedKafka, queue: str) -> None:
+def test_clients_continue_after_kafka_kill_and_restart(connect_to: Connect, system: System, own_kafka: EmbeddedKafka, queue: str) -> None:
     producer = connect_to(system.failover_url).session().producer(queue)
     producer.send("before")
     own_kafka.kill()
@@ -146,7 +146,7 @@ def test_kafka_dies_and_comes_back_and_clients_work_on(connect_to: Connect, syst
 
 
 @pytest.mark.slow
-def test_a_topic_that_is_changed_after_kafka_was_away_is_told_too(system: System, own_kafka: EmbeddedKafka) -> None:
+def test_unsafe_topic_setting_is_reported_also_after_kafka_restart(system: System, own_kafka: EmbeddedKafka) -> None:
     own_kafka.kill()
     own_kafka.start()
     for value, said in (("604800000", "has retention.ms=604800000"), ("-1", "")):

@@ -44,7 +44,7 @@ def end_txn_error(late: Injection) -> int:
     return error
 
 
-def test_a_late_end_of_a_transaction_commits_half_of_the_next_one_of_a_naive_writer(
+def test_late_end_of_a_transaction_commits_half_of_the_next_transaction_of_a_naive_writer(
     kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
 ) -> None:
     topic = f"{topic_prefix}.out"
@@ -105,7 +105,7 @@ def out(kafka: EmbeddedKafka, topic_prefix: str) -> Out:
     return Out(kafka, topic_prefix)
 
 
-def test_a_late_end_of_a_transaction_is_refused_where_each_has_an_incarnation_of_its_own(proxy: KafkaProxy, out: Out) -> None:
+def test_late_end_of_a_transaction_is_refused_when_each_transaction_has_its_own_incarnation(proxy: KafkaProxy, out: Out) -> None:
     with closing(out.writer(proxy)) as writer:
         writer.write(out.records("a1"), None, at(1))
         late = proxy.inject(Api.END_TXN, Action.HOLD)
@@ -147,7 +147,7 @@ WRITER_CASES = [
 
 
 @pytest.mark.parametrize(("api", "action"), WRITER_CASES)
-def test_a_writer_writes_once_whatever_becomes_of_a_request(proxy: KafkaProxy, out: Out, api: Api, action: Action) -> None:
+def test_writer_writes_each_record_once_under_every_request_fault(proxy: KafkaProxy, out: Out, api: Api, action: Action) -> None:
     with ExitStack() as stack:
         writer = stack.enter_context(closing(out.writer(proxy)))
         writer.write(out.records("a"), None, at(1))
@@ -210,9 +210,7 @@ def let_join(faults: Mapping[Api, Injection]) -> None:
 
 
 @pytest.mark.parametrize("action", FAULTS)
-def test_one_is_elected_whatever_becomes_of_its_requests_and_what_comes_late_of_them_changes_nothing(
-    kafka: EmbeddedKafka, topic_prefix: str, action: Action
-) -> None:
+def test_election_succeeds_under_request_faults_and_ignores_late_requests(kafka: EmbeddedKafka, topic_prefix: str, action: Action) -> None:
     create(kafka.bootstrap, topic_prefix)
     with ExitStack() as stack:
         proxies = [stack.enter_context(KafkaProxy(kafka.port)) for _ in range(2)]
@@ -234,7 +232,7 @@ def test_one_is_elected_whatever_becomes_of_its_requests_and_what_comes_late_of_
         assert not second.errors
 
 
-def test_a_candidate_whose_request_to_join_comes_twice_stands_again_by_itself(
+def test_candidate_with_duplicated_join_request_joins_again_and_is_elected(
     kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
 ) -> None:
     create(kafka.bootstrap, topic_prefix)
@@ -248,7 +246,7 @@ def test_a_candidate_whose_request_to_join_comes_twice_stands_again_by_itself(
         assert fenced.doubts[-1] == ""
 
 
-def test_of_two_candidates_of_one_name_one_is_told_so_and_the_other_is_elected(
+def test_of_two_candidates_with_the_same_name_one_gets_an_error_and_the_other_is_elected(
     kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
 ) -> None:
     create(kafka.bootstrap, topic_prefix)
@@ -263,7 +261,7 @@ def test_of_two_candidates_of_one_name_one_is_told_so_and_the_other_is_elected(
         assert not left.errors
 
 
-def test_a_session_that_kafka_does_not_allow_is_named_with_its_setting(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_error_for_session_timeout_refused_by_kafka_names_the_setting(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     create(kafka.bootstrap, topic_prefix)
     errors: list[BasculeError] = []
     election = Election(
@@ -303,7 +301,7 @@ def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize("action", [*FAULTS, Action.MUTE_REPLY])
 @pytest.mark.parametrize("api", STEADY_APIS, ids=lambda api: api.name)
-def test_a_broker_stores_each_message_once_whatever_becomes_of_a_request(broker: Behind, name: str, api: Api, action: Action) -> None:
+def test_broker_stores_each_message_once_under_every_request_fault(broker: Behind, name: str, api: Api, action: Action) -> None:
     queue, bodies = Queue(name), [str(n) for n in range(30)]
     with broker.client() as context:
         producer = context.producer(queue)
@@ -318,7 +316,7 @@ def test_a_broker_stores_each_message_once_whatever_becomes_of_a_request(broker:
 
 
 @pytest.mark.parametrize("action", FAULTS)
-def test_a_broker_that_starts_has_all_whatever_becomes_of_its_requests(broker: Behind, name: str, action: Action) -> None:
+def test_starting_broker_restores_all_messages_under_every_request_fault(broker: Behind, name: str, action: Action) -> None:
     queue, bodies = Queue(name), [str(n) for n in range(20)]
     with broker.client() as context:
         producer = context.producer(queue)

@@ -39,7 +39,7 @@ def load(system: System, cluster: DividedCluster, tmp_path: Path) -> Iterator[Lo
 
 
 @pytest.mark.slow
-def test_broker_goes_on_where_the_peers_of_a_leader_do_not_reach_it_and_the_broker_does(load: Load, cluster: DividedCluster) -> None:
+def test_broker_continues_when_a_leader_is_unreachable_only_for_its_peers(load: Load, cluster: DividedCluster) -> None:
     former = load.leader()
     cluster.isolate(former)
     load.goes_on()
@@ -50,7 +50,7 @@ def test_broker_goes_on_where_the_peers_of_a_leader_do_not_reach_it_and_the_brok
     load.judge()
 
 
-def test_sends_wait_where_the_broker_does_not_reach_a_leader_and_its_peers_do(load: Load, system: System, cluster: DividedCluster) -> None:
+def test_sends_wait_when_a_leader_is_unreachable_only_for_the_broker(load: Load, system: System, cluster: DividedCluster) -> None:
     """Kafka elects no other leader: of what clients reach it knows nothing."""
     cluster.shut_out(load.leader())
     wait_for(lambda: not system.status()["serving"], "the broker to find out")
@@ -61,7 +61,7 @@ def test_sends_wait_where_the_broker_does_not_reach_a_leader_and_its_peers_do(lo
 
 
 @pytest.mark.slow
-def test_broker_goes_on_where_it_does_not_reach_a_node_that_leads_nothing_it_needs(load: Load, cluster: DividedCluster) -> None:
+def test_broker_continues_when_a_node_that_leads_no_needed_partition_is_unreachable(load: Load, cluster: DividedCluster) -> None:
     needed = (load.leader(), load.coordinator())
     cluster.shut_out(next(node for node in cluster.nodes if node not in needed))
     load.goes_on()

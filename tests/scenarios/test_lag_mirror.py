@@ -23,7 +23,7 @@ def _until_kafka_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.kafka.history.CLOSE_TIMEOUT_S", 60.0)
 
 
-def test_what_was_shown_last_stays_though_the_link_broke_under_what_was_shown_before(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_last_shown_offset_remains_when_the_link_breaks_during_an_earlier_commit(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     Topics({"bootstrap.servers": kafka.bootstrap}).create(topic_prefix, 1, {})
     with KafkaProxy(kafka.port) as proxy:
         mirror = LagMirror({"bootstrap.servers": proxy.bootstrap, "log_level": 0}, topic_prefix)
@@ -36,7 +36,7 @@ def test_what_was_shown_last_stays_though_the_link_broke_under_what_was_shown_be
     assert committed_note({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, 0) == (7, NOTE)
 
 
-def test_what_was_shown_last_stays_whenever_the_coordinator_is_found(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_last_shown_offset_remains_whenever_the_coordinator_is_found(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """What the client kept until then it sends behind what came at that moment."""
     direct = {"bootstrap.servers": kafka.bootstrap}
     Topics(direct).create(topic_prefix, 1, {})

@@ -108,7 +108,7 @@ def take(context: Context, queue: Queue, count: int) -> list[Message]:
 
 
 @EACH_FAULT_BUT_JITTER
-def test_between_client_and_broker_nothing_is_lost_and_what_comes_again_is_marked(bad: Bad, name: str, fault: Fault) -> None:
+def test_faulty_link_between_client_and_broker_loses_nothing_and_redeliveries_are_marked(bad: Bad, name: str, fault: Fault) -> None:
     sent, taken = Queue(f"{name}.sent"), Queue(f"{name}.taken")
     bodies = [str(n) for n in range(MESSAGES)]
     with client(bad.system.url) as near, client(bad.to_broker.url) as far:
@@ -143,7 +143,7 @@ def drained(bad: Bad, queue: Queue, messages: list[Message]) -> bool:
 
 
 @EACH_FAULT
-def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str, fault: Fault) -> None:
+def test_faulty_link_between_broker_and_kafka_loses_and_doubles_no_message(bad: Bad, name: str, fault: Fault) -> None:
     queue, bodies = Queue(name), [str(n) for n in range(MESSAGES)]
     with client(bad.system.url) as context:
         producer = context.producer(queue)
@@ -156,7 +156,7 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
 
 
 @EACH_FAULT_BUT_JITTER
-def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
+def test_writer_with_faulty_link_to_kafka_writes_each_record_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
     topic = f"{topic_prefix}.out"
     pipelines = PipelinesSpec(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))
     Positions(pipelines, "").prepare_topics()
@@ -180,7 +180,7 @@ def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: Embedded
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_pipelines_write_each_record_once_under_one_fault_after_the_other(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_pipelines_write_each_record_once_under_successive_link_faults(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     with link_to_kafka(kafka) as link:
         bridge = Bridge(kafka, topic_prefix, tmp_path, servers=link.bootstrap)
         create(kafka.bootstrap, f"{topic_prefix}-in")

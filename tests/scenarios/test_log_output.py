@@ -46,9 +46,7 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_standard_output_has_the_ready_line_alone_and_the_log_is_json_on_standard_error(
-    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
-) -> None:
+def test_stdout_has_only_the_ready_line_and_stderr_has_the_json_log(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     config = tmp_path / "bascule.toml"
     config.write_text(CONFIG.format(prefix=topic_prefix))
     env = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "BASCULE_EMBEDDED__DATA_DIR": str(tmp_path / "data")}

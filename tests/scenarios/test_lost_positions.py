@@ -40,7 +40,7 @@ def ingress(bridge: Bridge) -> IngressSpec:
 
 
 @pytest.mark.on_mock_cluster
-def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plain: DivertSpec) -> None:
+def test_disabled_divert_with_lost_position_blocks_no_other_divert(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
         bridge.send("2")
         running.settle()
@@ -49,7 +49,7 @@ def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plai
 
 
 @pytest.mark.on_mock_cluster
-def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: DivertSpec) -> None:
+def test_removed_exclusive_divert_with_lost_position_dead_letters_its_remaining_messages(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain) as running:
         bridge.send("2")
         running.settle()
@@ -60,7 +60,7 @@ def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: Div
 
 
 @pytest.mark.on_mock_cluster
-def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridge: Bridge, plain: DivertSpec) -> None:
+def test_enabled_divert_with_lost_position_stops_and_the_others_continue(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
         bridge.send("2")
         running.batch(COMMON)
@@ -74,7 +74,7 @@ def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridg
 
 
 @pytest.mark.on_mock_cluster
-def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpec, ingress: IngressSpec) -> None:
+def test_ingress_continues_when_the_common_position_of_the_diverts_is_lost(bridge: Bridge, plain: DivertSpec, ingress: IngressSpec) -> None:
     bridge.send("2")
     bridge.trim(bridge.end())
     with bridge.running(plain, ingresses=(ingress,)) as running:
@@ -85,7 +85,7 @@ def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpe
 
 
 @pytest.mark.slow
-def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge: Bridge, ingress: IngressSpec) -> None:
+def test_vacant_common_position_in_an_earlier_journal_is_no_loss(bridge: Bridge, ingress: IngressSpec) -> None:
     bridge.journal.start_epoch()
     bridge.send(*map(str, range(10)))
     with bridge.running(bridge.divert("last")) as running:
@@ -105,7 +105,7 @@ def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge
 
 
 @pytest.mark.parametrize("renewed", [False, True], ids=["trimmed", "created again"])
-def test_diverts_whose_journal_is_gone_while_they_run_stop_and_do_not_try_again_for_ever(bridge: Bridge, renewed: bool) -> None:
+def test_running_diverts_stop_for_good_when_their_journal_is_trimmed_or_recreated(bridge: Bridge, renewed: bool) -> None:
     bridge.journal.start_epoch()
     bridge.send("1")
     with bridge.running(bridge.divert("plain")) as running:

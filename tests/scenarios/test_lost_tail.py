@@ -71,7 +71,7 @@ def carry(pipelines: PipelinesSpec, position: Position, end: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_ingress_whose_topic_has_lost_its_tail_stops_however_much_the_topic_has_grown(broken: EmbeddedKafka, tmp_path: Path) -> None:
+def test_ingress_whose_topic_lost_its_tail_stops_also_after_the_topic_has_grown(broken: EmbeddedKafka, tmp_path: Path) -> None:
     pipelines = PipelinesSpec("b1", {"bootstrap.servers": broken.bootstrap, "log_level": 0}, topics=JournalTopics("lost-tail"))
     Positions(pipelines, "").prepare_topics()
     Positions(pipelines, "").topics.create(TOPIC, 1, {})

@@ -79,15 +79,15 @@ def decided(log: DecisionLog) -> None:
     log.close()
 
 
-def test_a_decision_log_in_a_file_is_read(directory: Path) -> None:
+def test_decision_log_file_of_the_first_version_is_readable(directory: Path) -> None:
     decided(FileLog(directory / "golden.xalog"))
 
 
-def test_a_decision_log_in_kafka_is_read(old_kafka: EmbeddedKafka) -> None:
+def test_kafka_decision_log_of_the_first_version_is_readable(old_kafka: EmbeddedKafka) -> None:
     decided(KafkaLog({"bootstrap.servers": old_kafka.bootstrap}))
 
 
-def test_flights_and_claims_of_an_inbound_log_are_read(old_kafka: EmbeddedKafka) -> None:
+def test_inbound_log_of_the_first_version_is_readable(old_kafka: EmbeddedKafka) -> None:
     log = InboundLog("inbound", {"bootstrap.servers": old_kafka.bootstrap}, group="golden")
     flights = log.flights(Place("payments", 0))
     assert set(flights.keys) == {17, 18}
@@ -95,7 +95,7 @@ def test_flights_and_claims_of_an_inbound_log_are_read(old_kafka: EmbeddedKafka)
     log.close()
 
 
-def test_messages_wait_where_they_did_and_in_order(system: System) -> None:
+def test_messages_of_the_first_version_keep_their_queues_and_order(system: System) -> None:
     assert {queue["name"]: queue["messages"] + queue["delivering"] for queue in system.status()["queues"]} | {"later": 0} == DEPTHS
     with connect(system.url, client_id="golden") as context:
         orders = [message.body for message in context.browse(Queue("orders"))]
@@ -110,7 +110,7 @@ def test_messages_wait_where_they_did_and_in_order(system: System) -> None:
             assert message.group_id == "a"
 
 
-def test_prepared_branches_are_listed_and_can_be_committed(system: System, old_kafka: EmbeddedKafka) -> None:
+def test_prepared_branches_of_the_first_version_are_listed_and_can_be_committed(system: System, old_kafka: EmbeddedKafka) -> None:
     jms = JmsResource("jms", PYTHON_FAILOVER.format(system.url), timeout_s=SOON_S)
     kafka = KafkaResource("kafka", {"bootstrap.servers": old_kafka.bootstrap})
     xids = {"jms": Xid.parse(FACTS["xid"]), "kafka": branch(GTRID, "kafka")}
@@ -128,7 +128,7 @@ def test_prepared_branches_are_listed_and_can_be_committed(system: System, old_k
 
 
 @pytest.mark.slow
-def test_pipelines_go_on_behind_their_positions(system: System, old_kafka: EmbeddedKafka) -> None:
+def test_pipelines_resume_from_positions_of_the_first_version(system: System, old_kafka: EmbeddedKafka) -> None:
     produce(old_kafka.bootstrap, "golden.flights", ["mark"])
     with connect(system.url) as context:
         context.send(Queue("flights"), "flight 5")

@@ -74,15 +74,13 @@ def check(figures: Figures, memory_mib: int) -> None:
     assert "amqp:resource-limit-exceeded" in figures.refusal
 
 
-def test_under_overload_producers_wait_others_are_served_and_memory_is_bounded(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
-) -> None:
+def test_overload_blocks_producers_only_and_memory_stays_bounded(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
     check(overload(kafka, tmp_path, topic_prefix, 8, load_s=3, hung=2), 8)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_under_overload_for_two_minutes_producers_wait_others_are_served_and_memory_is_bounded(
+def test_two_minutes_of_overload_block_producers_only_and_memory_stays_bounded(
     kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
     load_s = float(os.environ.get("BASCULE_OVERLOAD_S", "120"))

@@ -125,7 +125,7 @@ def at(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> N
     monkeypatch.setattr(crash, "point", point)
 
 
-def test_a_task_of_a_driver_that_was_replaced_cannot_move_what_its_successor_is_about_to_write(
+def test_task_of_replaced_driver_cannot_move_a_position_that_the_successor_is_taking(
     first: Run, second: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orphan = Task(journal, first.late)
@@ -140,7 +140,9 @@ def test_a_task_of_a_driver_that_was_replaced_cannot_move_what_its_successor_is_
     assert carried(journal, "late") == []
 
 
-def test_what_a_task_moves_at_the_last_moment_counts(first: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_position_moved_by_a_task_just_before_the_driver_takes_the_position_counts(
+    first: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the driver has read the position and is about to write its name into it."""
     orphan = Task(journal, first.late, 5)
     at(monkeypatch, "writer.position.read", orphan.finish)
@@ -148,7 +150,7 @@ def test_what_a_task_moves_at_the_last_moment_counts(first: Run, journal: Journa
     assert carried(journal, "late") == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_task_of_a_query_that_was_stopped_cannot_move_what_its_driver_has_read(first: Run, journal: Journal) -> None:
+def test_task_of_stopped_query_cannot_move_a_position_that_its_driver_has_read(first: Run, journal: Journal) -> None:
     stopped = Task(journal, first.late)
     assert first.positions.read(first.late).offset == 0
     with pytest.raises(PositionMoved):
@@ -157,7 +159,7 @@ def test_a_task_of_a_query_that_was_stopped_cannot_move_what_its_driver_has_read
     assert carried(journal, "late") == []
 
 
-def test_a_task_that_starts_when_its_driver_was_replaced_reads_nothing(first: Run, second: Run, journal: Journal) -> None:
+def test_task_started_after_its_driver_was_replaced_reads_nothing(first: Run, second: Run, journal: Journal) -> None:
     claim = first.positions.claim(first.late, first.stored(first.late))
     second.take()
     with pytest.raises(PositionTaken):
@@ -166,7 +168,7 @@ def test_a_task_that_starts_when_its_driver_was_replaced_reads_nothing(first: Ru
 
 
 @pytest.mark.slow
-def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first: Run, journal: Journal) -> None:
+def test_diverts_do_not_join_after_the_common_position_moved_since_the_last_read(first: Run, journal: Journal) -> None:
     shared = first.positions.read(first.common)
     journal.send("more")
     Task(journal, first.common, END + 1).finish()
@@ -176,7 +178,7 @@ def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first
     assert first.stored(first.late).offset == 0
 
 
-def test_a_driver_that_was_replaced_takes_no_divert_back(first: Run, second: Run) -> None:
+def test_replaced_driver_cannot_take_its_diverts_back(first: Run, second: Run) -> None:
     second.take()
     for key in (first.common, first.late):
         taken = second.stored(key)
@@ -187,9 +189,7 @@ def test_a_driver_that_was_replaced_takes_no_divert_back(first: Run, second: Run
 
 
 @pytest.mark.slow
-def test_a_driver_that_stood_still_before_it_had_all_positions_does_not_stop_its_successor(
-    first: Run, second: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_paused_while_taking_positions_does_not_stop_its_successor(first: Run, second: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     third, take = Run(first.journal, "third"), Positions._take
     late = [second.late]
 
@@ -207,7 +207,7 @@ def test_a_driver_that_stood_still_before_it_had_all_positions_does_not_stop_its
 
 
 @pytest.mark.slow
-def test_of_two_drivers_that_start_at_once_one_has_the_diverts(first: Run, second: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_drivers_starting_at_once_one_owns_the_diverts(first: Run, second: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     third = Run(first.journal, "third")
     at(monkeypatch, "driver.take.before", third.take)
     with pytest.raises(PositionMoved):

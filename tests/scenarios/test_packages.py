@@ -153,7 +153,7 @@ def install(wheel: Path, tmp_path: Path) -> Install:
     return made
 
 
-def test_base_sends_messages_and_commits_without_another_package(install: Install, system: System, name: str) -> None:
+def test_base_install_sends_messages_and_commits_without_other_packages(install: Install, system: System, name: str) -> None:
     environment = install()
     assert environment.packages() == {"bascule"}
     assert environment.python(SEND_AND_RECEIVE, system.url, name) == "order 1\n"
@@ -197,7 +197,7 @@ def test_broker_extra_starts_kafka_and_broker(install: Install) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_everything_in_its_newest_versions_starts_kafka_broker_and_pipelines(
+def test_all_extra_with_newest_dependencies_starts_kafka_broker_and_pipelines(
     install: Install, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str
 ) -> None:
     environment = install("all", locked=False)

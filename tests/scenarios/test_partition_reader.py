@@ -37,7 +37,7 @@ def reader(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[PartitionReader]
     ("offset", "error", "said"),
     [(0, Trimmed, "begins at offset 1, after the position 0"), (5, CutOff, "ends at offset 3, before the position 5")],
 )
-def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_read(
+def test_reader_reports_a_trimmed_start_and_a_cut_off_end_of_the_topic(
     reader: PartitionReader, offset: int, error: type[Unavailable], said: str
 ) -> None:
     reader.seek(offset)
@@ -46,7 +46,7 @@ def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_rea
     assert type(raised.value) is error
 
 
-def test_it_reads_up_to_a_barrier_though_the_end_is_named_before_it(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_reader_reads_up_to_a_barrier_beyond_the_end_first_reported(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.barrier"
     Topics(client).create(topic, 1, {})
     producer = clients.producer(client)

@@ -33,7 +33,7 @@ def reasons(bridge: Bridge, keepers: PipelineHolds | None = None) -> dict[str, s
     return {pin.name: pin.reason for pin in found.found(bridge.snapshot())}
 
 
-def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge) -> None:
+def test_stall_reason_is_shown_only_while_the_pipeline_does_not_move(bridge: Bridge) -> None:
     keepers = bridge.keepers()
     with bridge.running(bridge.divert("x")) as running:
         bridge.send("1")
@@ -47,7 +47,7 @@ def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge
         assert reasons(bridge, keepers) == {COMMON: ""}
 
 
-def test_former_leader_of_the_positions_is_not_asked(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stall_reasons_ignore_ends_reported_by_a_former_positions_leader(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     with bridge.running(bridge.divert("x")) as running:
         running.settle()
         monkeypatch.setattr(
@@ -56,7 +56,7 @@ def test_former_leader_of_the_positions_is_not_asked(bridge: Bridge, monkeypatch
         assert reasons(bridge) == {COMMON: ""}
 
 
-def test_the_pipelines_were_stopped_and_started_again(bridge: Bridge) -> None:
+def test_stall_reason_says_that_pipelines_ended_until_their_restart(bridge: Bridge) -> None:
     with bridge.running(bridge.divert("x")) as running:
         bridge.send("1")
         running.settle()
@@ -68,7 +68,7 @@ def test_the_pipelines_were_stopped_and_started_again(bridge: Bridge) -> None:
         assert reasons(bridge) == {COMMON: ""}
 
 
-def test_it_is_disabled(bridge: Bridge) -> None:
+def test_stall_reason_says_that_the_divert_is_disabled(bridge: Bridge) -> None:
     plain, aside = bridge.divert("plain"), bridge.divert("x")
     with bridge.running(plain, aside) as running:
         running.settle()
@@ -79,7 +79,7 @@ def test_it_is_disabled(bridge: Bridge) -> None:
 
 
 @pytest.mark.slow
-def test_the_only_one_is_disabled(bridge: Bridge) -> None:
+def test_stall_reason_says_that_all_diverts_are_disabled(bridge: Bridge) -> None:
     with bridge.running(bridge.divert("x")) as running:
         running.settle()
     keepers = bridge.keepers()
@@ -90,14 +90,14 @@ def test_the_only_one_is_disabled(bridge: Bridge) -> None:
     assert found == {COMMON: ALL_DISABLED, "divert:x": DISABLED}
 
 
-def test_no_pipelines_know_an_exclusive_one_yet(bridge: Bridge) -> None:
+def test_stall_reason_says_that_pipelines_do_not_know_the_exclusive_divert(bridge: Bridge) -> None:
     bridge.journal.start_epoch(["x"])
     bridge.send("1", taken_by=["x"])
     assert reasons(bridge) == {"divert:x": UNTOLD}
 
 
 @pytest.mark.slow
-def test_it_has_stopped_for_good(bridge: Bridge) -> None:
+def test_stall_reason_shows_the_error_of_a_stopped_divert(bridge: Bridge) -> None:
     plain = bridge.divert("plain")
     with bridge.running(plain, bridge.divert("x")) as running:
         running.settle()
@@ -114,7 +114,9 @@ def test_it_has_stopped_for_good(bridge: Bridge) -> None:
 
 
 @pytest.mark.slow
-def test_it_has_stopped_while_what_was_shown_before_is_on_its_way(kafka: EmbeddedKafka, topic_prefix: str, bridge: Bridge) -> None:
+def test_stall_reason_shows_the_error_when_an_earlier_offset_commit_is_delayed(
+    kafka: EmbeddedKafka, topic_prefix: str, bridge: Bridge
+) -> None:
     with KafkaProxy(kafka.port) as proxy:
         bridge.pipelines = replace(bridge.pipelines, kafka={"bootstrap.servers": proxy.bootstrap})
         with bridge.running(bridge.divert("x")) as running:

@@ -43,7 +43,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_each_message_arrives_exactly_once_though_driver_and_workers_are_killed(bridge: Bridge, kills: int) -> None:
+def test_messages_arrive_exactly_once_when_driver_and_workers_are_killed(bridge: Bridge, kills: int) -> None:
     """Half of the kills are of the driver, and half of the workers."""
     bridge.configure(
         """
@@ -100,7 +100,7 @@ start = "earliest"
     late.close()
 
 
-def test_what_counts_in_the_journal_is_diverted_and_nothing_else(bridge: Bridge) -> None:
+def test_diverts_carry_exactly_the_records_that_count_in_the_journal(bridge: Bridge) -> None:
     """Repeats, zombies, foreign records, exclusive marks, messages from Kafka, dead letters, a divert that starts in the past and joins."""
     head = f'dead_letter_topic = "{bridge.prefix}.dead"\n'
     taken = f"""
@@ -201,7 +201,7 @@ def send_of(body: bytes, address: str) -> bytes:
 
 # Besides one message. Each that is looked for costs Spark a worker; the slow suite has more of them than are looked for at once.
 @pytest.mark.parametrize("bad", [1, pytest.param(BAD_AT_ONCE + 1, marks=pytest.mark.slow)])
-def test_transformations_are_applied_and_what_they_fail_on_is_dead_lettered(bridge: Bridge, bad: int) -> None:
+def test_transformations_are_applied_and_messages_they_fail_on_are_dead_lettered(bridge: Bridge, bad: int) -> None:
     prefix = bridge.prefix
     (bridge.directory / "changes.py").write_text("""
 from pyspark.sql import functions as F
@@ -277,7 +277,7 @@ start = "earliest"
         reader.close()
 
 
-def test_kafka_records_are_written_for_the_broker_once_each_and_those_of_the_bridge_itself_never(bridge: Bridge) -> None:
+def test_ingress_carries_each_kafka_record_once_and_skips_records_of_its_own_bridge(bridge: Bridge) -> None:
     first, second = f"{bridge.prefix}-in.a", f"{bridge.prefix}-in.b"
     bridge.topics.create(first, 2, {})
     bridge.configure(f"""
@@ -395,7 +395,7 @@ def users_job(bridge: Bridge) -> Iterator[UsersJob]:
     await_end(spark)
 
 
-def test_a_users_own_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
+def test_user_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
     """As the guide has it, without a disturbance."""
     with users_job(bridge) as job:
         job.send(0, 300)
@@ -406,7 +406,7 @@ def test_a_users_own_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge) -> None:
+def test_user_spark_job_writes_exactly_once_after_kill_and_refuses_a_lost_checkpoint(bridge: Bridge) -> None:
     with users_job(bridge) as job:
         # No JMS message: it has a row without properties, which the job leaves out.
         bridge.journal.send(section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"), address="flights")

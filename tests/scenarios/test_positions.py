@@ -102,13 +102,13 @@ def forget(servers: str, prefix: str, key: str) -> None:
 
 
 @pytest.mark.on_mock_cluster
-def test_diverts_whose_position_is_gone_do_not_start(journal: Journal) -> None:
+def test_diverts_with_deleted_position_do_not_start(journal: Journal) -> None:
     forget(journal.client["bootstrap.servers"], journal.pipelines.topics.prefix, journal.positions.common_key)
     with pytest.raises(PositionLost, match=r"the position of divert 'orders' is lost: the divert has run before. Restore topic"):
         journal.take("second")
 
 
-def test_diverts_do_not_start_on_another_journal_of_the_same_name(journal: Journal) -> None:
+def test_diverts_do_not_start_on_a_recreated_journal(journal: Journal) -> None:
     journal.delete(journal.name)
     journal.topics.create(journal.name, 1, {})
     eventually(lambda: journal.name in journal.topics.ids([journal.name]), "Kafka knows the new topic")
@@ -117,7 +117,7 @@ def test_diverts_do_not_start_on_another_journal_of_the_same_name(journal: Journ
 
 
 @pytest.mark.on_mock_cluster
-def test_diverts_do_not_start_when_what_they_have_not_read_is_deleted(journal: Journal) -> None:
+def test_diverts_do_not_start_when_unread_records_are_deleted(journal: Journal) -> None:
     delete_records(journal.client["bootstrap.servers"], journal.name, 5)
     with pytest.raises(PositionLost, match=r"is at offset 0 of .*journal-0, and the first record is at offset 5"):
         journal.take("second")
@@ -125,7 +125,7 @@ def test_diverts_do_not_start_when_what_they_have_not_read_is_deleted(journal: J
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize(("key", "value"), [(b"\xff", b"{}"), (b"somebody's", b"no position")])
-def test_what_is_no_position_among_the_positions_is_named_with_its_place(journal: Journal, key: bytes, value: bytes) -> None:
+def test_error_for_invalid_position_record_names_its_offset_and_key(journal: Journal, key: bytes, value: bytes) -> None:
     partition = position_partition(journal.positions.common_key)
     topic = f"{journal.pipelines.topics.prefix}.positions"
     offset = TopicHistory(journal.client, topic, partition).latest()
@@ -148,7 +148,7 @@ def config(prefix: str, *ingresses: str, shelved: bool = False, on_error: str = 
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge) -> None:
+def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(bridge: Bridge) -> None:
     prefix, journal = bridge.prefix, bridge.journal
     ingresses = ("lost", "anew", "bad", "fine", "swapped", "ended")
     for name in ingresses:
@@ -233,7 +233,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
 
 
 @pytest.mark.slow
-def test_a_running_pipeline_whose_unread_records_are_deleted_stops_and_the_others_do_not(bridge: Bridge) -> None:
+def test_running_pipeline_stops_when_unread_records_are_deleted_and_the_others_run(bridge: Bridge) -> None:
     """As the owner's quota of the journal does it to one that stands still."""
     prefix, journal = bridge.prefix, bridge.journal
     bridge.topics.create(f"{prefix}-in.fine", 1, {})
@@ -343,13 +343,13 @@ def positions_of(servers: str, prefix: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_backlog_goes_in_bounded_steps_and_a_lost_checkpoint_and_reset_or_deleted_group_offsets_change_nothing(bridge: Bridge) -> None:
+def test_backlog_is_carried_in_bounded_steps_despite_lost_checkpoint_and_group_offsets(bridge: Bridge) -> None:
     backlog(bridge, 40_000, 4_000, 400 << 20, 300.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_backlog_of_a_million_is_carried_once_each_in_bounded_memory(bridge: Bridge) -> None:
+def test_backlog_of_a_million_messages_is_carried_once_in_bounded_memory(bridge: Bridge) -> None:
     backlog(bridge, 1_000_000, 50_000, 500 << 20, 1200.0)
 
 

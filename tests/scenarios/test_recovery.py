@@ -20,7 +20,7 @@ def stored(connect_to: Connect, system: System) -> None:
     connect_to(system.url).session().producer("queue:behind.all").send("stored")
 
 
-def test_queued_messages_are_there_again_in_order_and_unmarked(connect_to: Connect, system: System, queue: str) -> None:
+def test_queued_messages_survive_broker_kill_in_order_without_redelivered_flag(connect_to: Connect, system: System, queue: str) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=500)
     system.broker.restart()
     messages = connect_to(system.url).session().consumer(queue).receive_many(500)
@@ -28,7 +28,7 @@ def test_queued_messages_are_there_again_in_order_and_unmarked(connect_to: Conne
     assert not any(message.redelivered for message in messages)
 
 
-def test_non_persistent_messages_are_lost_and_the_rest_is_not(connect_to: Connect, system: System, queue: str) -> None:
+def test_broker_kill_loses_non_persistent_messages_only(connect_to: Connect, system: System, queue: str) -> None:
     producer = connect_to(system.url).session().producer(queue)
     producer.send("maybe", persistent=False)
     producer.send("surely")
@@ -37,7 +37,9 @@ def test_non_persistent_messages_are_lost_and_the_rest_is_not(connect_to: Connec
     assert [message.body for message in messages] == ["surely"]
 
 
-def test_a_non_persistent_message_is_delivered_once_whatever_dies(connect_to: Connect, system: System, name: str, queue: str) -> None:
+def test_non_persistent_message_is_delivered_once_when_connection_or_broker_fails(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
     destination, bodies = Queue(name), [str(n) for n in range(10)]
     with Proxy(system.port) as proxy:
         with connect(PYTHON_FAILOVER.format(proxy.url)) as context:
@@ -60,7 +62,7 @@ def test_a_non_persistent_message_is_delivered_once_whatever_dies(connect_to: Co
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL"])
-def test_what_was_acknowledged_stays_away_and_what_was_out_comes_again_marked(
+def test_broker_kill_redelivers_unacknowledged_messages_marked_and_no_acknowledged_message(
     connect_to: Connect, system: System, name: str, queue: str, mode: Mode
 ) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=30)
@@ -83,7 +85,7 @@ def test_what_was_acknowledged_stays_away_and_what_was_out_comes_again_marked(
     assert all(message.redelivered and message.delivery_count == 2 for message in again)
 
 
-def test_delivery_counts_survive(connect_to: Connect, system: System, queue: str) -> None:
+def test_delivery_counts_survive_broker_restart(connect_to: Connect, system: System, queue: str) -> None:
     connection = connect_to(system.url)
     connection.session().producer(queue).send("job")
     session = connection.session("TRANSACTED")
@@ -99,7 +101,7 @@ def test_delivery_counts_survive(connect_to: Connect, system: System, queue: str
     assert message.delivery_count >= 4
 
 
-def test_an_open_transaction_is_forgotten_and_a_committed_one_is_whole(connect_to: Connect, system: System, name: str) -> None:
+def test_broker_kill_rolls_back_open_transaction_and_keeps_committed_transaction(connect_to: Connect, system: System, name: str) -> None:
     connection = connect_to(system.url)
     for ending in ("committed", "open"):
         connection.session().producer(f"queue:{name}.in").send(ending)
@@ -118,7 +120,9 @@ def test_an_open_transaction_is_forgotten_and_a_committed_one_is_whole(connect_t
     assert [message.body for message in moved] == ["0", "1", "2", "3", "4"]
 
 
-def test_durable_subscriptions_go_on_and_others_do_not(connect_to: Connect, system: System, topic: str, name: str) -> None:
+def test_durable_subscriptions_survive_broker_kill_and_other_subscriptions_end(
+    connect_to: Connect, system: System, topic: str, name: str
+) -> None:
     subscriber = connect_to(system.url, client_id=name)
     session = subscriber.session()
     session.consumer(topic, name="own", durable=True).close()
@@ -134,7 +138,7 @@ def test_durable_subscriptions_go_on_and_others_do_not(connect_to: Connect, syst
         assert [message.body for message in messages] == ["before", "after"]
 
 
-def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: System, name: str, queue: str) -> None:
+def test_jms_client_with_failover_url_continues_after_broker_kill(connect_to: Connect, system: System, name: str, queue: str) -> None:
     connection = connect_to(system.failover_url)
     producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
     producer.send("before")
@@ -151,7 +155,7 @@ def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: Syst
     assert [event["event"] for event in connection.events(2)] == ["interrupted", "restored"]
 
 
-def test_a_send_whose_answer_got_lost_is_repeated_by_the_client_and_stored_once(
+def test_send_with_lost_answer_is_repeated_by_jms_client_and_stored_once(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
     with Proxy(system.port) as proxy:
@@ -171,7 +175,7 @@ def test_a_send_whose_answer_got_lost_is_repeated_by_the_client_and_stored_once(
         assert [message.body for message in messages] == ["first", "second", "third"]
 
 
-def test_a_commit_whose_answer_got_lost_is_in_doubt_for_the_client_and_whole_in_the_broker(
+def test_commit_with_lost_answer_fails_in_jms_client_and_is_complete_in_the_broker(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
     with Proxy(system.port) as proxy:
@@ -195,7 +199,7 @@ def test_a_commit_whose_answer_got_lost_is_in_doubt_for_the_client_and_whole_in_
         assert [message.body for message in messages] == ["0", "1", "2", "3"]
 
 
-def test_kill_after_kill_changes_nothing(connect_to: Connect, system: System, name: str, queue: str) -> None:
+def test_repeated_broker_kills_keep_all_messages(connect_to: Connect, system: System, name: str, queue: str) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=50)
     for _ in range(3):
         system.broker.kill()

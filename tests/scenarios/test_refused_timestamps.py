@@ -40,7 +40,9 @@ def carrier(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Carrier]:
     workers_end()
 
 
-def test_records_are_written_whatever_their_senders_clocks_say(carrier: Carrier, kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_records_with_timestamps_refused_by_kafka_are_written_with_arrival_time(
+    carrier: Carrier, kafka: EmbeddedKafka, topic_prefix: str
+) -> None:
     now_ms, topic = int(time.time() * 1000), f"{topic_prefix}-out"
     for timestamp_ms in (now_ms, now_ms + DAY_MS, 2**63 - 1, -1, -(2**63), 1, 0):
         carrier.add(

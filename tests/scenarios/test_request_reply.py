@@ -58,20 +58,20 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=ANSWER_TIMEOUT_S)[0].strip()
 
 
-def test_a_jms_client_asks_and_a_kafka_application_answers(bridge: System) -> None:
+def test_kafka_application_answers_a_request_of_a_jms_client(bridge: System) -> None:
     with kafka_application(bridge, "answer", "1"), java(bridge, "ask", "quotes", "AAPL") as client:
         assert said(client) == "AAPL is 187.20"
     assert bridge.depth("quotes") == 0
 
 
-def test_a_kafka_application_asks_and_a_jms_client_answers(bridge: System) -> None:
+def test_jms_client_answers_a_request_of_a_kafka_application(bridge: System) -> None:
     with java(bridge, "answer", "rates", "1"), kafka_application(bridge, "ask", "EUR/USD") as application:
         assert said(application) == "EUR/USD is 1.08"
     queue = bridge.queue(f"kafka.answers.{ANSWERS}")
     assert queue is None or not queue["messages"], "the answer lies in a queue as well"
 
 
-def test_answers_find_who_asked_among_many_and_what_cannot_be_answered_is_told(connect_to: Connect, bridge: System) -> None:
+def test_reply_reaches_only_its_requester_and_reply_without_destination_is_dead_lettered(connect_to: Connect, bridge: System) -> None:
     connection = connect_to(bridge.url)
     session = connection.session()
     gone, mine, others = session.temporary_queue(), session.temporary_queue(), connect_to(bridge.url).session().temporary_queue()

@@ -50,7 +50,9 @@ def client(kafka: SecuredKafka, password: str) -> str:
 """
 
 
-def test_messages_go_both_ways_over_tls_and_passwords(connect_to: Connect, secured: SecuredKafka, tmp_path: Path) -> None:
+def test_broker_and_pipelines_carry_messages_both_ways_over_kafka_with_tls_and_passwords(
+    connect_to: Connect, secured: SecuredKafka, tmp_path: Path
+) -> None:
     create(secured.bootstrap, "secured.in", "secured.out")
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     config = client(secured, f"file:{tmp_path / 'password'}") + PIPELINES
@@ -68,7 +70,7 @@ def test_messages_go_both_ways_over_tls_and_passwords(connect_to: Connect, secur
         assert PASSWORD not in said
 
 
-def test_a_wrong_password_is_told_and_not_shown(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_wrong_kafka_password_is_reported_and_not_logged(secured: SecuredKafka, tmp_path: Path) -> None:
     system = System(secured.secured, tmp_path, prefix="wrong", config=client(secured, "wrong-password"))
     with pytest.raises(NotStarted) as told:
         system.broker.start()

@@ -117,7 +117,7 @@ def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
     ("point", "successor"),
     [("writer.commit.before", "same"), pytest.param("writer.commit.after", "standby", marks=pytest.mark.slow)],
 )
-def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_answered_when_all_dies(
+def test_jms_to_kafka_crash_with_messages_in_transit_and_unanswered_send_is_exactly_once(
     connect_to: Connect, bridge: Bridge, point: str, successor: str
 ) -> None:
     address, topic_name = f"orders.{successor}", f"{PREFIX}.orders.{successor}"
@@ -155,7 +155,7 @@ def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_
 
 
 @pytest.mark.parametrize("successor", [pytest.param("same", marks=pytest.mark.slow), "standby"])
-def test_kafka_to_jms_records_4_and_5_are_in_the_queue_and_6_is_not_when_all_dies(
+def test_kafka_to_jms_crash_with_queued_records_and_record_in_transit_is_exactly_once(
     connect_to: Connect, bridge: Bridge, successor: str
 ) -> None:
     address, topic_name = f"payments.{successor}", f"{PREFIX}.in.{successor}"

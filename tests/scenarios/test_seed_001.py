@@ -16,7 +16,7 @@ ROUNDS = 8
 MOMENT_MAX_S = 0.5
 
 
-def test_a_transfer_leaves_each_message_in_one_of_the_queues_whenever_the_broker_dies(
+def test_transfer_keeps_each_message_in_one_queue_whenever_the_broker_is_killed(
     connect_to: Connect, system: System, name: str, tmp_path: Path
 ) -> None:
     seed = random.randrange(1 << 32)

@@ -151,7 +151,7 @@ def bank(system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{'' if case.persistent else 'non-'}persistent-{'-'.join(case[1:4])}")
-def test_each_row_of_the_matrix_ends_as_it_says(bank: Bank, case: Case) -> None:
+def test_payment_order_ends_as_its_row_of_the_matrix_states(bank: Bank, case: Case) -> None:
     bank.send(ORDER, persistent=case.persistent)
     if case.step == "":
         bank.system.broker.restart()

@@ -80,7 +80,7 @@ def text(headers: dict[str, bytes | str | None], name: str) -> str:
     return value.decode()
 
 
-def test_a_jms_publisher_reaches_kafka_consumers_and_no_jms_queue_gets_a_double(bridge: System, connect_to: Connect) -> None:
+def test_exclusively_diverted_jms_message_reaches_kafka_and_no_jms_subscription(bridge: System, connect_to: Connect) -> None:
     connection = connect_to(bridge.url, client_id="seed-003")
     session = connection.session()
     subscriber = session.consumer("topic:orders", name="all", durable=True)
@@ -99,7 +99,7 @@ def test_a_jms_publisher_reaches_kafka_consumers_and_no_jms_queue_gets_a_double(
     assert subscriber.receive_many(1, 0) == []
 
 
-def test_a_kafka_producer_reaches_jms_consumers(bridge: System, connect_to: Connect) -> None:
+def test_kafka_record_reaches_jms_subscriber_and_is_not_diverted_back(bridge: System, connect_to: Connect) -> None:
     session = connect_to(bridge.url, client_id="seed-003-reader").session()
     subscriber = session.consumer("topic:orders", name="from Kafka", durable=True, selector="source = 'kafka'")
     producer = clients.producer({"bootstrap.servers": bridge.bootstrap})
@@ -117,7 +117,7 @@ def test_a_kafka_producer_reaches_jms_consumers(bridge: System, connect_to: Conn
         assert "no data cycle" not in reader.read_until("behind it")
 
 
-def test_kafka_records_are_there_for_a_queue_that_comes_later_and_what_was_rolled_back_is_not(bridge: System, connect_to: Connect) -> None:
+def test_committed_kafka_records_wait_for_a_later_consumer_and_aborted_records_do_not_arrive(bridge: System, connect_to: Connect) -> None:
     producer = clients.producer({"bootstrap.servers": bridge.bootstrap, "transactional.id": "seed-003"})
     producer.init_transactions(30)
     for value, commit in (('{"n": 1}', True), ('{"n": 2}', False), ("no json", True), ('{"n": 3}', True)):
@@ -135,7 +135,7 @@ def test_kafka_records_are_there_for_a_queue_that_comes_later_and_what_was_rolle
         assert "JSON" in text(dead.headers[-1], "__connect.errors.exception.message")
 
 
-def test_no_kind_of_body_becomes_a_null_and_large_ones_cross(bridge: System, connect_to: Connect) -> None:
+def test_no_body_type_is_diverted_as_null_and_large_bodies_are_diverted(bridge: System, connect_to: Connect) -> None:
     producer = connect_to(bridge.url).session().producer("queue:bodies")
     bodies: list[tuple[MessageType, Any]] = [
         ("map", {"price": 12.5}), ("stream", ["a", 7]), ("bytes", b"\x00\x01"), ("object", "serialized"), ("message", None),

@@ -59,7 +59,7 @@ class FalseReports(JournalWriter):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its_message_is_there_once(
+def test_append_reported_failed_but_stored_ends_the_epoch_and_message_is_stored_once(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     journal = Journaled(kafka, topic_prefix)
@@ -104,7 +104,7 @@ def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its
     assert len(ends) == 1
 
 
-def test_a_message_that_fills_a_record_has_all_its_time_however_long_nothing_was_sent(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_append_timeout_of_a_large_message_does_not_count_earlier_idle_time(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     journal = Journaled(kafka, topic_prefix)
     large = message_bytes(b"x" * 2 * RECORD_BYTES_SOFT)
 
@@ -122,9 +122,7 @@ def test_a_message_that_fills_a_record_has_all_its_time_however_long_nothing_was
     assert not journal.ends
 
 
-def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_message_is_there_once(
-    kafka: EmbeddedKafka, topic_prefix: str
-) -> None:
+def test_lost_answer_of_a_single_append_ends_the_epoch_and_message_is_stored_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Kafka's client tells of the later ones first: they would be taken for it, and it for something that never comes."""
     journal = Journaled(kafka, topic_prefix)
 
@@ -158,7 +156,7 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
     asyncio.run(go_on())
 
 
-def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_record_stored_at_unknown_offset_ends_the_epoch_and_is_not_duplicated(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     journal = Journaled(kafka, topic_prefix)
     unknown = f"journal {journal.place.topics.journal}: Kafka has stored a record and has not reported its offset"
 
@@ -198,7 +196,7 @@ def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(k
 
 
 @pytest.mark.slow
-def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_gets_one(
+def test_epoch_with_unanswered_appends_ends_when_kafka_answers_a_new_client(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journaled(kafka, topic_prefix)
@@ -224,9 +222,7 @@ def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_ge
     asyncio.run(go_on())
 
 
-def test_a_stored_record_that_cannot_be_carried_out_ends_the_epoch_and_the_next_one_has_all(
-    kafka: EmbeddedKafka, topic_prefix: str
-) -> None:
+def test_failed_effect_of_a_stored_record_ends_the_epoch_and_next_epoch_has_all_messages(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Whatever is confirmed after it would be taken for another record."""
     journal = Journaled(kafka, topic_prefix)
 
@@ -256,9 +252,7 @@ def test_a_stored_record_that_cannot_be_carried_out_ends_the_epoch_and_the_next_
     asyncio.run(go_on())
 
 
-def test_a_record_that_the_log_does_not_take_ends_the_epoch_whoever_closed_it(
-    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_refused_by_the_writer_ends_the_epoch(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journaled(kafka, topic_prefix)
 
     async def fail() -> None:
@@ -277,7 +271,7 @@ def test_a_record_that_the_log_does_not_take_ends_the_epoch_whoever_closed_it(
     asyncio.run(fail())
 
 
-def test_behind_a_record_that_kafka_refuses_nothing_is_stored(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_no_record_is_stored_after_a_record_that_kafka_refuses(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """The sequence would have a hole, and no broker could load the journal."""
     client = {"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 1}
     Topics(client).create(topic_prefix, 1, {"max.message.bytes": "1000"})
@@ -295,7 +289,7 @@ def test_behind_a_record_that_kafka_refuses_nothing_is_stored(kafka: EmbeddedKaf
         assert reader.range()[1] == 1
 
 
-def test_an_epoch_that_has_ended_appends_nothing(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_ended_epoch_appends_nothing(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     journal = Journaled(kafka, topic_prefix)
 
     async def end() -> None:
@@ -314,7 +308,7 @@ def test_an_epoch_that_has_ended_appends_nothing(kafka: EmbeddedKafka, topic_pre
 
 
 @pytest.mark.parametrize("sent", [[], ["first"]], ids=["only time passed", "a record was stored"])
-def test_an_epoch_whose_process_stood_still_ends_and_does_nothing_more(kafka: EmbeddedKafka, topic_prefix: str, sent: list[str]) -> None:
+def test_epoch_of_a_suspended_process_ends_and_does_nothing_more(kafka: EmbeddedKafka, topic_prefix: str, sent: list[str]) -> None:
     journal = Journaled(kafka, topic_prefix)
     journal.place = replace(journal.place, session_timeout_s=1)
     done: list[str] = []
@@ -347,7 +341,7 @@ def just_before_init(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -
     monkeypatch.setattr(clients, "producer", Late)
 
 
-def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(
+def test_writer_detects_commit_by_its_twin_just_before_init(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(kafka, topic_prefix)
@@ -363,9 +357,7 @@ def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(
     assert place.values("last") == ["1", "2", "last"]
 
 
-def test_a_slot_whose_twin_commits_at_the_last_moment_before_init_knows_it(
-    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_detects_commit_by_its_twin_just_before_init(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(kafka, topic_prefix)
     table = f"{topic_prefix}.table"
     Topics(place.pipelines.kafka).create(table, 1, TABLE_CONFIG)

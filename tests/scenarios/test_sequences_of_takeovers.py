@@ -29,7 +29,7 @@ from tests.scenarios.journaled import MESSAGES, Journaled, waiting
 from tests.support.system import wait_for
 
 
-def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_stood_by(
+def test_takeover_knows_messages_moved_to_the_store_while_the_broker_was_standby(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal may be trimmed behind these messages: a snapshot that looks for them there is of no use."""
@@ -111,7 +111,7 @@ def when_the_journal_has_been_read(still: Still, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("where", [before_the_store_is_read, before_the_journal_is_read, when_the_journal_has_been_read])
-def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
+def test_standby_reloads_when_the_journal_is_trimmed_past_its_read_offset(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, where: Callable[[Still, pytest.MonkeyPatch, str], None]
 ) -> None:
     journal, still = Journaled(kafka, topic_prefix), Still()
@@ -141,7 +141,7 @@ def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
     asyncio.run(take_over())
 
 
-def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_journal_for_a_damaged_one(
+def test_broker_replaced_while_loading_does_not_report_the_trimmed_journal_as_damaged(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was trimmed is covered by a snapshot that is announced behind its own epoch's start."""
@@ -182,7 +182,7 @@ def collected(epoch: Epoch) -> Snapshot:
     return collector.finish().snapshot()
 
 
-def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_count(
+def test_decisions_appends_and_snapshot_of_a_replaced_broker_do_not_count(
     kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journaled(kafka, topic_prefix)
@@ -219,7 +219,7 @@ def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_c
     assert journal.sender.answers == [(name, None) for name in ("first", "failed", "third")]
 
 
-def test_a_replaced_broker_that_goes_on_with_a_trim_takes_away_nothing_that_its_successor_needs(
+def test_late_trim_by_a_replaced_broker_deletes_no_record_that_its_successor_needs(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, still = Journaled(kafka, topic_prefix), Still()

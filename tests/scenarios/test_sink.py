@@ -19,9 +19,7 @@ from tests.scenarios.topics import Reader
 TEXTS = StructType([StructField("value", StringType())])
 
 
-def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repeat_is_refused(
-    kafka: EmbeddedKafka, topic_prefix: str
-) -> None:
+def test_repeated_batch_is_written_once_and_invalid_repeat_is_refused(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
 
     def write(batch: int, query: str = "first", more: int = 0) -> None:
@@ -42,7 +40,7 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]
 
 
-def test_a_batch_that_kafka_refuses_holds_up_nobody_else(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_batch_refused_by_kafka_leaves_no_open_transaction(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
     writer = DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS)
     writer.commit([Encoded((b"first",), "query")], 0)
@@ -54,7 +52,7 @@ def test_a_batch_that_kafka_refuses_holds_up_nobody_else(kafka: EmbeddedKafka, t
     assert history.stable() == history.latest()
 
 
-def test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing_else(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_job_without_earlier_pipelines_creates_only_positions_and_ingress_topics(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     topics = Topics({"bootstrap.servers": kafka.bootstrap})
     before = topics.partitions().keys()
     options = {"id": "w", "address": "q", "prefix": topic_prefix}

@@ -32,7 +32,7 @@ def small_steps(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) 
         yield running
 
 
-def test_a_broker_that_is_killed_starts_from_its_newest_snapshot(connect_to: Connect, small_steps: System) -> None:
+def test_killed_broker_starts_from_its_newest_snapshot(connect_to: Connect, small_steps: System) -> None:
     producer = connect_to(small_steps.url).session().producer("queue:steps")
     session = connect_to(small_steps.url).session("TRANSACTED")
     consumer = session.consumer("queue:steps")
@@ -61,7 +61,7 @@ def test_a_broker_that_is_killed_starts_from_its_newest_snapshot(connect_to: Con
     assert [message.body for message in left] == [str(number) for number in range(TAKEN, SENT)] + ["late"] * late
 
 
-def test_old_snapshots_are_cleaned_away_long_before_they_would_slow_a_start_down(small_steps: System) -> None:
+def test_snapshot_and_store_topics_are_compacted_in_small_segments(small_steps: System) -> None:
     topics = Topics({"bootstrap.servers": small_steps.bootstrap})
     for name in ("snapshots", "store"):
         settings = topics.config(f"{small_steps.prefix}.{name}")
@@ -84,7 +84,7 @@ def test_read_behind_barrier_finds_the_same_snapshots_and_messages(kafka: Embedd
     assert snapshots.journal_id("a") == SnapshotStore(client, f"{topic_prefix}.snapshots").journal_id("b") == "a"
 
 
-def test_a_snapshot_takes_all_older_ones_away_whoever_wrote_them_and_no_newer_one(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_snapshot_deletes_older_snapshots_of_every_writer_and_no_newer_snapshot(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     client = {"bootstrap.servers": kafka.bootstrap}
     Topics(client).create(topic_prefix, 1, {"cleanup.policy": "compact"})
     before, now = SnapshotStore(client, topic_prefix), SnapshotStore(client, topic_prefix)

@@ -64,7 +64,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str) -> Bridge:
     return found
 
 
-def test_a_stream_stops_at_a_journal_that_was_made_anew_be_it_shorter_or_longer(bridge: Bridge) -> None:
+def test_stream_stops_at_a_recreated_journal_whether_shorter_or_longer(bridge: Bridge) -> None:
     job = Job(bridge)
     assert job.batch() == ["1", "2"]
     bridge.renew()
@@ -78,7 +78,7 @@ def test_a_stream_stops_at_a_journal_that_was_made_anew_be_it_shorter_or_longer(
 
 
 @pytest.mark.on_mock_cluster
-def test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its_journal_from_then_on(bridge: Bridge) -> None:
+def test_stream_resumes_from_offset_of_an_earlier_version_and_stores_the_journal_id(bridge: Bridge) -> None:
     job = Job(bridge)
     job.offset = {"offset": 2}
     assert job.batch() == ["2"]
@@ -86,7 +86,7 @@ def test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its
     assert job.offset["journal_id"] == bridge.topics.ids([bridge.pipelines.topics.journal])[bridge.pipelines.topics.journal]
 
 
-def test_a_stream_stops_where_its_records_are_trimmed(bridge: Bridge) -> None:
+def test_stream_stops_when_its_unread_records_are_trimmed(bridge: Bridge) -> None:
     job = Job(bridge)
     bridge.trim(2)
     with pytest.raises(PositionLost, match="records from offset 0 were trimmed"):
@@ -103,7 +103,7 @@ def malformed(bridge: Bridge, request: pytest.FixtureRequest) -> tuple[str, byte
     return reason, message
 
 
-def test_what_is_no_jms_message_has_a_row_as_it_was_sent(bridge: Bridge, malformed: tuple[str, bytes]) -> None:
+def test_malformed_message_becomes_a_row_with_its_raw_body_and_the_reason(bridge: Bridge, malformed: tuple[str, bytes]) -> None:
     reason, message = malformed
     *before, row, after = Job(bridge).rows()
     assert [each["text"] for each in (*before, after)] == ["1", "2", "3", "4"]
@@ -115,7 +115,7 @@ def test_what_is_no_jms_message_has_a_row_as_it_was_sent(bridge: Bridge, malform
 
 
 @pytest.mark.on_mock_cluster
-def test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so(
+def test_malformed_message_is_dropped_and_logged_in_mode_dropmalformed(
     bridge: Bridge, malformed: tuple[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     reason, _ = malformed
@@ -125,9 +125,7 @@ def test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so(
 
 
 @pytest.mark.on_mock_cluster
-def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_it_goes_on(
-    bridge: Bridge, malformed: tuple[str, bytes]
-) -> None:
+def test_malformed_message_stops_a_failfast_job_which_continues_in_mode_permissive(bridge: Bridge, malformed: tuple[str, bytes]) -> None:
     job = Job(bridge, mode="FAILFAST")
     said = rf"journal, offset 3: could not decode message 0-3-1 to 'flights': .*{malformed[0]}.* Set option mode to PERMISSIVE"
     for _ in range(2):
@@ -138,6 +136,6 @@ def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_i
 
 
 @pytest.mark.on_mock_cluster
-def test_a_mode_that_there_is_not_is_refused_by_name(bridge: Bridge) -> None:
+def test_unknown_reader_mode_is_refused_with_the_valid_modes(bridge: Bridge) -> None:
     with pytest.raises(InvalidInput, match="option mode is 'lenient'; must be one of PERMISSIVE, DROPMALFORMED, FAILFAST"):
         Job(bridge, mode="lenient")

@@ -106,7 +106,7 @@ def send(bridge: Bridge, start: int, end: int) -> None:
     bridge.journal.flush()
 
 
-def test_a_divert_works_on_a_spark_cluster(bridge: Bridge, tmp_path: Path) -> None:
+def test_divert_runs_on_a_spark_cluster_and_resumes_after_driver_kill(bridge: Bridge, tmp_path: Path) -> None:
     send(bridge, 0, 1000)
     with closing(bridge.reader(f"{bridge.prefix}.flights")) as target:
         bridge.start()
@@ -119,7 +119,7 @@ def test_a_divert_works_on_a_spark_cluster(bridge: Bridge, tmp_path: Path) -> No
         assert [int(value) for value in target.wait_for(2000)] == list(range(2000))
 
 
-def test_an_executor_and_a_worker_are_killed_in_a_backlog_while_the_driver_lives(bridge: Bridge, cluster: Cluster) -> None:
+def test_executor_and_worker_kills_during_a_backlog_lose_and_double_no_record(bridge: Bridge, cluster: Cluster) -> None:
     send(bridge, 0, BACKLOG)
     with closing(bridge.reader(f"{bridge.prefix}.flights")) as target:
         bridge.start()

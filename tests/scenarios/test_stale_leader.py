@@ -155,7 +155,7 @@ def test_writer_that_asks_former_leader_moves_no_position_back_and_doubles_no_re
         assert stale.current() == at(len(RECORDS))
 
 
-def test_former_leader_answers_old_position_and_takes_no_barrier(cluster: DividedCluster, site: Site) -> None:
+def test_former_leader_returns_the_old_position_and_accepts_no_barrier(cluster: DividedCluster, site: Site) -> None:
     kafka = {"bootstrap.servers": site.others, "log_level": 0}
     partition, key = position_partition(site.key), site.key.encode()
     with closing(site.writer()) as writer:

@@ -18,7 +18,7 @@ from = "orders"
 
 
 @pytest.mark.slow
-def test_second_driver_stands_by_and_takes_over_from_one_that_is_killed(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_second_driver_stands_by_and_takes_over_when_the_first_is_killed(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     first, second = (Bridge(kafka, topic_prefix, tmp_path / name) for name in ("first", "second"))
     first.journal.start_epoch()
     for bridge in (first, second):

@@ -49,7 +49,7 @@ def received(system: System, count: int) -> list[object]:
 
 
 @pytest.mark.slow
-def test_broker_comes_up_with_any_message_that_was_stored_and_moves_it_and_serves_on(system: System, hand: Hand) -> None:
+def test_broker_starts_with_poisonous_stored_messages_and_moves_them(system: System, hand: Hand) -> None:
     send(system, "before")
     system.broker.kill()
     _, epoch, sequence = last_header(hand)
@@ -74,7 +74,7 @@ def test_broker_comes_up_with_any_message_that_was_stored_and_moves_it_and_serve
     assert "error contained" not in system.broker.said()
 
 
-def test_hostile_records_of_the_ingress_end_no_epoch_and_stop_no_other_record(system: System, hand: Hand) -> None:
+def test_hostile_ingress_records_end_no_epoch_and_block_no_other_record(system: System, hand: Hand) -> None:
     send(system, "before")
     epoch = system.status()["gauges"]["epoch"]
     good = Send(SendFlag.GROUPED, 0, 4, 1, 0, 0, "orders", (), (), (), None, text_message("good"))

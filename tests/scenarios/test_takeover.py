@@ -73,7 +73,7 @@ def both(pair: Pair) -> Pair:
     return pair
 
 
-def test_a_standby_takes_over_from_a_killed_broker_and_clients_follow(both: Pair, connect_to: Connect, queue: str) -> None:
+def test_standby_takes_over_from_a_killed_broker_and_clients_follow(both: Pair, connect_to: Connect, queue: str) -> None:
     active = both.serving()
     session = connect_to(both.url).session("CLIENT")
     producer, consumer = session.producer(queue), session.consumer(queue)
@@ -92,7 +92,7 @@ def test_a_standby_takes_over_from_a_killed_broker_and_clients_follow(both: Pair
     assert bodies[-1] == "after"
 
 
-def test_a_broker_that_is_stopped_in_order_hands_over_at_once(
+def test_broker_stopped_orderly_hands_over_at_once(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -109,9 +109,7 @@ def test_a_broker_that_is_stopped_in_order_hands_over_at_once(
         assert [message.body for message in connect_to(pair.url).session().consumer(queue).receive_many(2)] == ["before", "after"]
 
 
-def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
-    both: Pair, connect_to: Connect, name: str, queue: str
-) -> None:
+def test_suspended_broker_is_replaced_and_does_nothing_after_resume(both: Pair, connect_to: Connect, name: str, queue: str) -> None:
     active = both.serving()
     other = both.other(active)
     connect_to(both.url).session().producer(queue).send("{n}", count=10)
@@ -145,7 +143,7 @@ def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
     assert [other.depth(each) for each in (name, f"{name}.persistent", f"{name}.direct")] == [0, 0, 0]
 
 
-def test_two_standbys_that_start_at_once_do_not_both_serve(both: Pair, connect_to: Connect, queue: str) -> None:
+def test_of_two_brokers_starting_at_once_only_one_serves(both: Pair, connect_to: Connect, queue: str) -> None:
     for system in both.systems:
         system.broker.kill()
     for system in both.systems:
@@ -202,7 +200,9 @@ def gathered(kafka: EmbeddedKafka, group: str, members: int) -> bool:
     return description.state == ConsumerGroupState.STABLE and len(description.members) == members
 
 
-def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+def test_broker_killed_and_restarted_at_once_serves_before_its_session_times_out(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         pair = Pair(kafka, tmp_path, topic_prefix, stack, f"[broker]\nsession_timeout_s = {LONG_SESSION_S}")
         wait_for(lambda: gathered(kafka, f"{topic_prefix}.brokers", 2), "both to be members")
@@ -216,7 +216,7 @@ def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka:
 
 
 @pytest.mark.slow
-def test_of_a_broker_killed_while_another_joins_and_started_at_once_one_serves_without_waiting(
+def test_after_broker_kill_during_a_join_one_broker_serves_before_the_session_times_out(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -238,7 +238,7 @@ def test_of_a_broker_killed_while_another_joins_and_started_at_once_one_serves_w
         assert serving.serves()
 
 
-def test_what_a_standby_takes_over_it_has_read_before(
+def test_standby_has_read_the_whole_journal_before_the_takeover(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     journal, client = f"{topic_prefix}.journal", {"bootstrap.servers": kafka.bootstrap}
@@ -260,7 +260,7 @@ def test_what_a_standby_takes_over_it_has_read_before(
 
 
 @pytest.mark.slow
-def test_of_two_standbys_that_both_believe_themselves_elected_one_is_believed(
+def test_of_two_standbys_that_both_believe_to_be_elected_only_one_serves(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.journal", 0)

@@ -62,7 +62,7 @@ def writer(place: Place) -> Iterator[TransactionalWriter]:
         yield writer
 
 
-def test_what_is_handed_over_ahead_is_written_once(place: Place, writer: TransactionalWriter) -> None:
+def test_records_handed_over_ahead_of_the_write_are_written_once(place: Place, writer: TransactionalWriter) -> None:
     outputs = place.outputs("1", "2")
     writer.ahead(outputs, BEGIN)
     outputs += place.outputs("3")
@@ -74,7 +74,7 @@ def test_what_is_handed_over_ahead_is_written_once(place: Place, writer: Transac
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_what_was_begun_and_given_up_is_not_there(place: Place, writer: TransactionalWriter, in_order: bool) -> None:
+def test_records_of_an_abandoned_transaction_are_not_written(place: Place, writer: TransactionalWriter, in_order: bool) -> None:
     writer.ahead(place.outputs("1", "2"), BEGIN)
     if in_order:
         writer.abandon()
@@ -85,7 +85,7 @@ def test_what_was_begun_and_given_up_is_not_there(place: Place, writer: Transact
     assert writer.current() == MIDDLE
 
 
-def test_nothing_is_begun_from_another_position(place: Place, writer: TransactionalWriter) -> None:
+def test_write_from_another_position_is_refused_and_writes_nothing(place: Place, writer: TransactionalWriter) -> None:
     writer.ahead(place.outputs("1"), MIDDLE)
     with pytest.raises(PositionMoved):
         writer.write(place.outputs("1"), MIDDLE, END)
@@ -93,7 +93,7 @@ def test_nothing_is_begun_from_another_position(place: Place, writer: Transactio
     assert place.values("2", committed=False) == ["2"]
 
 
-def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(place: Place, writer: TransactionalWriter) -> None:
+def test_record_refused_by_kafka_is_named_also_when_handed_over_ahead(place: Place, writer: TransactionalWriter) -> None:
     outputs = place.outputs("1", "x" * 2 * RECORD_BYTES_MAX, "3")
     writer.ahead(outputs, BEGIN)
     with pytest.raises(Unwritable) as refused:
@@ -106,7 +106,7 @@ def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(pl
 
 
 @pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2500, marks=pytest.mark.slow), 4999])
-def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_limit(
+def test_record_refused_by_kafka_is_named_among_thousands_before_any_time_limit(
     place: Place, writer: TransactionalWriter, bad: int
 ) -> None:
     outputs = place.outputs(*("x" * (2 * RECORD_BYTES_MAX if each == bad else 1) for each in range(5000)))
@@ -116,7 +116,7 @@ def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_li
 
 
 @pytest.mark.slow
-def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
+def test_transaction_does_not_time_out_while_kafka_still_accepts_records(
     kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, most_s = 24, 0.8 * 24 * DELAY_S  # all of it takes longer; no pause in it does
@@ -132,7 +132,7 @@ def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
     assert place.values(str(count - 1)) == [str(each) for each in range(count)]
 
 
-def test_a_twin_that_was_faster_leaves_nothing_to_do(place: Place, writer: TransactionalWriter) -> None:
+def test_writer_detects_that_a_faster_twin_has_committed(place: Place, writer: TransactionalWriter) -> None:
     writer.ahead(place.outputs("1", "2"), BEGIN)
     with closing(place.writer()) as twin:
         assert twin.current() == BEGIN
@@ -143,7 +143,7 @@ def test_a_twin_that_was_faster_leaves_nothing_to_do(place: Place, writer: Trans
     assert place.values("3") == ["1", "2", "3"]
 
 
-def test_what_a_killed_writer_has_left_open_is_ended(place: Place, writer: TransactionalWriter) -> None:
+def test_transaction_left_open_by_a_killed_writer_is_ended(place: Place, writer: TransactionalWriter) -> None:
     writer.ahead(place.outputs("1", "2"), BEGIN)
     assert place.values("2", committed=False) == ["1", "2"]
     end_open_transactions(place.pipelines.kafka, [place.pipelines.transactional_id(KEY)])

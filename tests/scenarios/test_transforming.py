@@ -74,7 +74,7 @@ def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
 
 
 @pytest.mark.slow  # each part that is too large costs Spark a worker
-def test_of_what_is_too_much_to_be_held_the_parts_are_carried_in_order_and_a_record_as_one(spark: SparkSession, bridge: Bridge) -> None:
+def test_batch_above_the_memory_limit_is_transformed_in_parts_and_keeps_its_order(spark: SparkSession, bridge: Bridge) -> None:
     sizes = [5, 40]
     texts = [[f"r{record}m{index}" for index in range(size)] for record, size in enumerate(sizes)]
     for record in texts:
@@ -87,7 +87,7 @@ def test_of_what_is_too_much_to_be_held_the_parts_are_carried_in_order_and_a_rec
 
 
 @pytest.mark.slow
-def test_a_failure_that_pyspark_has_no_class_for_is_a_messages_own_like_any(spark: SparkSession, bridge: Bridge) -> None:
+def test_failure_without_a_pyspark_error_class_dead_letters_only_its_message(spark: SparkSession, bridge: Bridge) -> None:
     bridge.send('{"a": 1}', "no JSON", '{"a": 2}')
     select = "string(from_json(text, 'a int', map('mode', 'FAILFAST')).a) AS value"
     carry(spark, bridge, task_of(bridge, bridge.divert("strict", select=(select,)), made_bytes_max=1 << 20))
@@ -96,7 +96,7 @@ def test_a_failure_that_pyspark_has_no_class_for_is_a_messages_own_like_any(spar
 
 
 @pytest.mark.slow
-def test_what_fails_without_any_message_is_no_messages_fault(
+def test_failure_independent_of_messages_fails_the_batch_and_dead_letters_no_message(
     spark: SparkSession, bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prices = tmp_path / "prices.json"

@@ -34,7 +34,7 @@ def proxy(kafka: EmbeddedKafka) -> Iterator[KafkaProxy]:
         yield running
 
 
-def test_librdkafka_reports_success_without_offset_and_goes_on(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
+def test_librdkafka_reports_success_without_offset_and_continues(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
     create(kafka.bootstrap, topic_prefix)
     producer = clients.producer({**APPEND_SETTINGS, "bootstrap.servers": proxy.bootstrap})
     offsets: list[int | None] = []
@@ -88,7 +88,7 @@ def test_record_scheduled_at_unknown_offset_is_in_flight(kafka: EmbeddedKafka, p
         assert set(log.flights(PLACE).keys) == {7}
 
 
-def test_partition_taken_at_unknown_offset_is_taken(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
+def test_takeover_of_a_partition_at_unknown_offset_counts(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
     with closing(InboundLog("inbound", {"bootstrap.servers": proxy.bootstrap}, group=topic_prefix)) as log:
         before = log.take(PLACE, None)
         log.schedule([Ref(PLACE, before, 7)])

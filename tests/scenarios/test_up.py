@@ -96,7 +96,7 @@ def send(client: Context, queue: str, *bodies: str) -> None:
     client.producer(Queue(queue)).send_many(bodies)
 
 
-def test_parts_that_are_killed_come_back_with_all_messages_and_so_does_everything_on_the_same_directory(data_dir: Path) -> None:
+def test_up_restarts_killed_parts_and_resumes_its_directory_with_all_messages(data_dir: Path) -> None:
     with up(data_dir, "--no-pipelines") as bascule:
         assert bascule.ready == (
             f"ready amqp://127.0.0.1:{bascule.ports['amqp']} kafka=127.0.0.1:{bascule.ports['kafka']} "
@@ -173,14 +173,14 @@ def test_a_topic_reaches_every_subscriber(bascule: Running) -> None:
             assert message.body == "hello"
 
 
-def test_who_has_no_password_or_the_wrong_one_is_told_so(bascule: Running) -> None:
+def test_missing_or_wrong_password_is_reported_as_unauthorized(bascule: Running) -> None:
     for user in ((), ("--user", "ann:wrong")):
         done = bascule.run("send", "q", "--text", "a", *user)
         assert done.returncode == 2
         assert done.stderr.startswith("error: amqp:unauthorized-access: ")
 
 
-def test_a_wrong_selector_of_a_consumer_is_refused_with_its_column(bascule: Running) -> None:
+def test_invalid_selector_of_a_consumer_is_refused_with_its_column(bascule: Running) -> None:
     with bascule.client(user="ann", password="hush") as client, pytest.raises(InvalidSelector, match="column 5"):
         client.consumer(Queue("q"), selector="n > > 1")
 
@@ -195,7 +195,7 @@ def test_status_is_shown_as_a_table_and_as_json(bascule: Running) -> None:
     assert "shown" in done.stdout
 
 
-def test_a_directory_and_a_port_serve_one_at_a_time(bascule: Running, tmp_path: Path) -> None:
+def test_up_refuses_a_data_directory_or_port_in_use(bascule: Running, tmp_path: Path) -> None:
     taken = str(bascule.ports["amqp"])
     for arguments, text in (
         (["--data-dir", str(bascule.directory)], f"error: {bascule.directory} is in use by another"),

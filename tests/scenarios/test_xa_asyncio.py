@@ -63,7 +63,7 @@ def items(postgres: EmbeddedPostgres, table: str) -> list[str]:
         return [row[0] for row in connection.execute(f"SELECT item FROM {table} ORDER BY item")]
 
 
-def test_message_row_record_and_message_are_one(
+def test_asyncio_transaction_commits_messages_row_and_record_together(
     system: System, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, database: PostgresResource, table: str, name: str, topic_prefix: str
 ) -> None:
     orders, bills, topic = Queue(f"{name}.in"), Queue(f"{name}.out"), topic_prefix
@@ -106,7 +106,7 @@ def test_message_row_record_and_message_are_one(
         assert [message.body for message in context.browse(orders)] == []
 
 
-def test_receive_that_is_cancelled_leaves_its_connection_to_the_next_transaction(system: System, name: str) -> None:
+def test_cancelled_receive_leaves_its_connection_usable_for_the_next_transaction(system: System, name: str) -> None:
     queue = Queue(name)
     broker = JmsResource("broker", PYTHON_FAILOVER.format(system.url), timeout_s=SOON_S)
 
@@ -127,7 +127,9 @@ def test_receive_that_is_cancelled_leaves_its_connection_to_the_next_transaction
     broker.close()
 
 
-def test_handle_is_refused_to_commit_and_takes_savepoints(postgres: EmbeddedPostgres, database: PostgresResource, table: str) -> None:
+def test_async_handle_refuses_commit_and_rollback_and_supports_savepoints(
+    postgres: EmbeddedPostgres, database: PostgresResource, table: str
+) -> None:
     async def main() -> None:
         other = ModelResource("other")
         async with managing(database, other) as manager, manager.begin() as transaction:
@@ -147,7 +149,7 @@ def test_handle_is_refused_to_commit_and_takes_savepoints(postgres: EmbeddedPost
     assert items(postgres, table) == ["kept"]
 
 
-def test_statements_that_the_driver_prepares_do_not_collide_on_a_kept_session(database: PostgresResource, table: str) -> None:
+def test_prepared_statements_of_the_driver_do_not_collide_on_a_reused_session(database: PostgresResource, table: str) -> None:
     async def main() -> None:
         async with managing(database) as manager:
             for round_ in range(4):
@@ -162,7 +164,7 @@ def test_statements_that_the_driver_prepares_do_not_collide_on_a_kept_session(da
     run(main)
 
 
-def test_transaction_that_ends_within_a_statement_of_another_task_is_rolled_back(
+def test_transaction_ending_during_a_statement_of_another_task_is_rolled_back(
     postgres: EmbeddedPostgres, database: PostgresResource, table: str
 ) -> None:
     async def main() -> None:
@@ -234,7 +236,7 @@ def test_objects_of_an_async_session_are_part_of_the_transaction(postgres: Embed
     assert items(postgres, "aio_payments") == ["kept", "second"]
 
 
-def test_transaction_that_ends_within_a_statement_of_an_async_session_is_rolled_back(postgres: EmbeddedPostgres, alchemy: Any) -> None:
+def test_transaction_ending_during_a_statement_of_an_async_session_is_rolled_back(postgres: EmbeddedPostgres, alchemy: Any) -> None:
     """Also if there is something to be sent before the vote: that would wait for the statement."""
 
     async def main() -> None:

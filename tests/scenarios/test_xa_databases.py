@@ -76,7 +76,7 @@ def prepared(resource: DatabaseResource[Any], table: str, item: str) -> Xid:
     return xid
 
 
-def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+def test_prepared_database_branch_commits_in_the_process_that_prepared_it(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
     resource = make()
     xid = prepared(resource, table, "one")
     assert items(postgres, table) == []
@@ -87,7 +87,7 @@ def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, postg
 
 
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
-def test_another_process_finishes_a_prepared_branch_and_both_may_try(
+def test_prepared_database_branch_can_be_finished_by_another_process(
     make: Make, postgres: EmbeddedPostgres, table: str, finish: str
 ) -> None:
     first, second = make(), make()
@@ -111,7 +111,7 @@ def test_a_branch_that_wrote_nothing_votes_read_only(make: Make, table: str) -> 
         resource.commit(xid)
 
 
-def test_notify_has_no_part_in_two_phases(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+def test_notify_takes_no_part_in_two_phase_commit(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
     resource, alone, with_a_row, one_phase = make(), new_xid(), new_xid(), new_xid()
     for xid in (alone, with_a_row, one_phase):
         handle, statement = resource.start(xid, timeout_s=TIMEOUT_S), f"NOTIFY {table}"
@@ -129,7 +129,7 @@ def test_notify_has_no_part_in_two_phases(make: Make, postgres: EmbeddedPostgres
         assert [each.channel for each in listener.notifies(timeout=20, stop_after=1)] == [table]
 
 
-def test_a_branch_commits_in_one_phase(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+def test_database_branch_commits_in_one_phase(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
     resource, xid = make(), new_xid()
     insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
     resource.end(xid, success=True)
@@ -152,7 +152,7 @@ def test_a_branch_with_a_failed_statement_votes_no(make: Make, postgres: Embedde
     assert items(postgres, table) == []
 
 
-def test_what_a_session_has_not_sent_is_sent_before_the_vote(postgres: EmbeddedPostgres, table: str) -> None:
+def test_unflushed_objects_of_a_session_are_flushed_before_the_vote(postgres: EmbeddedPostgres, table: str) -> None:
     engine = sa.create_engine(postgres.url)
     base = sa.orm.declarative_base()
     row = type("Row", (base,), {"__tablename__": table, "item": sa.Column(sa.Text, primary_key=True)})
@@ -170,7 +170,7 @@ def test_what_a_session_has_not_sent_is_sent_before_the_vote(postgres: EmbeddedP
     engine.dispose()
 
 
-def test_a_branch_is_undone(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+def test_branch_can_be_rolled_back_before_and_after_prepare(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
     resource, xid = make(), new_xid()
     insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
     resource.end(xid, success=False)
@@ -181,7 +181,7 @@ def test_a_branch_is_undone(make: Make, postgres: EmbeddedPostgres, table: str) 
     assert items(postgres, table) == []
 
 
-def test_calls_out_of_order_are_refused(make: Make, table: str) -> None:
+def test_calls_out_of_order_on_a_database_branch_are_refused(make: Make, table: str) -> None:
     resource, xid = make(), new_xid()
     insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
     with pytest.raises(DuplicateXid):
@@ -198,7 +198,7 @@ def test_calls_out_of_order_are_refused(make: Make, table: str) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "forced", "code"), [("commit", "ROLLBACK", "XA_HEURRB"), ("rollback", "COMMIT", "XA_HEURCOM")])
-def test_what_somebody_finished_by_hand_is_reported(
+def test_branch_finished_by_hand_is_reported_as_heuristic_outcome(
     make: Make, postgres: EmbeddedPostgres, table: str, wanted: str, forced: str, code: str
 ) -> None:
     resource = make()
@@ -219,7 +219,7 @@ def by_hand(postgres: EmbeddedPostgres, forced: str, xid: Xid) -> None:
         connection.execute(f"{forced} PREPARED '{name}'")
 
 
-def test_a_manager_raises_and_records_what_somebody_finished_by_hand(postgres: EmbeddedPostgres, table: str) -> None:
+def test_manager_raises_and_records_heuristic_outcome_of_a_branch_finished_by_hand(postgres: EmbeddedPostgres, table: str) -> None:
     resource = PostgresResource("db", postgres.conninfo)
     log = ModelLog()
     log._watch = lambda point: by_hand(postgres, "ROLLBACK", resource.recover()[0]) if point == "log.decide.after" else None
@@ -237,7 +237,7 @@ def test_a_manager_raises_and_records_what_somebody_finished_by_hand(postgres: E
     resource.close()
 
 
-def test_a_connection_that_breaks_before_the_vote_rolls_back_and_after_it_does_not(postgres: EmbeddedPostgres, table: str) -> None:
+def test_lost_connection_rolls_back_an_unprepared_branch_and_keeps_a_prepared_branch(postgres: EmbeddedPostgres, table: str) -> None:
     resource, xid = PostgresResource("db", postgres.conninfo), new_xid()
     connection = resource.start(xid, timeout_s=TIMEOUT_S)
     insert(connection, table, "lost")
@@ -266,7 +266,7 @@ def terminate(postgres: EmbeddedPostgres, victim: psycopg.Connection[Any]) -> No
         assert connection.execute("SELECT pg_terminate_backend(%s, 20000)", (victim.info.backend_pid,)).fetchone() == (True,)
 
 
-def test_serialization_failures_are_tried_again(postgres: EmbeddedPostgres, table: str) -> None:
+def test_serialization_failure_is_retried(postgres: EmbeddedPostgres, table: str) -> None:
     resource, other = PostgresResource("db", postgres.conninfo), ModelResource("other")
     attempts = []
     with TransactionManager("again", ModelLog(), [resource, other]) as manager:
@@ -287,7 +287,7 @@ def test_serialization_failures_are_tried_again(postgres: EmbeddedPostgres, tabl
     resource.close()
 
 
-def test_a_constraint_that_is_checked_at_the_end_rolls_everything_back(postgres: EmbeddedPostgres, table: str) -> None:
+def test_violated_deferred_constraint_rolls_back_all_resources(postgres: EmbeddedPostgres, table: str) -> None:
     with psycopg.connect(postgres.conninfo) as connection:
         connection.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_item_key")
         connection.execute(f"ALTER TABLE {table} ADD UNIQUE (item) DEFERRABLE INITIALLY DEFERRED")
@@ -304,7 +304,7 @@ def test_a_constraint_that_is_checked_at_the_end_rolls_everything_back(postgres:
     resource.close()
 
 
-def test_any_driver_with_two_phase_methods_will_do(postgres: EmbeddedPostgres, table: str) -> None:
+def test_dbapi_resource_works_with_a_driver_that_has_two_phase_methods(postgres: EmbeddedPostgres, table: str) -> None:
     first = DbapiResource("db", lambda: psycopg.connect(postgres.conninfo))
     second = DbapiResource("db", lambda: psycopg.connect(postgres.conninfo))
     kept, undone = prepared(first, table, "kept"), prepared(first, table, "undone")
@@ -318,7 +318,7 @@ def test_any_driver_with_two_phase_methods_will_do(postgres: EmbeddedPostgres, t
 
 
 @pytest.mark.parametrize("ending", ["commit", "commit in one phase", "rollback"])
-def test_handle_of_a_finished_branch_writes_nothing_into_the_next_one(
+def test_handle_of_a_finished_branch_writes_nothing_into_the_next_branch(
     make: Make, postgres: EmbeddedPostgres, table: str, ending: str
 ) -> None:
     resource = make()
@@ -346,7 +346,7 @@ def test_handle_of_a_finished_branch_writes_nothing_into_the_next_one(
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
-def test_transaction_that_ends_while_another_thread_is_within_a_statement_is_rolled_back(
+def test_transaction_ending_during_a_statement_of_another_thread_is_rolled_back(
     make: Make, postgres: EmbeddedPostgres, table: str, alone: bool
 ) -> None:
     resource, other = make(), ModelResource("other")
@@ -372,7 +372,7 @@ def test_transaction_that_ends_while_another_thread_is_within_a_statement_is_rol
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
-def test_transaction_that_ends_within_a_stream_of_rows_of_its_own_thread_is_rolled_back(
+def test_transaction_ending_during_a_row_stream_of_its_own_thread_is_rolled_back(
     postgres: EmbeddedPostgres, table: str, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """The stream has the lock of the connection up to its end: the rollback waited for that, without end."""
@@ -400,7 +400,7 @@ def test_transaction_that_ends_within_a_stream_of_rows_of_its_own_thread_is_roll
     assert items(postgres, table) == ["next"]
 
 
-def test_call_that_comes_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPostgres, table: str) -> None:
+def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPostgres, table: str) -> None:
     """It would go on in the branch, or behind its rollback on a session that is given back."""
     with closing(PostgresResource("db", postgres.conninfo)) as resource:
         xid = new_xid()
@@ -422,7 +422,7 @@ def _sleeping(connection: psycopg.Connection[Any]) -> bool:
     return bool(count)
 
 
-def test_connections_are_used_again_and_a_broken_one_is_replaced(postgres: EmbeddedPostgres, table: str) -> None:
+def test_database_connections_are_reused_and_a_broken_connection_is_replaced(postgres: EmbeddedPostgres, table: str) -> None:
     resource = PostgresResource("db", postgres.conninfo)
     pids = []
     for number in range(3):

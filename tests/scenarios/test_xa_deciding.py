@@ -98,7 +98,7 @@ def pay(manager: TransactionManager, database: Any, broker: ModelResource, *item
             insert(transaction.enlist(database), item)
 
 
-def test_transaction_needs_no_prepared_transactions_and_leaves_no_row(make: Make, plain: EmbeddedPostgres) -> None:
+def test_deciding_database_needs_no_prepared_transactions_and_keeps_no_decision_row(make: Make, plain: EmbeddedPostgres) -> None:
     database, broker, log = make(), ModelResource("broker"), ModelLog()
     with TransactionManager("shop", log, [broker, database]) as manager:
         pay(manager, database, broker, "one")
@@ -112,7 +112,9 @@ def test_transaction_needs_no_prepared_transactions_and_leaves_no_row(make: Make
 
 
 @pytest.mark.parametrize(("point", "committed"), [("broker.prepare.after", False), ("broker.commit.before", True)])
-def test_killed_application_is_finished_as_the_database_says(make: Make, plain: EmbeddedPostgres, point: str, committed: bool) -> None:
+def test_recovery_after_application_kill_follows_the_decision_in_the_database(
+    make: Make, plain: EmbeddedPostgres, point: str, committed: bool
+) -> None:
     durable, log = DurableBranches(), ModelLog()
 
     def kill(reached: str) -> None:
@@ -134,7 +136,7 @@ def test_killed_application_is_finished_as_the_database_says(make: Make, plain: 
     assert durable.committed == (["message"] if committed else [])
 
 
-def test_recoverer_waits_for_a_commit_that_is_under_way_and_obeys_it(make: Make, plain: EmbeddedPostgres) -> None:
+def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(make: Make, plain: EmbeddedPostgres) -> None:
     database, other, log = make(), make(), ModelLog()
     durable = DurableBranches()
     broker = ModelResource("broker", durable)
@@ -157,7 +159,7 @@ def test_recoverer_waits_for_a_commit_that_is_under_way_and_obeys_it(make: Make,
     assert durable.committed == ["message"]
 
 
-def test_server_is_told_where_prepared_transactions_were_asked_for(plain: EmbeddedPostgres) -> None:
+def test_error_for_disabled_prepared_transactions_names_the_server_setting(plain: EmbeddedPostgres) -> None:
     resource = PostgresResource("db", plain.conninfo, prepared=True)
     with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
         TransactionManager("shop", ModelLog(), [resource, ModelResource("broker")]).open()

@@ -97,7 +97,7 @@ def own() -> Any:
     return connection
 
 
-def test_objects_of_the_orm_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
+def test_django_objects_in_postgresql_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
     session = own().connection.info.backend_pid
     seen: list[Any] = []
 
@@ -126,7 +126,7 @@ def test_objects_of_the_orm_are_part_of_the_transaction(manager: TransactionMana
     assert [xid for xid in manager.resources["db"].recover() if xid.gtrid.startswith(b"django/")] == []
 
 
-def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: TransactionManager, broker: ModelResource) -> None:
+def test_error_not_undone_by_an_atomic_block_rolls_back_all_resources(manager: TransactionManager, broker: ModelResource) -> None:
     def work() -> None:
         with manager.begin():
             manager.enlist(broker).append("one")
@@ -141,7 +141,7 @@ def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: Tr
     own()
 
 
-def test_session_that_the_server_ends_is_replaced(manager: TransactionManager, broker: ModelResource) -> None:
+def test_session_terminated_by_the_server_is_replaced(manager: TransactionManager, broker: ModelResource) -> None:
     def end(connection: Any) -> None:
         other = connections.create_connection("shop")
         other.ensure_connection()
@@ -170,7 +170,7 @@ def test_session_that_the_server_ends_is_replaced(manager: TransactionManager, b
     assert broker.durable.committed == []
 
 
-def test_statements_after_the_time_of_the_transaction_are_refused(manager: TransactionManager, broker: ModelResource) -> None:
+def test_statements_after_the_transaction_timeout_are_refused(manager: TransactionManager, broker: ModelResource) -> None:
     def work() -> None:
         over = Event()
         with manager.begin(timeout_s=0.3) as running:
@@ -206,12 +206,14 @@ def kill_at(points: list[tuple[bool, str, bool]], system: System, postgres: Embe
             assert list(all_in(context, Queue(name), len(committed))) == committed
 
 
-def test_killed_application_is_finished_by_the_next_process(system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path) -> None:
+def test_next_process_finishes_transactions_of_an_application_killed_at_selected_points(
+    system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path
+) -> None:
     kill_at(SHORT, system, postgres, name, tmp_path)
 
 
 @pytest.mark.slow
-def test_application_that_is_killed_at_each_point_is_finished_by_the_next_process(
+def test_next_process_finishes_transactions_of_an_application_killed_at_every_point(
     system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path
 ) -> None:
     kill_at(POINTS, system, postgres, name, tmp_path)

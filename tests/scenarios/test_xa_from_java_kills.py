@@ -92,7 +92,9 @@ def test_manager_recovers_after_the_application_is_killed(shop: Shop, points: tu
 
 @some_and_all(SHORT_SERVICE)
 @pytest.mark.parametrize("service", ["broker", "database"])
-def test_manager_finishes_what_the_death_of_a_service_leaves(shop: Shop, points: tuple[str, ...], service: str) -> None:
+def test_manager_finishes_transactions_interrupted_by_restart_of_broker_or_database(
+    shop: Shop, points: tuple[str, ...], service: str
+) -> None:
     shop.timeout_s = LONG_TIMEOUT_S
     names = {point: shop.order() for point in points}
     told = {}
@@ -120,7 +122,7 @@ def restart(shop: Shop, service: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_recovery_that_is_killed_is_finished_by_the_next_one(shop: Shop) -> None:
+def test_killed_recovery_is_finished_by_the_next_recovery(shop: Shop) -> None:
     names = {points: shop.order() for points in RECOVERIES}
     for (point, recovery_point), name in names.items():
         shop.kill("pay", name, point)

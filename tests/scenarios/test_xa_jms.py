@@ -103,7 +103,7 @@ def work(broker: System, name: str) -> Work:
 
 
 @pytest.mark.slow
-def test_a_prepared_branch_is_nobodys_until_any_process_commits_it(work: Work, make: Make) -> None:
+def test_messages_of_a_prepared_branch_are_hidden_until_any_process_commits_the_branch(work: Work, make: Make) -> None:
     first, second = make(), make()
     work.prepared_in(first)
     assert work.waiting() == ([], [])
@@ -117,7 +117,7 @@ def test_a_prepared_branch_is_nobodys_until_any_process_commits_it(work: Work, m
         first.commit(work.xid)
 
 
-def test_a_prepared_branch_is_rolled_back_by_any_process(work: Work, make: Make) -> None:
+def test_any_process_can_roll_back_a_prepared_branch(work: Work, make: Make) -> None:
     work.prepared_in(make())
     other = make()
     other.rollback(work.xid)
@@ -131,7 +131,7 @@ def test_a_prepared_branch_is_rolled_back_by_any_process(work: Work, make: Make)
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_killed_between_prepare_and_outcome_the_broker_still_has_the_branch(work: Work, make: Make, commit: bool) -> None:
+def test_prepared_branch_survives_broker_kill_before_its_outcome(work: Work, make: Make, commit: bool) -> None:
     resource = make()
     work.prepared_in(resource)
     work.system.broker.restart()
@@ -143,7 +143,7 @@ def test_killed_between_prepare_and_outcome_the_broker_still_has_the_branch(work
     assert list(resource.recover()) == []
 
 
-def test_a_snapshot_and_the_end_of_the_journal_before_it_leave_a_prepared_branch_whole(work: Work, make: Make) -> None:
+def test_prepared_branch_survives_snapshot_and_trim_of_the_journal(work: Work, make: Make) -> None:
     work.prepared_in(make())
     history = TopicHistory({"bootstrap.servers": work.system.bootstrap}, "xa-jms.journal", 0)
     prepared_at = history.latest()
@@ -165,7 +165,7 @@ def test_a_snapshot_and_the_end_of_the_journal_before_it_leave_a_prepared_branch
     assert work.waiting() == ([], ["bill"])
 
 
-def test_a_transaction_whose_connection_breaks_is_rolled_back(work: Work, make: Make) -> None:
+def test_unprepared_branch_is_rolled_back_when_its_connection_breaks(work: Work, make: Make) -> None:
     resource = make()
     work.done_in(resource)
     work.system.broker.restart()
@@ -175,7 +175,7 @@ def test_a_transaction_whose_connection_breaks_is_rolled_back(work: Work, make: 
     assert work.waiting() == (["order"], [])
 
 
-def test_a_transaction_of_which_a_message_is_refused_is_rolled_back_for_that(work: Work, make: Make) -> None:
+def test_branch_with_a_refused_message_is_rolled_back_with_that_reason(work: Work, make: Make) -> None:
     resource = make()
     resource.start(work.xid, timeout_s=60).send(Queue("$management"), "no part of any")
     resource.end(work.xid, success=True)
@@ -184,7 +184,7 @@ def test_a_transaction_of_which_a_message_is_refused_is_rolled_back_for_that(wor
     assert caught.value.xa_code is Code.XA_RBOTHER
 
 
-def test_a_transaction_that_the_administrator_cut_off_cannot_be_prepared(work: Work, make: Make) -> None:
+def test_branch_whose_connection_the_administrator_closed_cannot_be_prepared(work: Work, make: Make) -> None:
     resource = make(work.system.url)
     work.done_in(resource)
     for connection in work.system.ask("connections"):
@@ -197,7 +197,7 @@ def test_a_transaction_that_the_administrator_cut_off_cannot_be_prepared(work: W
     assert work.waiting() == (["order"], [])
 
 
-def test_work_is_rolled_back_without_a_prepare(work: Work, make: Make) -> None:
+def test_jms_branch_can_be_rolled_back_without_prepare(work: Work, make: Make) -> None:
     resource = make()
     work.done_in(resource)
     resource.rollback(work.xid)
@@ -205,7 +205,7 @@ def test_work_is_rolled_back_without_a_prepare(work: Work, make: Make) -> None:
     assert work.xid not in resource.recover()
 
 
-def test_a_branch_that_has_done_nothing_is_read_only(work: Work, make: Make) -> None:
+def test_jms_branch_without_work_votes_read_only(work: Work, make: Make) -> None:
     resource = make()
     handle = resource.start(work.xid, timeout_s=60)
     assert handle.consumer(Queue(f"{work.orders.name}.empty")).receive_no_wait() is None
@@ -214,7 +214,7 @@ def test_a_branch_that_has_done_nothing_is_read_only(work: Work, make: Make) -> 
     assert work.xid not in resource.recover()
 
 
-def test_in_one_phase_there_is_no_prepare_and_a_lost_answer_is_found_out(work: Work, make: Make) -> None:
+def test_one_phase_commit_needs_no_prepare_and_a_later_rollback_reports_committed(work: Work, make: Make) -> None:
     resource = make()
     work.done_in(resource)
     resource.commit(work.xid, one_phase=True)
@@ -223,7 +223,7 @@ def test_in_one_phase_there_is_no_prepare_and_a_lost_answer_is_found_out(work: W
         make().rollback(work.xid)
 
 
-def test_the_handle_is_one_context_for_a_transaction_and_its_end_is_the_managers(work: Work, make: Make, tmp_path: Path) -> None:
+def test_handle_is_one_context_per_transaction_and_only_the_manager_ends_the_transaction(work: Work, make: Make, tmp_path: Path) -> None:
     resource = make()
     manager = TransactionManager("shop", FileLog(tmp_path / "log"), [resource])
     with manager:
@@ -247,7 +247,7 @@ def test_the_handle_is_one_context_for_a_transaction_and_its_end_is_the_managers
             assert again.receive_no_wait() is None
 
 
-def test_consumers_that_are_not_to_be_kept_go_with_their_transaction(work: Work, broker: System) -> None:
+def test_consumers_close_at_the_end_of_the_transaction_when_none_may_be_kept(work: Work, broker: System) -> None:
     resource = JmsResource("jms", broker.url, consumers_max=0)
     work.done_in(resource)
     assert broker.queue(work.orders.name)["consumers"] == 0  # type: ignore[index]
@@ -256,7 +256,7 @@ def test_consumers_that_are_not_to_be_kept_go_with_their_transaction(work: Work,
     resource.close()
 
 
-def test_what_a_consumer_was_sent_ahead_goes_back_at_the_end_of_the_transaction(work: Work, make: Make) -> None:
+def test_prefetched_messages_return_to_the_queue_at_the_end_of_the_transaction(work: Work, make: Make) -> None:
     resource = make()
     with connect(work.system.url) as context:
         for number in range(3):
@@ -270,7 +270,7 @@ def test_what_a_consumer_was_sent_ahead_goes_back_at_the_end_of_the_transaction(
     assert [(message.body, message.redelivered) for message in received if message is not None] == [(f"{n}", False) for n in range(3)]
 
 
-def test_the_java_client_sees_neither_what_a_prepared_branch_sends_nor_what_it_holds(work: Work, make: Make, connect_to: Connect) -> None:
+def test_java_client_sees_no_message_sent_or_held_by_a_prepared_branch(work: Work, make: Make, connect_to: Connect) -> None:
     resource = make()
     work.prepared_in(resource)
     session = connect_to(work.system.url).session()
@@ -282,7 +282,7 @@ def test_the_java_client_sees_neither_what_a_prepared_branch_sends_nor_what_it_h
     assert consumers[work.orders.name].receive(0.3) is None
 
 
-def test_an_xid_is_taken_once(work: Work, make: Make) -> None:
+def test_xid_in_use_is_refused_as_duplicate(work: Work, make: Make) -> None:
     first, second = make(), make()
     work.prepared_in(first)
     handle = second.start(work.xid, timeout_s=60)
@@ -299,7 +299,7 @@ def test_an_xid_is_taken_once(work: Work, make: Make) -> None:
 
 
 @pytest.mark.parametrize(("action", "code"), [("commit", Code.XA_HEURCOM), ("rollback", Code.XA_HEURRB)])
-def test_what_an_administrator_forces_is_told_the_manager_until_it_is_forgotten(work: Work, make: Make, action: str, code: Code) -> None:
+def test_forced_outcome_of_a_branch_is_reported_to_the_manager_until_forgotten(work: Work, make: Make, action: str, code: Code) -> None:
     resource = make()
     work.prepared_in(resource)
     (shown,) = work.system.status()["branches"]
@@ -327,7 +327,7 @@ class Split(JmsResource):
         super().commit(xid, one_phase=one_phase)
 
 
-def test_a_manager_is_told_of_a_split_and_forgets_it_with_the_operator(work: Work, make: Make, tmp_path: Path) -> None:
+def test_manager_reports_a_split_outcome_until_the_operator_forgets_the_branch(work: Work, make: Make, tmp_path: Path) -> None:
     split, other = Split("split", lasting(work.system)), make()
     split.system = work.system
     manager = TransactionManager("shop", FileLog(tmp_path / "log"), [split, other])
@@ -349,9 +349,7 @@ def test_a_manager_is_told_of_a_split_and_forgets_it_with_the_operator(work: Wor
 XID_FIELDS = {"type": "bascule.xa", "formatId": 7, "gtrid": "67", "bqual": ""}
 
 
-def test_the_java_client_asks_for_branches_and_ends_them_by_the_requests_that_are_documented(
-    work: Work, make: Make, connect_to: Connect
-) -> None:
+def test_java_client_lists_and_commits_branches_by_the_documented_requests(work: Work, make: Make, connect_to: Connect) -> None:
     work.prepared_in(make())
     session = connect_to(work.system.url).session()
     answers = session.temporary_queue()
@@ -392,14 +390,16 @@ def test_the_java_client_asks_for_branches_and_ends_them_by_the_requests_that_ar
         ({"operation": "forget"}, 404, Code.XAER_NOTA),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_is_told_why(broker: System, change: dict[str, object], status: int, code: Code) -> None:
+def test_invalid_branch_request_is_answered_with_status_code_and_reason(
+    broker: System, change: dict[str, object], status: int, code: Code
+) -> None:
     with connect(broker.url) as context:
         answer = context.request(Queue("$management"), Message(properties={**XID_FIELDS, "operation": "rollback", **change}))
     assert (answer.properties["statusCode"], answer.properties["xaCode"]) == (status, code), answer.properties
     assert answer.properties["statusDescription"]
 
 
-def test_the_management_node_is_no_queue_and_no_part_of_a_transaction(broker: System) -> None:
+def test_management_node_is_not_a_queue_and_takes_no_part_in_a_transaction(broker: System) -> None:
     with connect(broker.url) as context:
         with pytest.raises(Refused, match="reply-to"):
             context.consumer(Queue("$management"))
@@ -409,7 +409,7 @@ def test_the_management_node_is_no_queue_and_no_part_of_a_transaction(broker: Sy
 
 
 @pytest.mark.slow
-def test_a_standby_takes_prepared_branches_over(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_standby_takes_over_prepared_branches(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
         active, standby = (System(kafka.bootstrap, tmp_path / name, prefix="xa-jms-takeover") for name in ("one", "two"))
         stack.enter_context(active)

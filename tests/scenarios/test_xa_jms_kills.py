@@ -96,7 +96,7 @@ def each_point(shop: Shop) -> list[Case]:
     return [replace(shape, at=at) for shape in SHAPES for at in range(len(shop.points(shape)))]
 
 
-def test_application_and_broker_are_killed_at_points_of_transactions(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_application_and_broker_kills_at_selected_points_split_no_transaction(shop: Shop, kafka: EmbeddedKafka) -> None:
     cases = each_point(shop)
     assert shop.kill_application(cases[:: len(cases) // SHORT])
     shop.kill_broker(cases[5 :: len(cases) // SHORT_BROKER])
@@ -106,7 +106,7 @@ def test_application_and_broker_are_killed_at_points_of_transactions(shop: Shop,
     wait_for(lambda: shop.keeper.starts >= SHORT_BROKER, "the last start to be counted")
 
 
-def test_the_broker_ends_at_its_own_points_of_a_branch(
+def test_broker_crashes_at_branch_points_split_no_transaction_and_leave_none_in_doubt(
     kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
 ) -> None:
     with opened(kafka, postgres, topic_prefix, tmp_path, ",".join(f"{name}:1" for name in BRANCH_POINTS)) as shop:
@@ -124,7 +124,7 @@ def test_the_broker_ends_at_its_own_points_of_a_branch(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_application_is_killed_at_every_point_of_a_transaction_with_the_broker(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_application_kills_at_every_point_with_the_broker_split_no_transaction(shop: Shop, kafka: EmbeddedKafka) -> None:
     recoveries = set(shop.kill_application(each_point(shop)))
     assert recoveries & IN_RECOVERY, recoveries
     recover(shop.victims)
@@ -134,7 +134,7 @@ def test_the_application_is_killed_at_every_point_of_a_transaction_with_the_brok
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_broker_is_killed_at_every_point_of_a_transaction(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_broker_kills_at_every_point_split_no_transaction(shop: Shop, kafka: EmbeddedKafka) -> None:
     cases = [case for case in each_point(shop) if case.votes == ("yes", "yes")]
     shop.kill_broker(cases)
     points = shop.points(SHAPES[0])

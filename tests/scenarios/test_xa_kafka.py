@@ -74,7 +74,7 @@ def committed(kafka: EmbeddedKafka, topic: str) -> list[str]:
         reader.close()
 
 
-def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_prepared_kafka_branch_commits_in_the_process_that_prepared_it(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     resource = make()
     xid = prepared(resource, topic, "a", "b", "c")
     assert resource.recover() == [xid]
@@ -99,7 +99,7 @@ def test_another_process_finishes_a_prepared_branch_once(make: Make, kafka: Embe
     assert committed(kafka, topic) == (["a", "b"] if finish == "commit" else [])
 
 
-def test_several_processes_at_once_commit_a_branch_once(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_branch_committed_by_several_processes_at_once_is_written_once(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     resources = [make(str(number)) for number in range(3)]
     xids = [prepared(resources[0], topic, f"{number}a", f"{number}b") for number in range(4)]
     answers: list[str] = []
@@ -121,7 +121,7 @@ def test_several_processes_at_once_commit_a_branch_once(make: Make, kafka: Embed
     assert sorted(committed(kafka, topic)) == sorted(f"{number}{letter}" for number in range(4) for letter in "ab")
 
 
-def test_nothing_is_seen_before_the_commit_nor_after_a_rollback(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_records_of_a_branch_are_not_visible_before_commit_nor_after_rollback(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     resource = make()
     undone = new_xid()
     resource.start(undone, timeout_s=TIMEOUT_S).send(topic, b"undone")
@@ -143,7 +143,7 @@ def test_a_branch_that_sent_nothing_votes_read_only(make: Make) -> None:
         resource.commit(xid)
 
 
-def test_a_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_kafka_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     resource = make()
     for number in range(3):
         xid = new_xid()
@@ -156,7 +156,7 @@ def test_a_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
-def test_a_commit_in_one_phase_tells_what_another_process_has_made_of_it(
+def test_one_phase_commit_reports_the_outcome_set_by_another_process(
     make: Make, kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch, finish: str
 ) -> None:
     resource, other, xid = make("one"), make("two"), new_xid()
@@ -180,7 +180,7 @@ def test_a_commit_in_one_phase_tells_what_another_process_has_made_of_it(
     assert committed(kafka, topic) == (["paid"] if finish == "commit" else [])
 
 
-def test_a_record_arrives_as_it_was_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_record_keeps_its_value_key_headers_and_timestamp(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     first, second = make("one"), make("two")
     expected = []
     for finisher in (first, second):  # from memory, and from the side topic
@@ -203,7 +203,7 @@ def test_a_record_arrives_as_it_was_sent(make: Make, kafka: EmbeddedKafka, topic
     assert [found[0][3], found[2][3]] == [1234567890123, 1234567890123]
 
 
-def test_what_a_topic_would_not_take_is_refused_when_it_is_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_send_to_a_missing_topic_or_above_the_topic_limit_is_refused_at_once(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     small = f"{topic}.small"
     topics = Topics({"bootstrap.servers": kafka.bootstrap})
     topics.create(small, 1, {"max.message.bytes": "2000"})
@@ -219,7 +219,7 @@ def test_what_a_topic_would_not_take_is_refused_when_it_is_sent(make: Make, kafk
     resource.commit(xid, one_phase=True)
 
 
-def test_calls_out_of_order_are_refused(make: Make, topic: str) -> None:
+def test_calls_out_of_order_on_a_kafka_branch_are_refused(make: Make, topic: str) -> None:
     resource, xid = make(), new_xid()
     handle = resource.start(xid, timeout_s=TIMEOUT_S)
     handle.send(topic, b"value")
@@ -249,7 +249,7 @@ def test_a_large_branch_is_read_back_from_the_side_topic(make: Make, kafka: Embe
     assert committed(kafka, topic) == values
 
 
-def test_branches_at_once_share_transactions_and_keep_apart(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+def test_concurrent_branches_share_kafka_transactions_and_stay_separate(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     resource = make()
     failed: list[BaseException] = []
 
@@ -274,7 +274,7 @@ def test_branches_at_once_share_transactions_and_keep_apart(make: Make, kafka: E
         assert [value.rpartition(".")[2] for value in found[start : start + 3]] == ["0", "1", "2"]
 
 
-def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Make, topic: str) -> None:
+def test_started_branches_are_listed_separately_and_only_old_branches_are_swept(make: Make, topic: str) -> None:
     resource = make()
     started = new_xid()
     resource.start(started, timeout_s=TIMEOUT_S).send(topic, b"value")
@@ -287,7 +287,7 @@ def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Mak
     sweeper.commit(kept)  # its messages were not swept
 
 
-def test_what_was_prepared_while_a_sweeper_stood_still_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_prepared_while_the_sweeper_was_paused_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     resource, sweeper = make(), make("sweeper", BranchLimits(clean_interval_s=-1.0))
     read, kept = sweeper._calls.table, []
 

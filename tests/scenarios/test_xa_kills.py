@@ -189,7 +189,7 @@ def kill_each(victims: Victims, cases: Sequence[Case]) -> list[str]:
     return recoveries
 
 
-def test_a_process_is_killed_at_points_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
+def test_process_kills_at_selected_points_split_no_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
     cases = whole(victims)
     recoveries = kill_each(victims, cases[:: len(cases) // SHORT])
     recover(victims)
@@ -200,7 +200,7 @@ def test_a_process_is_killed_at_points_of_its_transaction(victims: Victims, kafk
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_process_is_killed_at_every_point_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
+def test_process_kills_at_every_point_split_no_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
     recoveries = kill_each(victims, whole(victims))
     points = victims.run(SHAPES[0])["points"]
     for call in ("db.prepare.before", "kafka.prepare.before", "log.decide.before", "db.commit.before", "kafka.commit.before"):
@@ -249,7 +249,7 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.mark.slow
-def test_the_database_is_killed_at_every_point_of_a_transaction(
+def test_database_kills_at_every_point_split_no_transaction(
     kafka: EmbeddedKafka, own_postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
 ) -> None:
     with made(kafka, own_postgres, topic_prefix, tmp_path) as victims, Keeper(own_postgres):
@@ -271,7 +271,7 @@ def reachable(postgres: EmbeddedPostgres) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kafka_is_killed_at_points_of_a_transaction(
+def test_kafka_kills_at_selected_points_split_no_transaction(
     postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own), made(own, postgres, topic_prefix, tmp_path) as victims:

@@ -45,7 +45,7 @@ def decision(number: int, outcome: Outcome = Outcome.COMMIT, by: str = "host/1")
     return Decision(f"shop/{number}".encode(), outcome, ("db", "kafka"), 1_790_000_000_000 + number, by)
 
 
-def test_a_decision_on_kafka_is_there_for_every_process_and_the_first_stands(make: Make) -> None:
+def test_first_decision_in_the_kafka_log_stands_and_is_visible_to_every_process(make: Make) -> None:
     first, second = make(), make()
     rolled_back = decision(1, Outcome.ROLLBACK, "recoverer")
     assert first.decide(rolled_back) == rolled_back
@@ -66,7 +66,7 @@ def test_processes_that_decide_at_once_agree(make: Make) -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_what_is_forgotten_on_kafka_goes_and_the_rest_stays(make: Make) -> None:
+def test_forgotten_entries_leave_the_kafka_decision_log_and_other_entries_stay(make: Make) -> None:
     log = make()
     heuristic = Heuristic(branch(b"shop/1", "db"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 1)
     log.record(heuristic)
@@ -125,7 +125,7 @@ def shop(
     shop.close()
 
 
-def test_many_threads_pay_and_each_payment_is_in_both_places_or_in_none(shop: Shop) -> None:
+def test_concurrent_payments_are_in_database_and_kafka_or_in_neither(shop: Shop) -> None:
     refused: list[str] = []
 
     def pay(number: int) -> None:
@@ -150,7 +150,7 @@ def test_many_threads_pay_and_each_payment_is_in_both_places_or_in_none(shop: Sh
     assert shop.manager.log.read().decisions == {}
 
 
-def test_kafka_stands_still_in_the_middle_and_the_payment_goes_through_when_it_is_back(shop: Shop, kafka: EmbeddedKafka) -> None:
+def test_payment_waits_for_paused_kafka_and_completes_after_resume(shop: Shop, kafka: EmbeddedKafka) -> None:
     with shop.manager:
         shop.pay("before")
         assert kafka.pid is not None

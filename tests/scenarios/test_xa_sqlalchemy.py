@@ -100,7 +100,7 @@ def test_rollback_of_the_handle_rolls_the_transaction_back(
 # -- sessions of the application's own
 
 
-def test_sessions_that_begin_in_a_transaction_are_part_of_it(
+def test_sessions_opened_in_a_transaction_join_the_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource | None, plain: sa.Engine
 ) -> None:
     sessions = sessionmaker(shop.engine)
@@ -138,7 +138,7 @@ def test_sessions_that_begin_in_a_transaction_are_part_of_it(
         assert broker.durable.committed == ["message"]
 
 
-def test_session_outside_of_a_transaction_is_on_its_own(
+def test_session_outside_of_a_transaction_commits_independently(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource | None, plain: sa.Engine
 ) -> None:
     def alone(item: str) -> None:
@@ -172,7 +172,7 @@ def write_and_give_up(session: Session) -> None:
 
 
 @pytest.mark.parametrize("fails", [give_up, write_and_give_up])
-def test_rollback_of_a_session_rolls_the_transaction_back(
+def test_rollback_of_a_joined_postgresql_session_rolls_the_transaction_back(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource | None, plain: sa.Engine, fails: Any
 ) -> None:
     def work() -> None:
@@ -190,7 +190,7 @@ def test_rollback_of_a_session_rolls_the_transaction_back(
 
 
 @pytest.mark.parametrize("core", [False, True])
-def test_session_that_has_written_and_is_closed_without_commit_rolls_the_transaction_back(
+def test_postgresql_session_closed_with_uncommitted_changes_rolls_the_transaction_back(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource | None, plain: sa.Engine, core: bool
 ) -> None:
     def work() -> None:
@@ -203,7 +203,7 @@ def test_session_that_has_written_and_is_closed_without_commit_rolls_the_transac
     assert items(plain) == []
 
 
-def test_session_that_outlives_its_transaction_writes_nothing_into_the_next_one(
+def test_session_that_outlives_its_transaction_writes_nothing_into_the_next_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
 ) -> None:
     with manager.begin():
@@ -223,7 +223,7 @@ def test_session_that_outlives_its_transaction_writes_nothing_into_the_next_one(
     assert items(plain) == ["new", "old"]
 
 
-def test_session_is_refused_when_the_time_of_the_transaction_is_over(
+def test_postgresql_session_is_refused_after_the_transaction_timeout(
     manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
 ) -> None:
     def work() -> None:
@@ -241,7 +241,7 @@ def test_session_is_refused_when_the_time_of_the_transaction_is_over(
     assert items(plain) == []
 
 
-def test_session_of_a_thread_with_the_context_of_the_transaction_is_part_of_it(
+def test_session_of_a_thread_with_the_transaction_context_joins_the_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
 ) -> None:
     def add(item: str) -> None:
@@ -259,7 +259,7 @@ def test_session_of_a_thread_with_the_context_of_the_transaction_is_part_of_it(
 # -- asyncio
 
 
-def test_async_sessions_that_begin_in_a_transaction_are_part_of_it(
+def test_async_sessions_opened_in_a_transaction_join_the_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource | None, plain: sa.Engine
 ) -> None:
     shop_async = AsyncTransactionManager(manager)

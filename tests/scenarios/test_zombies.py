@@ -55,7 +55,7 @@ def said(system: System, text: str) -> int:
     return system.broker.said().count(text)
 
 
-def test_a_broker_that_stood_still_appends_snapshots_and_trims_nothing_that_counts(
+def test_suspended_broker_appends_snapshots_and_trims_nothing_that_counts(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "IDLE_TIMEOUT_S", LEAVE_S)

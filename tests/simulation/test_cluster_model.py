@@ -48,7 +48,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_append_is_acknowledged_once_the_replicas_in_sync_have_it(stage: Stage) -> None:
+def test_append_is_acknowledged_when_all_in_sync_replicas_have_the_record(stage: Stage) -> None:
     stage.kafka.weather = NetworkConditions(lag_ms=20.0)
     for value in (b"1", b"2", b"3"):
         offset = stage.run(stage.append(value))
@@ -56,7 +56,7 @@ def test_append_is_acknowledged_once_the_replicas_in_sync_have_it(stage: Stage) 
     assert stage.world.seen["wait for replicas"] >= 3
 
 
-def test_new_leader_lacks_what_no_follower_had_and_the_append_is_stored_once() -> None:
+def test_new_leader_lacks_unreplicated_records_and_each_append_is_stored_once() -> None:
     truncated = 0
     for seed in range(20):
         stage = Stage(seed)
@@ -94,7 +94,7 @@ def test_repeated_append_after_an_election_may_be_stored_at_an_unknown_offset() 
     assert 0 < unknown < 20
 
 
-def test_former_leader_answers_with_its_old_end_until_it_is_back() -> None:
+def test_former_leader_answers_with_its_old_end_until_its_return_to_the_cluster() -> None:
     ends = set()
     for seed in range(20):
         stage = Stage(seed)
@@ -145,7 +145,7 @@ def test_former_leader_never_acknowledges_an_append(stage: Stage) -> None:
     assert former.end == 0
 
 
-def test_append_is_refused_while_too_few_replicas_are_in_sync_and_reads_go_on(stage: Stage) -> None:
+def test_append_is_refused_while_too_few_replicas_are_in_sync_and_reads_continue(stage: Stage) -> None:
     stage.run(stage.append(b"1"))
     stage.output.in_sync = {stage.output.leader}
     with pytest.raises(KafkaFault, match="timed-out"):
@@ -167,7 +167,7 @@ def test_each_init_gives_the_next_epoch_of_the_same_producer_id(stage: Stage) ->
     assert len({producer for producer, _ in found}) == 1
 
 
-def test_coordinator_that_moves_keeps_what_was_decided(stage: Stage) -> None:
+def test_moved_coordinator_keeps_decided_transactions_and_producer_epochs(stage: Stage) -> None:
     async def story() -> int:
         first = await stage.producer()
         first.begin()
@@ -186,7 +186,7 @@ def test_coordinator_that_moves_keeps_what_was_decided(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_transaction_whose_end_is_answered_ends_so_however_nodes_fail(commit: bool) -> None:
+def test_answered_end_of_a_transaction_holds_whichever_nodes_fail(commit: bool) -> None:
     for seed in range(40):
         stage = Stage(seed)
         stage.kafka.weather = NetworkConditions(lag_ms=10.0, unanswered=0.1)
@@ -224,7 +224,7 @@ def test_suspended_machine_loses_time_and_a_stopped_process_does_not(stage: Stag
     assert naps[1].done
 
 
-def test_wall_clock_that_jumps_is_the_machines() -> None:
+def test_wall_clock_jump_applies_to_all_processes_of_a_machine() -> None:
     world = World(1)
     red, again, blue = (Process(world, name) for name in ("red#1", "red#2", "blue#1"))
     world.offsets_ms["red"] = -500.0

@@ -67,7 +67,7 @@ def test_a_late_end_commits_half_of_the_next_transaction_of_the_same_incarnation
     assert stage.committed() == [b"A1", b"B1"]
 
 
-def test_a_late_end_is_refused_once_there_is_a_new_incarnation(stage: Stage) -> None:
+def test_late_end_is_refused_after_the_start_of_a_new_incarnation(stage: Stage) -> None:
     async def story() -> None:
         first = await stage.producer()
         first.begin()
@@ -83,7 +83,7 @@ def test_a_late_end_is_refused_once_there_is_a_new_incarnation(stage: Stage) -> 
     assert stage.committed() == [b"A1"]
 
 
-def test_a_new_incarnation_ends_what_the_old_one_has_open_and_fences_it(stage: Stage) -> None:
+def test_new_incarnation_fences_the_old_incarnation_and_aborts_its_open_transaction(stage: Stage) -> None:
     async def story() -> None:
         first = await stage.producer()
         first.begin()
@@ -112,7 +112,7 @@ def test_readers_of_committed_records_stop_at_the_first_open_transaction(stage: 
     assert stage.committed() == [b"open", b"plain"]
 
 
-def test_a_transaction_that_misses_a_record_is_not_committed(stage: Stage) -> None:
+def test_transaction_with_a_lost_record_is_not_committed(stage: Stage) -> None:
     async def story() -> None:
         producer = await stage.producer()
         producer.begin()
@@ -131,7 +131,7 @@ def test_a_transaction_that_misses_a_record_is_not_committed(stage: Stage) -> No
 @pytest.mark.parametrize(
     "weather", [NetworkConditions(lost=0.4), NetworkConditions(unanswered=0.4), NetworkConditions(held=0.4), NetworkConditions(slow=0.5)]
 )
-def test_appends_are_stored_once_and_in_order_whatever_the_network_does(stage: Stage, weather: NetworkConditions) -> None:
+def test_appends_are_stored_once_and_in_order_under_network_faults(stage: Stage, weather: NetworkConditions) -> None:
     stage.kafka.weather = weather
     offsets: list[int] = []
     appender = Appender(stage.kafka, stage.process, stage.output, lambda offset, _: offsets.append(offset))
@@ -156,7 +156,7 @@ def told_and_stored(stage: Stage) -> tuple[list[str | None], int]:
     return outcomes, len(stored)
 
 
-def test_an_append_that_is_reported_failed_may_be_stored_and_no_later_one_without_it() -> None:
+def test_later_appends_succeed_only_if_the_append_reported_failed_was_stored() -> None:
     after_stored, after_lost = set(), set()  # what is told of those behind one that failed
     for seed in range(20):
         stage = Stage(seed)
@@ -170,7 +170,7 @@ def test_an_append_that_is_reported_failed_may_be_stored_and_no_later_one_withou
     assert after_lost
 
 
-def test_compaction_keeps_the_newest_committed_record_of_a_key_and_all_that_is_not_decided(stage: Stage) -> None:
+def test_compaction_keeps_the_newest_committed_record_of_a_key_and_undecided_records(stage: Stage) -> None:
     def put(key: bytes, value: bytes) -> None:
         stage.output.store(ToWrite(key, value))
 
@@ -196,7 +196,7 @@ def test_compaction_keeps_the_newest_committed_record_of_a_key_and_all_that_is_n
     ]
 
 
-def test_what_is_trimmed_cannot_be_read_and_a_late_repetition_of_the_trim_brings_nothing_back(stage: Stage) -> None:
+def test_trimmed_records_cannot_be_read_and_a_late_trim_restores_no_record(stage: Stage) -> None:
     for value in (b"1", b"2", b"3"):
         stage.output.store(ToWrite(None, value))
     for end in (2, 1):
@@ -206,7 +206,7 @@ def test_what_is_trimmed_cannot_be_read_and_a_late_repetition_of_the_trim_brings
         stage.output.read(1, committed=True)
 
 
-def test_a_stopped_process_does_nothing_until_it_goes_on_and_a_killed_one_nothing_more(stage: Stage) -> None:
+def test_stopped_process_pauses_until_resumed_and_killed_process_does_nothing_more(stage: Stage) -> None:
     done: list[str] = []
 
     async def work(name: str) -> None:

@@ -35,7 +35,7 @@ def violations() -> set[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_recorded_seed_shows_the_planted_fault_and_nothing_without_it(row: Planted) -> None:
+def test_recorded_seed_shows_the_planted_fault_and_no_anomaly_without_the_fault(row: Planted) -> None:
     seed = recorded().get(row.name)
     assert seed is not None, "no seed is recorded: run `python -m tests.sim record`"
     found = row.run(seed).names
@@ -60,7 +60,7 @@ def test_documentation_lists_the_planted_faults() -> None:
     assert text == documented(text), "run `python -m tests.sim record`"
 
 
-def test_every_violation_of_the_product_has_a_row_or_is_named_as_one_without() -> None:
+def test_every_violation_of_the_product_has_a_row_or_is_listed_as_without_row() -> None:
     with_row = {row.name for row in ROWS}
     assert violations() - with_row == WITHOUT_ROW
     assert with_row <= violations()

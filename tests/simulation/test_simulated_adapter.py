@@ -15,20 +15,20 @@ SEEDS: Final = 100
 
 
 @pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
-def test_each_record_is_done_and_within_transactions_once(first: int) -> None:
+def test_simulated_members_handle_each_record_and_exactly_once_in_transactions(first: int) -> None:
     for seed in range(first, first + SEEDS):
         tally = InboundSimulation(seed).run()
         assert not tally.names, f"seed {seed}: {tally}"
 
 
-def test_a_seed_repeats_its_run() -> None:
+def test_seed_repeats_its_run_of_the_simulated_adapter() -> None:
     one, other = InboundSimulation(7, trace=True), InboundSimulation(7, trace=True)
     one.run()
     other.run()
     assert one.world.trace == other.world.trace
 
 
-def test_runs_meet_every_trouble_and_every_transition_of_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_simulation_covers_every_fault_and_partition_transition(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
     monkeypatch.setattr(PARTITION_STATES, "taken", Counter())
     for seed in range(1, 200):

@@ -13,20 +13,20 @@ SEEDS: Final = 200
 
 
 @pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
-def test_messages_and_rows_are_there_if_and_only_if_their_transaction_was_committed(first: int) -> None:
+def test_messages_and_rows_exist_if_and_only_if_their_transaction_committed(first: int) -> None:
     for seed in range(first, first + SEEDS):
         tally = BranchSimulation(seed).run()
         assert not tally.names, f"seed {seed}: {tally}"
 
 
-def test_a_seed_repeats_its_run() -> None:
+def test_seed_repeats_its_run_of_the_simulated_branches() -> None:
     one, other = BranchSimulation(7, trace=True), BranchSimulation(7, trace=True)
     one.run()
     other.run()
     assert one.world.trace == other.world.trace
 
 
-def test_runs_meet_every_trouble_and_every_outcome() -> None:
+def test_branch_simulation_covers_every_fault_and_outcome() -> None:
     seen: set[str] = set()
     told: set[str | None] = set()
     for seed in range(1, 80):

@@ -13,20 +13,20 @@ SEEDS: Final = 50
 
 
 @pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
-def test_rows_are_in_all_databases_of_a_transaction_if_and_only_if_it_was_committed(first: int) -> None:
+def test_rows_are_in_all_databases_if_and_only_if_their_transaction_committed(first: int) -> None:
     for seed in range(first, first + SEEDS):
         tally = HostSimulation(seed).run()
         assert not tally.names, f"seed {seed}: {tally}"
 
 
-def test_a_seed_repeats_its_run() -> None:
+def test_seed_repeats_its_run_of_the_simulated_hosts() -> None:
     one, other = HostSimulation(7, trace=True), HostSimulation(7, trace=True)
     one.run()
     other.run()
     assert one.world.trace == other.world.trace
 
 
-def test_runs_meet_every_trouble_and_every_outcome() -> None:
+def test_host_simulation_covers_every_fault_and_outcome() -> None:
     seen: set[str] = set()
     told: set[str | None] = set()
     for seed in range(1, 60):

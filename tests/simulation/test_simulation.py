@@ -45,12 +45,12 @@ def test_no_seed_shows_an_anomaly(report: Report) -> None:
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.skipif(SEEDS < SEEING_SEEDS, reason="some troubles are rare")
-def test_the_runs_see_trouble_of_every_kind(report: Report) -> None:
+def test_simulation_runs_cover_every_kind_of_fault(report: Report) -> None:
     assert TROUBLES.keys() <= TROUBLE.keys()
     assert report.unseen <= {STALL}
 
 
-def test_run_that_does_not_end_is_ended_with_its_seed_and_where_it_is() -> None:
+def test_endless_run_is_stopped_and_reported_with_its_seed_and_stack() -> None:
     program = """
 from tests.sim import runs
 class Endless:
@@ -72,7 +72,7 @@ def no_answers(run: Simulation) -> None:
     run.world.after(500, setattr, run.kafka, "weather", weather)
 
 
-def test_broker_that_kafka_does_not_answer_stalls_and_goes_on() -> None:
+def test_broker_without_answers_from_kafka_stalls_and_recovers() -> None:
     stalled = 0
     for seed in range(1, 13):
         simulation = Simulation(seed, arrange=no_answers)
@@ -100,13 +100,13 @@ def trace_of(program: str, hash_seed: int) -> str:
     ],
     ids=["broker", "adapter", "branches", "hosts"],
 )
-def test_seed_repeats_its_run_whatever_the_order_of_sets(program: str) -> None:
+def test_seed_repeats_its_run_independent_of_set_order(program: str) -> None:
     first = trace_of(program, 1)
     assert len(first.splitlines()) > 20
     assert trace_of(program, 3) == first
 
 
-def test_a_broker_that_was_replaced_before_it_served_hears_of_it_when_all_is_healed() -> None:
+def test_broker_replaced_before_serving_learns_of_its_replacement_after_healing() -> None:
     simulation = Simulation(1)
     world, (red, blue) = simulation.world, simulation.brokers
     simulation.xa_workload = XaWorkload(simulation.stage, 0, 1.0, FaultRates())
@@ -123,7 +123,7 @@ def test_a_broker_that_was_replaced_before_it_served_hears_of_it_when_all_is_hea
     assert blue.serving
 
 
-def test_a_delivery_count_that_goes_down_is_found() -> None:
+def test_decreasing_delivery_count_is_detected() -> None:
     witness = Simulation(1).witness
     for epoch, count in ((0, 0), (0, 2), (7, 1)):
         witness.handed_out(epoch, 1, 5, count)

@@ -15,7 +15,7 @@ from tests.unit.core.test_extras import NEED_EXTRA, ROOT
 PAGE = (ROOT / "docs" / "reference" / "api.md").read_text()
 
 
-def test_the_page_has_each_name_of_the_package_once() -> None:
+def test_api_page_lists_each_public_name_once() -> None:
     section = PAGE.split("## Names of `bascule`")[1].split("## Modules")[0]
     rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)] + re.findall(r"^`(\w+)` is", section, re.MULTILINE)
@@ -29,7 +29,7 @@ def test_public_module_has_the_names_of_the_page(module: str, names: list[str]) 
     assert sorted(getattr(found, "__all__", names)) == sorted(names)
 
 
-def test_type_checkers_see_what_the_package_exports() -> None:
+def test_type_checkers_see_all_names_that_the_package_exports() -> None:
     tree = ast.parse(Path(bascule.__file__).read_bytes())
     typed = {alias.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     typed = {name: home for name, home in typed.items() if (home or "").startswith("bascule.")}

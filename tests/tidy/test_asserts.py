@@ -59,7 +59,7 @@ def passing_unseen(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_test_asserts_something_though_its_loops_are_empty(path: Path) -> None:
+def test_every_test_asserts_something_outside_possibly_empty_loops(path: Path) -> None:
     assert passing_unseen(path.read_text()) == []
 
 

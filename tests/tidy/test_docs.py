@@ -38,19 +38,19 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_a_page_has_one_title_and_stands_alone(page: Path) -> None:
+def test_page_has_one_title_and_no_reference_to_private_paths(page: Path) -> None:
     assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1
     assert ELSEWHERE.findall(page.read_text()) == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_each_row_stands_in_a_table(page: Path) -> None:
+def test_each_table_row_belongs_to_a_table_with_a_header(page: Path) -> None:
     blocks = re.findall(r"(?:^\|.*\n)+", prose(page), re.MULTILINE)
     assert [block for block in blocks if not re.match(r"\|.*\n(?:\| --- )+\|\n", block)] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_a_link_to_a_heading_finds_it(page: Path) -> None:
+def test_link_to_a_heading_finds_the_heading(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page))
     lost = [f"{file}#{heading}" for file, heading in links if heading not in anchors(page.parent / file if file else page)]
     assert lost == []
@@ -89,7 +89,7 @@ _COMMAND = re.compile(rf"\bbascule ((?:(?:{_GROUPS}) )?[a-z][a-z-]*)([^\n`|;]*)"
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_each_command_that_is_named_is_one_with_those_options(page: Path) -> None:
+def test_commands_and_options_named_on_a_page_exist(page: Path) -> None:
     wrong = []
     for code in _CODE.findall(_PROGRAM.sub("", page.read_text())):
         for command, rest in _COMMAND.findall(code):
@@ -99,19 +99,19 @@ def test_each_command_that_is_named_is_one_with_those_options(page: Path) -> Non
     assert wrong == []
 
 
-def test_each_test_that_a_promise_names_is_there() -> None:
+def test_tests_named_in_the_guarantees_exist() -> None:
     kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "guarantees.md").read_text())
     assert kept_by
     assert [f"{file}::{test}" for file, test in kept_by if test not in functions(ROOT / "tests" / file)] == []
 
 
-def test_a_promise_says_which_of_its_tests_are_slow() -> None:
+def test_guarantees_mark_which_of_their_tests_are_slow() -> None:
     kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`( \(slow\))?", (DOCS / "guarantees.md").read_text())
     assert any(said for _, _, said in kept_by)
     assert [f"{file}::{test}" for file, test, said in kept_by if bool(said) != (test in slow_functions(ROOT / "tests" / file))] == []
 
 
-def test_each_row_of_promises_names_a_test_that_every_run_has() -> None:
+def test_each_guarantee_names_a_test_that_is_not_slow() -> None:
     slow_alone = []
     for line in (DOCS / "guarantees.md").read_text().splitlines():
         kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`( \(slow\))?", line)
@@ -120,7 +120,7 @@ def test_each_row_of_promises_names_a_test_that_every_run_has() -> None:
     assert slow_alone == []
 
 
-def test_each_test_that_moved_to_the_slow_ones_is_slow_and_what_keeps_its_promise_is_not() -> None:
+def test_tests_listed_as_moved_are_slow_and_their_replacements_are_not() -> None:
     page = (DOCS / "internals" / "tests.md").read_text()
     rows = re.findall(r"^\| `([\w/]+\.py)::(\w+)` \| \d+ s \| ([^|]+) \|$", page, re.MULTILINE)
     assert rows
@@ -181,7 +181,7 @@ TOUR_FILES_MAX = 5
 
 
 @pytest.mark.parametrize("tour", TOURS)
-def test_a_tour_of_the_code_names_few_files_and_what_is_in_them(tour: str) -> None:
+def test_code_tour_names_few_files_and_only_existing_definitions(tour: str) -> None:
     page = (DOCS / "internals" / f"{tour}.md").read_text()
     rows = re.findall(r"^\| \d \| `(src/[^`]+)` \| (.+) \|$", page, re.MULTILINE)
     assert 0 < len(rows) <= TOUR_FILES_MAX

@@ -13,18 +13,18 @@ ENTRIES = entries(PAGE.read_text())
 WITHOUT_WORDS = {"CarriedError"}
 
 
-def test_page_has_each_public_error_class_once() -> None:
+def test_error_page_has_each_public_error_class_once() -> None:
     headings = re.findall(r"^### `(\w+)`$", PAGE.read_text(), re.MULTILINE)
     assert sorted(headings) == sorted(public_errors())
     assert [each.name for each in ENTRIES] == headings, "an entry has a meaning, what to do, an example and the answers"
 
 
-def test_page_has_the_answers_of_the_classes() -> None:
+def test_error_page_has_the_attributes_of_each_class() -> None:
     page = PAGE.read_text()
     assert page == with_answers(page), "run python -m tests.support.errors_page, and look at the difference"
 
 
-def test_answers_that_differ_from_the_class_are_found() -> None:
+def test_wrong_attributes_on_the_error_page_are_found() -> None:
     page = PAGE.read_text()
     wrong = page.replace("Retriable: yes", "Retriable: no", 1)
     assert wrong != page
@@ -32,7 +32,7 @@ def test_answers_that_differ_from_the_class_are_found() -> None:
 
 
 @pytest.mark.parametrize("entry", [each for each in ENTRIES if each.name not in WITHOUT_WORDS], ids=lambda each: each.name)
-def test_code_can_raise_the_example(entry: Entry) -> None:
+def test_example_message_of_each_error_can_be_raised_by_the_code(entry: Entry) -> None:
     assert can_raise(entry.name, entry.example)
 
 
@@ -46,5 +46,5 @@ def test_code_can_raise_the_example(entry: Entry) -> None:
         ("LoopGone", "the event loop of the coroutine was closed without a reason"),
     ],
 )
-def test_example_with_other_words_than_the_code_is_found(name: str, example: str) -> None:
+def test_example_message_that_the_code_cannot_raise_is_found(name: str, example: str) -> None:
     assert not can_raise(name, example)

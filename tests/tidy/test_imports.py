@@ -123,7 +123,7 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=named)
-def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
+def test_module_imports_only_packages_earlier_in_the_layer_order(path: Path) -> None:
     package = package_of(path)
     if path.parent == SOURCE:
         allowed = {"__main__": set(ORDER), "__init__": {"client", "core", "xa"}}.get(package, set())
@@ -136,7 +136,7 @@ def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*in_packages(*ENGINES), *(SOURCE / each for each in PROTOCOLS)], ids=named)
-def test_an_engine_has_no_third_party_and_no_way_to_the_world(path: Path) -> None:
+def test_engine_imports_no_third_party_library_and_no_io(path: Path) -> None:
     roots = {name.split(".")[0] for name in imports(path)}
     assert roots - sys.stdlib_module_names - {"bascule"} == set()
     assert roots & IMPURE == set()
@@ -169,15 +169,15 @@ def clients_reached(path: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if promises_no_kafka(path)], ids=named)
-def test_a_module_that_promises_no_kafka_loads_no_client(path: Path) -> None:
+def test_module_that_promises_no_kafka_loads_no_kafka_client(path: Path) -> None:
     assert clients_reached(path) == {}
 
 
-def test_the_package_imports_its_public_names_when_they_are_used() -> None:
+def test_package_imports_its_public_names_lazily() -> None:
     assert imports_at_once(SOURCE / "__init__.py") == ("typing",)
 
 
-def test_a_client_that_another_module_imports_is_found() -> None:
+def test_kafka_client_imported_through_another_module_is_found() -> None:
     assert "confluent_kafka" in clients_reached(SOURCE / "pipelines" / "carry.py")
 
 
@@ -192,12 +192,12 @@ HOMES = [
 
 
 @pytest.mark.parametrize(("library", "home"), HOMES)
-def test_a_library_has_one_home(library: str, home: str) -> None:
+def test_third_party_library_is_imported_by_one_package_only(library: str, home: str) -> None:
     users = {package_of(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))}
     assert users <= {home}
 
 
-def test_every_package_has_its_place_in_the_order() -> None:
+def test_every_package_is_in_the_layer_order() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert packages - {"testing"} <= set(ORDER)
 
@@ -210,7 +210,7 @@ def test_only_one_package_starts_threads(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", in_packages("kafka"), ids=named)
-def test_only_one_module_makes_clients_of_kafka(path: Path) -> None:
+def test_only_one_module_creates_kafka_clients(path: Path) -> None:
     """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory)."""
     assert bool(makes_clients(path)) == (path == SOURCE / "kafka" / "clients.py")
 
@@ -227,7 +227,7 @@ def makes_clients(path: Path) -> set[str]:
     return imported & calls & {"Producer", "Consumer", "AdminClient"}
 
 
-def test_clients_of_tests_are_made_by_the_product_too() -> None:
+def test_tests_create_kafka_clients_only_through_the_product() -> None:
     """Otherwise librdkafka writes into the output of a run, when the Kafka of a test has ended before its clients."""
     paths = (path for directory in ("scenarios", "soak", "interop", "chaos") for path in TESTS.glob(f"{directory}/*.py"))
     assert {path.name for path in paths if makes_clients(path)} == set()

@@ -26,20 +26,20 @@ def rows() -> dict[str, list[str]]:
     return found
 
 
-def test_every_case_that_the_table_names_is_in_the_suite() -> None:
+def test_conformance_cases_named_in_the_jms_table_exist() -> None:
     named = set(_NAMES.findall(PAGE.read_text()))
     assert len(named) > 300
     assert sorted(named - set(case_ids())) == []
 
 
-def test_every_test_that_the_table_names_is_there() -> None:
+def test_tests_named_in_the_jms_table_exist() -> None:
     named = _TESTS.findall(PAGE.read_text())
     assert named
     assert [f"{file}::{test}" for file, test in named if test not in functions(ROOT / "tests" / file)] == []
 
 
 @pytest.mark.parametrize("section", rows())
-def test_a_statement_has_its_section_and_what_keeps_it(section: str) -> None:
+def test_each_statement_of_the_jms_table_has_a_section_and_a_test_or_reason(section: str) -> None:
     numbers = re.findall(r"\d+(?:\.\d+)*", section)
     assert numbers
     for each in numbers:

@@ -38,11 +38,11 @@ ROWS = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read
 TEXTS = [each for each in all_texts() if re.match(r"\w+\\ \w+|\w+\\ \.\*", each)]
 
 
-def test_event_has_one_severity() -> None:
+def test_each_log_event_has_one_severity() -> None:
     assert len(EVENTS) == len(set(logged()))
 
 
-def test_page_has_each_warning_and_error_of_the_code_with_its_severity() -> None:
+def test_log_page_lists_each_warning_and_error_with_its_severity() -> None:
     ours = {(event, severity) for event, severity in EVENTS.items() if severity != "info"}
     assert len(ours) > 50
     assert {(event, severity) for event, severity, _, _ in ROWS} == ours
@@ -68,19 +68,19 @@ def search_strings() -> set[str]:
     return set(re.findall(r"`([^`]+)`", first_columns))
 
 
-def test_each_line_that_the_operations_guide_names_is_written() -> None:
+def test_log_lines_named_in_the_operations_guide_are_written() -> None:
     named = search_strings()
     assert len(named) > 10
     assert [text for text in sorted(named) if not is_written(text)] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_line_of_a_log_that_a_page_names_is_written(page: Path) -> None:
+def test_log_lines_named_on_a_page_are_written(page: Path) -> None:
     named = re.findall(r"\b[Ll]ogs? (?:has |writes |shows )?(?:a line |lines |the line )?`([a-z][a-z]+ [^`]+)`", page.read_text())
     named += re.findall(r"\bline `([a-z]+ [^`]+)`", page.read_text())
     assert [text for text in named if not is_written(text)] == []
 
 
 @pytest.mark.parametrize("text", ["producers are blocked", "epoch was loaded epoch=N", "pipeline", "another broker began epoch N"])
-def test_line_that_nobody_writes_is_found(text: str) -> None:
+def test_log_line_that_the_product_never_writes_is_found(text: str) -> None:
     assert not is_written(text)

@@ -34,7 +34,7 @@ def log_calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=named)
-def test_module_logs_through_the_set_up_of_the_product(path: Path) -> None:
+def test_module_logs_only_through_the_logger_of_the_product(path: Path) -> None:
     tree = ast.parse(path.read_bytes(), str(path))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert not imported & {"structlog", "loguru", "warnings"}
@@ -54,5 +54,5 @@ def test_event_of_a_log_call_is_in_plain_words_and_its_data_are_fields(path: Pat
     assert odd == [], "in these lines: the only argument is a constant text in plain words; put values into fields"
 
 
-def test_there_are_log_calls_to_look_at() -> None:
+def test_search_for_log_calls_finds_calls() -> None:
     assert sum(len(list(log_calls(ast.parse(path.read_bytes())))) for path in MODULES) > 50

@@ -40,16 +40,16 @@ def test_link_leads_to_the_page_of_the_site(page: str, link: str, in_site: str) 
     assert site.for_site(page, f"See [there]({link}).") == f"See [there]({in_site})."
 
 
-def test_link_in_a_fenced_block_stays() -> None:
+def test_link_in_a_fenced_block_is_not_changed() -> None:
     text = "```text\n[there](../examples/Hello.java)\n```\n"
     assert site.for_site("docs/start.md", text) == text
 
 
-def test_words_for_the_tests_are_removed_from_a_fence() -> None:
+def test_directives_for_tests_are_removed_from_a_fenced_block() -> None:
     assert site.for_site("docs/start.md", "```toml same as examples/bascule.toml\nx = 1\n```\n") == "```toml\nx = 1\n```\n"
 
 
-def test_escaped_bar_in_code_is_a_bar() -> None:
+def test_escaped_bar_in_code_is_unescaped() -> None:
     assert site.for_site("docs/jms.md", "| `NAME\\|global` |") == "| `NAME|global` |"
 
 

@@ -29,12 +29,12 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", ALL_MODULES, ids=named)
-def test_a_module_is_a_few_hundred_lines(path: Path) -> None:
+def test_module_does_not_exceed_the_line_limit(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= FILE_LINES_MAX
 
 
 @pytest.mark.parametrize("path", ALL_MODULES, ids=named)
-def test_a_function_fits_on_a_screen(path: Path) -> None:
+def test_function_does_not_exceed_the_line_limit(path: Path) -> None:
     """A test may be longer: a scenario is one story."""
     functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {
@@ -51,7 +51,7 @@ def test_product_has_no_assert_statement(path: Path) -> None:
     assert [node.lineno for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Assert)] == []
 
 
-def test_no_module_is_called_by_what_it_is_not() -> None:
+def test_no_module_has_a_generic_name() -> None:
     assert [named(path) for path in MODULES if re.fullmatch(r"_?(utils?|helpers?|misc|common)", path.stem)] == []
 
 
@@ -61,17 +61,17 @@ def test_texts_end_with_a_newline_and_have_no_odd_characters() -> None:
     assert odd == []
 
 
-def test_nothing_large_is_tracked() -> None:
+def test_no_large_file_is_tracked() -> None:
     assert [named(path) for path in tracked() if path.stat().st_size > FILE_BYTES_MAX] == []
 
 
-def test_nothing_points_outside_the_repository() -> None:
+def test_no_text_refers_to_files_outside_the_repository() -> None:
     outside = re.compile(r"\bshared/(design|anchors|seeds)")
     ours = [path for path in tracked() if path.suffix in TEXT_SUFFIXES and path != Path(__file__)]
     assert [named(path) for path in ours if outside.search(path.read_text())] == []
 
 
-def test_links_in_the_documentation_lead_somewhere() -> None:
+def test_links_to_files_in_the_documentation_resolve() -> None:
     broken = []
     for page in (path for path in tracked() if path.suffix == ".md"):
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):

@@ -93,7 +93,7 @@ def found(offset: int) -> RecordDelivery:
 
 
 @pytest.mark.parametrize(("order", "goes_on"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
-def test_where_too_many_wait_for_their_next_try_nothing_more_is_read_of_what_may_join_them(
+def test_reading_pauses_for_places_whose_records_may_join_too_many_delayed_records(
     order: Order, goes_on: set[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activation, "DELAYED_MAX", 2)
@@ -119,7 +119,7 @@ def test_where_too_many_wait_for_their_next_try_nothing_more_is_read_of_what_may
     assert resumed == {PLACE, retry}
 
 
-def test_what_the_group_has_passed_is_delivered_at_once() -> None:
+def test_records_in_flight_before_group_offset_are_delivered_at_once() -> None:
     member = Member([3, 5], committed=6)
     assert member.begun() == [3, 5]
     member.read(6)
@@ -127,13 +127,13 @@ def test_what_the_group_has_passed_is_delivered_at_once() -> None:
 
 
 @pytest.mark.parametrize("committed", [5, 0, None])
-def test_the_group_is_not_moved_over_what_nobody_has_read(committed: int | None) -> None:
+def test_group_offset_does_not_skip_unread_records(committed: int | None) -> None:
     """Of the batch from 5 on, 7 and 8 got into the log: or somebody set the group back, to read all once more."""
     member = Member([7, 8], committed)
     assert (member.begun(), member.group.offset) == ([], committed or 0)
 
 
-def test_what_was_in_flight_ahead_of_the_group_is_delivered_once_when_it_is_read_and_committed() -> None:
+def test_record_in_flight_ahead_of_group_is_delivered_once_when_read() -> None:
     member = Member([4, 7, 8], committed=5)
     assert member.begun() == [4]
     member.read(5, 6, 7)
@@ -142,13 +142,13 @@ def test_what_was_in_flight_ahead_of_the_group_is_delivered_once_when_it_is_read
     assert (member.begun(), member.scheduled, member.group.offset) == ([8, 9], [5, 6, 9], 10)
 
 
-def test_what_is_in_flight_and_passed_over_by_the_reading_is_delivered_all_the_same() -> None:
+def test_record_in_flight_that_reading_skipped_is_delivered() -> None:
     member = Member([7, 8], committed=5)
     member.read(20)
     assert (member.begun(), member.scheduled) == ([7, 8, 20], [20])
 
 
-def test_group_that_a_late_commit_has_set_back_is_read_on_where_the_log_says() -> None:
+def test_reading_continues_at_log_position_after_late_commit_moved_group_back() -> None:
     member = Member([5], committed=3, read_to=6)
     assert member.begun() == [5]
     member.activation._receive(received(3))
@@ -157,7 +157,7 @@ def test_group_that_a_late_commit_has_set_back_is_read_on_where_the_log_says() -
     assert (member.begun(), member.scheduled, member.advanced, member.group.offset) == ([6], [6], [7], 7)
 
 
-def test_read_entry_is_not_stored_again_when_only_the_commit_failed() -> None:
+def test_stored_read_entry_is_not_stored_again_after_failed_commit() -> None:
     member = Member([], committed=4)
     commit = member.group.commit
 
@@ -173,7 +173,7 @@ def test_read_entry_is_not_stored_again_when_only_the_commit_failed() -> None:
     assert (member.begun(), member.scheduled, member.advanced, member.group.offset) == ([4, 5], [4, 5], [6], 6)
 
 
-def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> None:
+def test_delivered_record_is_not_delivered_again_when_read() -> None:
     """A late commit of the dead member, which this one's first question to the group was too early for."""
     member = Member([3, 4], committed=5)
     assert member.begun() == [3, 4]
@@ -181,7 +181,7 @@ def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> N
     assert (member.begun(), member.scheduled, member.group.offset) == ([5], [5], 6)
 
 
-def test_a_client_that_begins_before_the_group_is_moved_to_where_that_is_and_no_further_back() -> None:
+def test_client_that_starts_before_group_offset_is_moved_forward_and_never_back() -> None:
     """As where the group begins at the end of a topic: the client finds nothing committed, and begins at its beginning."""
     member = Member([], committed=None, begins=9)
     for offset in (0, 1):
@@ -194,7 +194,7 @@ def test_a_client_that_begins_before_the_group_is_moved_to_where_that_is_and_no_
     assert member.activation._offsets == {}
 
 
-def test_a_topic_that_was_deleted_and_created_again_is_read_from_its_beginning() -> None:
+def test_recreated_topic_is_read_from_its_beginning() -> None:
     member = Member([], committed=9)
     member.group.end = 2
     member.activation._receive(received(0))
@@ -203,12 +203,12 @@ def test_a_topic_that_was_deleted_and_created_again_is_read_from_its_beginning()
     assert (member.begun(), member.scheduled, member.group.offset) == ([0, 1], [0, 1], 2)
 
 
-def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:
+def test_group_that_begins_at_end_does_not_read_records_in_flight_again() -> None:
     member = Member([7, 8], committed=None, begins=9)
     assert (member.begun(), member.group.offset) == ([7, 8], 9)
 
 
-def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takeover_of_partition_is_retried_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.0)
     activation = Member([], committed=0).activation
     answers = iter([KafkaException(KafkaError(KafkaError._FAIL)), None])
@@ -226,9 +226,7 @@ def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.
     assert (run.token, activation._taken.get_nowait()) == ("new", (run, []))
 
 
-def test_partition_that_waits_for_a_transaction_of_another_manager_is_told_by_status_metrics_and_one_line_of_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocked_partition_is_reported_in_status_and_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.0)
     activation = Member([], committed=0).activation
     claimed = [Flights({}, {}, {branch(new_gtrid("store", 0), "inbound"): 5})]
@@ -270,7 +268,7 @@ class Taking:
         self.activation._answer(self.group)
 
 
-def test_a_partition_is_taken_over_when_the_group_says_that_it_is_still_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_is_taken_over_only_after_group_confirms_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch)
     assert taking.said == ["owner before"]
     taking.group.away = True
@@ -283,7 +281,7 @@ def test_a_partition_is_taken_over_when_the_group_says_that_it_is_still_ours(mon
     assert (taking.said, taking.run.token, taking.run.next_offset) == (["owner before", "taken after old"], "new", 4)
 
 
-def test_who_is_told_that_a_partition_is_gone_does_not_take_it_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoked_partition_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch)
     taking.run.on(PartitionEvent.LEFT)
     taking.answer()
@@ -337,7 +335,7 @@ class Hanging:
 
 
 @pytest.mark.parametrize("hangs", ["bascule-inbound-shop", "bascule-housekeeping-shop", "bascule-take-shop", "bascule-close-shop"])
-def test_what_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
+def test_hanging_thread_is_named_by_stop_and_not_awaited(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     """A commit of offsets without Kafka, for one, or a taking over that asks a database that does not answer."""
     hanging = Hanging(monkeypatch, hangs)
     hanging.activation.start()
@@ -351,7 +349,7 @@ def test_what_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.
         hanging.goes_on.set()
 
 
-def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_is_refused_until_threads_left_by_stop_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging(monkeypatch, "bascule-inbound-shop")
     activation = hanging.activation
     activation.start()
@@ -368,7 +366,7 @@ def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeyp
     assert activation.stop(0.1) == []
 
 
-def test_a_record_that_is_due_in_a_thousand_years_waits_for_the_longest_pause() -> None:
+def test_far_future_retry_time_is_limited_to_longest_backoff() -> None:
     headers = [("bascule.retry.origin", b"payments/0/1"), ("bascule.retry.due", b"9" * 14)]
     retry = KafkaRecord(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
     due_s = delivery_of(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
@@ -389,9 +387,7 @@ class Reading:
 
 
 @pytest.mark.parametrize(("waiting", "flows"), [({0: 1001}, {1, 2}), ({0: 1001, 1: 1001}, {2}), ({0: 500, 1: 500}, {0, 1, 2})])
-def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_partition_alone(
-    waiting: dict[int, int], flows: set[int]
-) -> None:
+def test_records_behind_failing_record_pause_only_their_partition(waiting: dict[int, int], flows: set[int]) -> None:
     activation: Any = Activation({}, replace(SPEC, order=Order.PARTITION), lambda _: None)
     for partition in range(3):
         place = Place(PLACE.topic, partition)
@@ -406,7 +402,7 @@ def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_parti
     assert {place.partition for place in reading.flowing} == flows
 
 
-def test_nothing_is_read_when_the_workers_have_enough() -> None:
+def test_reading_pauses_when_workers_have_enough_records() -> None:
     member = Member([], committed=0)
     reading = Reading()
     member.activation._regulate(reading)

@@ -33,7 +33,7 @@ for _ in range({ROUNDS}):
 """
 
 
-def test_a_program_ends_at_whatever_moment_the_signal_comes() -> None:
+def test_program_ends_cleanly_whenever_the_signal_arrives() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -68,7 +68,7 @@ def adapter(*groups: str) -> ResourceAdapter:
     return made
 
 
-def test_endpoints_start_and_stop_with_their_adapter_and_threads_left_behind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_start_and_stop_with_adapter_and_stop_returns_threads_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     activations = Activations(monkeypatch)
     with adapter("shop", "store") as made:
         assert activations.said == ["prepare shop", "prepare store", "consume shop", "consume store"]
@@ -80,7 +80,7 @@ def test_endpoints_start_and_stop_with_their_adapter_and_threads_left_behind_are
     assert sorted(activations.said[7:9]) == ["stop shop", "stop store"]
 
 
-def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_one_endpoint_stops_all_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     activations = Activations(monkeypatch, fails="store")
     made = adapter("shop", "store")
     with pytest.raises(Unavailable, match="no Kafka"):
@@ -89,12 +89,12 @@ def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPat
     assert made.deactivate(made._activations[0]) == []
 
 
-def test_group_has_one_endpoint() -> None:
+def test_second_endpoint_for_same_group_is_refused() -> None:
     with pytest.raises(InvalidInput, match="group 'shop' already has an endpoint"):
         adapter("shop", "shop")
 
 
-def test_program_ends_with_an_error_when_an_endpoint_does_not_run_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_raises_error_when_endpoint_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.adapter.inbound.adapter.LOOK_S", 0.0)
     activations = Activations(monkeypatch)
     made = adapter("shop")

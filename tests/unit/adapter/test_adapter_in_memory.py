@@ -75,7 +75,7 @@ def done(adapter: ResourceAdapter, **counts: int) -> bool:
     return all(found[name] == count for name, count in counts.items())
 
 
-def test_each_record_reaches_its_endpoint_once_over_a_restart(kafka: KafkaInMemory) -> None:
+def test_each_record_is_delivered_once_across_restart(kafka: KafkaInMemory) -> None:
     endpoint = Endpoint()
     for value in (b"1", b"2"):
         kafka.put("payments", value, b"key", tag=b"header")
@@ -90,7 +90,7 @@ def test_each_record_reaches_its_endpoint_once_over_a_restart(kafka: KafkaInMemo
     assert in_flight() == []
 
 
-def test_record_that_fails_too_often_is_a_dead_letter_with_its_reason_and_comes_back_when_it_is_sent_back(
+def test_record_that_fails_too_often_becomes_dead_letter_and_can_be_returned(
     kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     mended = threading.Event()
@@ -120,7 +120,7 @@ def test_record_that_fails_too_often_is_a_dead_letter_with_its_reason_and_comes_
     assert in_flight() == []
 
 
-def test_dead_letters_are_sent_back_from_the_oldest_on_as_many_as_are_wanted(kafka: KafkaInMemory) -> None:
+def test_oldest_dead_letters_are_returned_up_to_requested_count(kafka: KafkaInMemory) -> None:
     def act(_: Record) -> None:
         raise ValueError
 
@@ -133,7 +133,7 @@ def test_dead_letters_are_sent_back_from_the_oldest_on_as_many_as_are_wanted(kaf
     assert [letter.origin for letter in letters.waiting()] == ["payments/0/2"]
 
 
-def test_record_whose_entry_kafka_has_not_stored_is_delivered_once_all_the_same(kafka: KafkaInMemory) -> None:
+def test_record_is_delivered_once_when_its_log_entry_was_not_stored(kafka: KafkaInMemory) -> None:
     endpoint = Endpoint()
     with at_work(endpoint) as adapter:
         wait_for(lambda: list(adapter.status()[0].partitions.values()).count("ready") > 1, "the partitions to be taken over")
@@ -147,7 +147,7 @@ def test_record_whose_entry_kafka_has_not_stored_is_delivered_once_all_the_same(
     assert in_flight() == []
 
 
-def test_member_that_lost_its_partition_leaves_what_is_at_work_to_the_next_one(kafka: KafkaInMemory) -> None:
+def test_record_in_progress_at_member_that_lost_partition_is_redelivered_by_next_member(kafka: KafkaInMemory) -> None:
     goes_on = threading.Event()
     slow, quick = Endpoint(lambda _: goes_on.wait(30) and None), Endpoint()
     with at_work(slow) as first:
@@ -166,7 +166,7 @@ def test_member_that_lost_its_partition_leaves_what_is_at_work_to_the_next_one(k
     assert in_flight() == []
 
 
-def test_record_in_flight_that_its_topic_has_deleted_is_counted_and_in_flight_no_more(kafka: KafkaInMemory) -> None:
+def test_deleted_record_in_flight_is_counted_as_vanished(kafka: KafkaInMemory) -> None:
     kafka.put("payments", b"1")
     place = Place("payments", 0)
     with closing(InboundLog("inbound", SETTINGS, group=GROUP)) as log:
@@ -192,7 +192,7 @@ def transactions(directory: Path) -> Iterator[Xa]:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["committed", "dead-lettered"])
-def test_record_and_what_its_endpoint_sends_are_one_transaction(kafka: KafkaInMemory, tmp_path: Path, fails: bool) -> None:
+def test_record_and_sends_of_its_endpoint_are_one_transaction(kafka: KafkaInMemory, tmp_path: Path, fails: bool) -> None:
     with transactions(tmp_path) as xa, closing(KafkaConnectionFactory(SETTINGS, transacted=XaSends(xa.manager, xa.kafka))) as factory:
 
         def act(record: Record) -> None:
@@ -219,7 +219,7 @@ def test_record_and_what_its_endpoint_sends_are_one_transaction(kafka: KafkaInMe
     assert in_flight() == []
 
 
-def test_connection_in_transactions_of_the_manager_has_none_of_its_own(kafka: KafkaInMemory, tmp_path: Path) -> None:
+def test_xa_connection_requires_transaction_of_manager_and_has_no_own_transactions(kafka: KafkaInMemory, tmp_path: Path) -> None:
     with transactions(tmp_path) as xa, closing(KafkaConnectionFactory(SETTINGS, transacted=XaSends(xa.manager, xa.kafka))) as factory:
         connection = factory.connection()
         with pytest.raises(NoTransaction):
@@ -231,7 +231,7 @@ def test_connection_in_transactions_of_the_manager_has_none_of_its_own(kafka: Ka
             XaSends(xa.manager, KafkaResource("kafka", SETTINGS, prefix="xa", instance="other"))
 
 
-def test_connection_without_transactions_has_stored_what_it_sent_when_it_is_flushed(kafka: KafkaInMemory) -> None:
+def test_flush_of_plain_connection_waits_until_sends_are_stored(kafka: KafkaInMemory) -> None:
     with closing(KafkaConnectionFactory(SETTINGS)) as factory, factory.connection() as connection:
         connection.send("orders", b"1", b"key", headers=[("name", b"header")], timestamp_ms=7)
         connection.flush()
@@ -242,7 +242,7 @@ def test_connection_without_transactions_has_stored_what_it_sent_when_it_is_flus
             pass
 
 
-def test_message_of_jms_is_a_record_of_the_topic_of_its_destination(kafka: KafkaInMemory) -> None:
+def test_jms_message_becomes_record_of_topic_for_its_destination(kafka: KafkaInMemory) -> None:
     before_ms = time.time_ns() // 1_000_000
     with closing(KafkaConnectionFactory(SETTINGS)) as factory, factory.connection() as connection:
         message_id = connection.jms().send(Queue("orders"), "text").message_id or ""
@@ -253,7 +253,7 @@ def test_message_of_jms_is_a_record_of_the_topic_of_its_destination(kafka: Kafka
     assert payment.key == b"7"
 
 
-def test_inbound_log_is_trimmed_up_to_what_still_says_something(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inbound_log_is_trimmed_to_oldest_needed_entry(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_topic, "TRIM_RECORDS_MIN", 1)
     with closing(InboundLog("inbound", SETTINGS, group=GROUP)) as log:
         place = Place("payments", 0)
@@ -275,7 +275,7 @@ def test_inbound_log_is_trimmed_up_to_what_still_says_something(kafka: KafkaInMe
         assert log.owner(place) == successor
 
 
-def test_what_a_connection_sends_in_a_transaction_is_seen_at_its_end_or_never(kafka: KafkaInMemory) -> None:
+def test_sends_in_local_kafka_transaction_are_visible_after_commit_only(kafka: KafkaInMemory) -> None:
     with closing(KafkaConnectionFactory(SETTINGS, transacted=KafkaTransactions("shop", instance="one"))) as factory:
         with factory.connection() as connection:
             with connection.transaction():

@@ -38,7 +38,7 @@ def names(broker: Broker) -> set[str]:
     return {queue.name for queue in list(broker.epoch.engine.addresses.queues.values())}
 
 
-def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_commit(shop: JmsShop) -> None:
+def test_received_message_returns_on_rollback_and_is_consumed_once_on_commit(shop: JmsShop) -> None:
     manager = AsyncTransactionManager(shop.manager)
 
     async def work(*, fails: bool) -> None:
@@ -62,7 +62,7 @@ def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_
     assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
 
 
-def test_context_outside_of_transactions_acknowledges_at_once_and_leaves_nothing(shop: JmsShop, broker: Broker) -> None:
+def test_async_context_outside_of_transaction_acknowledges_at_once_and_leaves_no_resources(shop: JmsShop, broker: Broker) -> None:
     made: list[TemporaryQueue] = []
 
     async def main() -> None:
@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, Callable[[AsyncContext], object]]] = [
 ]
 
 
-def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_one(shop: JmsShop) -> None:
+def test_calls_reserved_for_the_container_are_refused_inside_and_outside_of_transactions(shop: JmsShop) -> None:
     async def check() -> None:
         async with shop.factory.connect_async() as context:
             for name, call in REFUSED:
@@ -120,7 +120,7 @@ def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_o
     run(main)
 
 
-def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop, broker: Broker) -> None:
+def test_objects_of_finished_transaction_are_refused_in_the_next_transaction(shop: JmsShop, broker: Broker) -> None:
     manager = AsyncTransactionManager(shop.manager)
 
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop, 
     assert shop.waiting(ORDERS) == ["in time"]
 
 
-def test_context_works_only_where_it_was_taken_and_in_one_face_of_a_transaction(shop: JmsShop) -> None:
+def test_async_context_works_only_in_its_transaction_and_one_call_style(shop: JmsShop) -> None:
     manager = AsyncTransactionManager(shop.manager)
 
     async def main() -> None:
@@ -184,7 +184,7 @@ async def _send(context: AsyncContext, body: str) -> None:
     await context.send(ORDERS, body)
 
 
-def test_session_that_is_lent_to_a_cancelled_task_goes_back_to_the_pool(broker: Broker) -> None:
+def test_session_for_cancelled_task_returns_to_pool(broker: Broker) -> None:
     async def main() -> None:
         first = await shop.factory.connect_async()
         waiting = asyncio.ensure_future(shop.factory.connect_async())
@@ -205,7 +205,7 @@ def test_session_that_is_lent_to_a_cancelled_task_goes_back_to_the_pool(broker: 
         assert shop.waiting(ORDERS) == ["one"]
 
 
-def test_session_whose_context_a_task_is_within_is_not_given_to_others(shop: JmsShop) -> None:
+def test_session_in_use_by_task_is_not_lent_to_others(shop: JmsShop) -> None:
     async def main() -> None:
         context = await shop.factory.connect_async()
         consumer = await context.consumer(ORDERS)

@@ -38,24 +38,24 @@ def methods() -> Iterator[tuple[type, str]]:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
-def test_a_context_has_the_public_names_of_the_clients_and_no_others(face: type) -> None:
+def test_transaction_contexts_have_same_public_names_as_client_contexts(face: type) -> None:
     assert set(public(face)) == set(public(FACES[face]))
 
 
 @pytest.mark.parametrize(("face", "name"), list(methods()), ids=lambda part: part if isinstance(part, str) else part.__name__)
-def test_a_method_has_the_signature_of_the_clients(face: type, name: str) -> None:
+def test_methods_of_transaction_contexts_have_client_signatures(face: type, name: str) -> None:
     here, there = public(face)[name], public(FACES[face])[name]
     assert isinstance(here, property) == isinstance(there, property)
     assert signature(here) == signature(there)
 
 
 @pytest.mark.parametrize("name", ["connect", "connect_async"])
-def test_a_factory_connects_as_that_of_the_client_does(name: str) -> None:
+def test_connect_of_adapter_factory_has_client_signature(name: str) -> None:
     here, there = (signature(getattr(factory, name)) for factory in (JmsConnectionFactory, ConnectionFactory))
     assert here == there
 
 
-def test_producers_are_those_of_the_client() -> None:
+def test_transaction_contexts_use_client_producers() -> None:
     here: dict[str, Any] = public(TransactionContext)
     assert here["producer"] is public(Context)["producer"]
     assert public(AsyncTransactionContext)["producer"] is public(AsyncContext)["producer"]

@@ -23,7 +23,7 @@ def letter(left_out: str) -> KafkaRecord:
 
 @pytest.mark.parametrize("left_out", [VALUE_AND_HEADERS, KEY_TOO])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_letter_that_is_not_whole_goes_back_with_what_its_origin_has_or_not_at_all(
+def test_incomplete_dead_letter_is_completed_from_origin_or_not_returned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool, left_out: str
 ) -> None:
     def read_again(_kafka: object, topic: str, partition: int, offsets: Collection[int]) -> dict[int, KafkaRecord]:

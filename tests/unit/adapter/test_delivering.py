@@ -87,14 +87,14 @@ def exits_at_once(record: Record) -> None:
 
 
 @pytest.mark.parametrize("endpoint", [cancelled, exits, exits_at_once])
-def test_an_endpoint_that_ends_by_no_exception_has_failed_and_those_behind_its_record_go_on(endpoint: Any) -> None:
+def test_endpoint_that_raises_cancellation_or_exit_has_failed_and_later_records_are_delivered(endpoint: Any) -> None:
     taken = Taken()
     with at_work(endpoint, taken, range(1, 4)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed, counts.dead_lettered) == ([2, 3], [1], 2, 1)
 
 
-def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_timeout_does_not_apply_to_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be committed: the record must not go to another worker."""
     monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
     overdue, give_up = threading.Event(), Workers.give_up
@@ -113,7 +113,7 @@ def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at
     assert (taken.done, taken.dead, counts.failed, counts.hung) == ([1], [], 0, 0)
 
 
-def test_records_are_delivered_again_when_an_endpoint_that_hung_in_all_workers_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_delivered_again_after_hanging_endpoint_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
     goes_on, taken = threading.Event(), Taken()
 
@@ -129,7 +129,7 @@ def test_records_are_delivered_again_when_an_endpoint_that_hung_in_all_workers_h
     assert (taken.done, sorted(taken.dead)) == ([3], [1, 2])
 
 
-def test_who_is_told_to_end_while_a_record_is_committed_says_nothing_about_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_commit_of_record_is_not_counted_as_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be committed: to count it as failed would bring it in flight again."""
     monkeypatch.setattr("bascule.adapter.inbound.delivering.AWAY_PAUSE_S", 0.0)
     ends = iter([SystemExit(), asyncio.CancelledError()])
@@ -148,7 +148,7 @@ def fails(_record: Record) -> None:
     raise ValueError("no account")
 
 
-def test_a_record_that_the_retry_topic_is_too_small_for_is_a_dead_letter_at_once() -> None:
+def test_record_too_large_for_retry_topic_becomes_dead_letter_at_once() -> None:
     taken = Taken(refused=lambda outgoing: outgoing.topic == "g.retry")
     with at_work(fails, taken, range(1, 2), replace(SPEC, order=Order.NONE, retries=3)) as counts:
         pass
@@ -157,7 +157,7 @@ def test_a_record_that_the_retry_topic_is_too_small_for_is_a_dead_letter_at_once
     assert ("bascule.retry.count", b"1") in letter.headers
 
 
-def test_a_record_that_the_dead_letter_topic_is_too_small_for_is_there_without_its_value_and_holds_nobody_up() -> None:
+def test_record_too_large_for_dead_letter_topic_is_stored_without_value() -> None:
     taken = Taken(refused=lambda outgoing: outgoing.value == b"value")
     with at_work(fails, taken, range(1, 3), replace(SPEC, retries=0)) as counts:
         pass
@@ -169,7 +169,7 @@ def test_a_record_that_the_dead_letter_topic_is_too_small_for_is_there_without_i
     assert "own" not in said
 
 
-def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_its_origin_and_holds_nobody_up(
+def test_record_with_key_too_large_for_dead_letter_topic_is_stored_with_origin_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     taken = Taken(refused=lambda outgoing: outgoing.key is not None)
@@ -186,7 +186,7 @@ def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_i
     )
 
 
-def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_tried_again_less_and_less_often() -> None:
+def test_record_that_cannot_be_dead_lettered_is_retried_with_growing_pause() -> None:
     refusals = 3
 
     def refused(_: Outgoing) -> bool:

@@ -31,7 +31,7 @@ class Called:
 
 
 @pytest.mark.parametrize("form", [lambda each: each, traced, Called, functools.partial], ids=["plain", "decorated", "object", "partial"])
-def test_a_coroutine_is_run_to_its_end(form: Callable[[Endpoint], Endpoint]) -> None:
+def test_coroutine_endpoint_runs_to_completion(form: Callable[[Endpoint], Endpoint]) -> None:
     seen: list[Record] = []
 
     async def handle(record: Record) -> None:
@@ -45,7 +45,7 @@ def test_a_coroutine_is_run_to_its_end(form: Callable[[Endpoint], Endpoint]) -> 
     assert seen == [RECORD, RECORD]
 
 
-def test_an_object_whose_close_is_a_coroutine_is_closed() -> None:
+def test_coroutine_close_of_endpoint_is_awaited() -> None:
     said: list[str] = []
 
     class Handler:
@@ -62,7 +62,7 @@ def test_an_object_whose_close_is_a_coroutine_is_closed() -> None:
     assert said == ["topic", "closed"]
 
 
-def test_an_object_that_is_cancelled_while_it_closes_holds_nobody_up() -> None:
+def test_cancellation_in_close_of_endpoint_is_contained() -> None:
     class Handler:
         def on_record(self, record: Record) -> None: ...
 

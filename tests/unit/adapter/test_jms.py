@@ -37,7 +37,7 @@ def session(key: str = "message-id", topic: str = "") -> tuple[JmsSession, Conne
     return JmsSession(cast("Any", connection), key, topic or "jms.${address}"), connection
 
 
-def test_message_is_a_record_of_the_topic_that_the_template_makes_under_its_message_id() -> None:
+def test_jms_message_becomes_record_of_template_topic_with_message_id_as_key() -> None:
     jms, connection = session()
     message = jms.producer(Queue("orders")).send("one")
     (record,) = connection.sent
@@ -48,7 +48,7 @@ def test_message_is_a_record_of_the_topic_that_the_template_makes_under_its_mess
     assert record.timestamp_ms > 0
 
 
-def test_record_is_keyed_by_a_property_and_options_are_headers() -> None:
+def test_property_is_record_key_and_send_options_are_headers() -> None:
     jms, connection = session("property:customer")
     jms.producer(Queue("orders"), priority=7).send(Message("one", properties={"customer": "acme"}))
     (record,) = connection.sent
@@ -56,20 +56,20 @@ def test_record_is_keyed_by_a_property_and_options_are_headers() -> None:
     assert b"7" in [value for name, value in record.headers if "priority" in name.lower()]
 
 
-def test_message_that_has_no_form_as_a_record_is_refused() -> None:
+def test_message_without_valid_topic_is_refused() -> None:
     jms, connection = session(topic="${address}")
     with pytest.raises(InvalidInput):
         jms.send(Queue("no topic of Kafka: ä"), "one")
     assert connection.sent == []
 
 
-def test_answer_to_a_message_is_a_record_of_where_it_is_to_be_answered_to() -> None:
+def test_reply_is_record_of_reply_to_topic_with_correlation_id() -> None:
     jms, connection = session()
     answer = jms.reply(Message("?", message_id="ID:1", reply_to=Queue("answers")), "!")
     assert (connection.sent[0].topic, answer.correlation_id) == ("jms.answers", "ID:1")
 
 
-def test_message_is_repeated_under_its_id() -> None:
+def test_repeated_message_keeps_its_message_id() -> None:
     jms, _ = session()
     producer = jms.producer(Queue("orders"))
     message = producer.send("one")
@@ -81,7 +81,7 @@ def test_message_is_repeated_under_its_id() -> None:
     ("failure", "told"),
     [(TooLarge("too large"), MessageRefused), (Unavailable("away"), Unavailable), (ValueError("odd"), Unavailable)],
 )
-def test_failure_of_a_record_is_told_whoever_has_sent_its_message(failure: Exception, told: type[BasculeError]) -> None:
+def test_failed_record_is_reported_to_every_kind_of_send(failure: Exception, told: type[BasculeError]) -> None:
     jms, connection = session()
     connection.answer = lambda answered: answered(failure)
     producer = jms.producer(Queue("orders"))
@@ -97,7 +97,7 @@ def test_failure_of_a_record_is_told_whoever_has_sent_its_message(failure: Excep
     assert len(connection.sent) == 3
 
 
-def test_record_that_a_transaction_does_not_take_is_a_refused_message() -> None:
+def test_record_refused_in_transaction_raises_message_refused() -> None:
     jms, connection = session()
 
     def refuse(_: object) -> None:
@@ -108,7 +108,7 @@ def test_record_that_a_transaction_does_not_take_is_a_refused_message() -> None:
         jms.send(Queue("orders"), "one")
 
 
-def test_send_waits_for_its_record_and_one_that_is_not_to_wait_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_send_waits_for_its_record_and_async_send_completes_later(caplog: pytest.LogCaptureFixture) -> None:
     jms, connection = session()
     waiting: list[Callable[[BaseException | None], None]] = []
     connection.answer = waiting.append
@@ -127,7 +127,7 @@ def test_send_waits_for_its_record_and_one_that_is_not_to_wait_is_told_later(cap
     assert "of the application" in caplog.text
 
 
-def test_sending_is_as_in_the_client_and_receiving_is_refused() -> None:
+def test_kafka_session_has_client_send_signatures_and_refuses_receive() -> None:
     here, there = public(JmsSession), public(Context)
     assert set(here) < set(there)
     assert {name: signature(method) for name, method in here.items()} == {name: signature(there[name]) for name in here}

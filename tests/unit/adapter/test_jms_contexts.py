@@ -44,7 +44,7 @@ def body(message: Message | None) -> object:
 # -- within a transaction
 
 
-def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_commit(shop: JmsShop) -> None:
+def test_received_message_returns_on_rollback_and_is_consumed_once_on_commit(shop: JmsShop) -> None:
     def work() -> Message:
         with shop.factory.connect() as context:
             order = context.consumer(ORDERS).receive(SOON_S)
@@ -67,7 +67,7 @@ def test_message_received_goes_back_with_a_rollback_and_is_consumed_once_with_a_
         assert context.consumer(ORDERS).receive_no_wait() is None
 
 
-def test_producer_of_a_transaction_has_all_options_and_tells_of_completion(shop: JmsShop) -> None:
+def test_producer_in_transaction_supports_all_options_and_reports_completion(shop: JmsShop) -> None:
     told: list[tuple[str | None, object]] = []
     with shop.manager.begin(), shop.factory.connect() as context:
         producer = context.producer(ORDERS, persistent=False, priority=7, time_to_live_s=60.0)
@@ -89,7 +89,7 @@ def test_producer_of_a_transaction_has_all_options_and_tells_of_completion(shop:
         assert late.delivery_time_ms > late.timestamp_ms
 
 
-def test_selectors_browsers_and_receives_that_do_not_wait_are_there_in_a_transaction(shop: JmsShop) -> None:
+def test_selectors_browsers_and_receive_no_wait_work_in_transaction(shop: JmsShop) -> None:
     with shop.factory.connect() as context:
         for number in range(3):
             context.send(ORDERS, Message(str(number), properties={"number": number}))
@@ -103,7 +103,7 @@ def test_selectors_browsers_and_receives_that_do_not_wait_are_there_in_a_transac
     assert shop.waiting(ORDERS) == []
 
 
-def test_subscriptions_are_released_at_the_end_of_a_transaction_and_consumers_of_queues_kept(shop: JmsShop, broker: Broker) -> None:
+def test_subscriptions_are_released_at_end_of_transaction_and_queue_consumers_are_kept(shop: JmsShop, broker: Broker) -> None:
     def receive(consumer: Callable[[Context], Any]) -> object:
         with shop.manager.begin(), shop.factory.connect() as context:
             message = consumer(context).receive(0.05)
@@ -130,7 +130,7 @@ def test_subscriptions_are_released_at_the_end_of_a_transaction_and_consumers_of
     assert {name: count for name, count in consumers(broker).items() if count and not name.startswith("temp.")} == {ORDERS.name: 1}
 
 
-def test_consumer_of_a_subscription_is_closed_in_its_transaction_and_can_be_taken_by_another(shop: JmsShop) -> None:
+def test_subscription_consumer_closed_in_transaction_can_be_taken_by_next_transaction(shop: JmsShop) -> None:
     with shop.manager.begin(), shop.factory.connect() as context:
         with context.durable_consumer(PRICES, "mine") as consumer:
             with shop.manager.suspended():
@@ -146,7 +146,7 @@ def test_consumer_of_a_subscription_is_closed_in_its_transaction_and_can_be_take
         context.unsubscribe("mine")
 
 
-def test_request_is_answered_within_a_transaction_and_asked_outside_of_one(shop: JmsShop) -> None:
+def test_reply_is_allowed_and_request_is_refused_in_transaction(shop: JmsShop) -> None:
     def answer() -> None:
         with shop.manager.begin(), shop.factory.connect() as context:
             request = context.consumer(ORDERS).receive(SOON_S)
@@ -161,7 +161,7 @@ def test_request_is_answered_within_a_transaction_and_asked_outside_of_one(shop:
         context.request(ORDERS, "two")
 
 
-def test_answer_to_a_request_of_a_transaction_comes_to_a_temporary_queue_from_outside_of_it(shop: JmsShop) -> None:
+def test_reply_to_transactional_request_arrives_on_temporary_queue_of_outside_context(shop: JmsShop) -> None:
     with shop.factory.connect() as outside:
         answers = outside.temporary_queue()
         with shop.manager.begin(), shop.factory.connect() as context:
@@ -175,7 +175,7 @@ def test_answer_to_a_request_of_a_transaction_comes_to_a_temporary_queue_from_ou
         assert outside.consumer(answers).receive_no_wait() is None
 
 
-def test_temporary_destination_goes_with_the_transaction_that_has_made_it(shop: JmsShop, broker: Broker) -> None:
+def test_temporary_destination_is_deleted_at_end_of_its_transaction(shop: JmsShop, broker: Broker) -> None:
     made: list[TemporaryQueue] = []
     with shop.manager.begin(), shop.factory.connect() as context:
         made.append(context.temporary_queue())
@@ -205,7 +205,7 @@ REFUSED: list[tuple[str, Callable[[Context], object]]] = [
 
 
 @pytest.mark.parametrize(("name", "call"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_one(
+def test_calls_reserved_for_the_container_are_refused_inside_and_outside_of_transactions(
     shop: JmsShop, name: str, call: Callable[[Context], object]
 ) -> None:
     with shop.factory.connect() as context:
@@ -227,7 +227,7 @@ def test_what_is_the_containers_is_refused_within_a_transaction_and_outside_of_o
 
 
 @pytest.mark.parametrize("mode", [Acknowledge.CLIENT, Acknowledge.INDIVIDUAL, Acknowledge.TRANSACTED])
-def test_other_acknowledgement_than_the_automatic_one_is_refused(shop: JmsShop, mode: Acknowledge) -> None:
+def test_other_acknowledge_modes_than_auto_are_refused(shop: JmsShop, mode: Acknowledge) -> None:
     with pytest.raises(InvalidInput, match=f"acknowledge={mode}"):
         shop.factory.connect(mode)
     with shop.manager.begin(), pytest.raises(InvalidInput, match=f"acknowledge={mode}"):
@@ -236,7 +236,7 @@ def test_other_acknowledgement_than_the_automatic_one_is_refused(shop: JmsShop, 
         assert context.acknowledge_mode is Acknowledge.AUTO
 
 
-def test_resource_has_nobody_to_tell_of_exceptions() -> None:
+def test_jms_resource_refuses_on_exception_callback() -> None:
     with pytest.raises(InvalidInput, match="on_exception"):
         JmsResource("broker", "amqp://127.0.0.1:1", on_exception=print)
 
@@ -244,7 +244,7 @@ def test_resource_has_nobody_to_tell_of_exceptions() -> None:
 # -- the end of a context
 
 
-def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop) -> None:
+def test_objects_of_finished_transaction_are_refused_in_the_next_transaction(shop: JmsShop) -> None:
     shop.send(ORDERS, "one", "two")
     with shop.manager.begin():
         context = shop.factory.connect()
@@ -278,7 +278,7 @@ def test_nothing_of_a_finished_transaction_works_in_the_next_one(shop: JmsShop) 
     assert (shop.waiting(ORDERS), shop.waiting(BILLS)) == (["two"], ["in time"])
 
 
-def test_contexts_of_a_transaction_are_holds_of_one_branch_and_end_one_by_one(shop: JmsShop) -> None:
+def test_contexts_of_one_transaction_share_its_branch_and_close_independently(shop: JmsShop) -> None:
     with shop.manager.begin():
         first, second = shop.factory.connect(), shop.factory.connect()
         first.send(ORDERS, "one")
@@ -290,7 +290,7 @@ def test_contexts_of_a_transaction_are_holds_of_one_branch_and_end_one_by_one(sh
     assert shop.waiting(ORDERS) == ["one", "two"]
 
 
-def test_context_works_only_where_it_was_taken(shop: JmsShop) -> None:
+def test_context_works_only_inside_or_outside_of_transaction_where_it_was_opened(shop: JmsShop) -> None:
     with shop.factory.connect() as outside:
         with shop.manager.begin() as transaction:
             inside = shop.factory.connect()
@@ -307,7 +307,7 @@ def test_context_works_only_where_it_was_taken(shop: JmsShop) -> None:
     assert shop.waiting(ORDERS) == ["at once", "in its transaction", "afterwards"]
 
 
-def test_nothing_is_sent_outside_of_a_transaction_that_has_ended_within_its_block(shop: JmsShop) -> None:
+def test_context_in_ended_transaction_block_sends_nothing(shop: JmsShop) -> None:
     with shop.manager.begin() as transaction:
         transaction.rollback()
         with pytest.raises(NoTransaction, match="is rolled back"):

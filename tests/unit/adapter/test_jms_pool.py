@@ -30,7 +30,7 @@ def body(message: Message | None) -> object:
     return message.body
 
 
-def test_message_received_outside_of_a_transaction_is_acknowledged_at_once(shop: JmsShop) -> None:
+def test_message_received_outside_of_transaction_is_acknowledged_at_once(shop: JmsShop) -> None:
     shop.send(ORDERS, "one")
     with shop.factory.connect() as context:
         context.send(BILLS, "sent")
@@ -40,7 +40,7 @@ def test_message_received_outside_of_a_transaction_is_acknowledged_at_once(shop:
         assert shop.waiting(ORDERS) == []
 
 
-def test_session_is_given_back_without_consumers_and_temporary_destinations(shop: JmsShop, broker: Broker) -> None:
+def test_session_returned_to_pool_has_no_consumers_or_temporary_destinations(shop: JmsShop, broker: Broker) -> None:
     shop.send(ORDERS, "one", "two", "three")
     with shop.factory.connect() as context:
         consumer = context.consumer(ORDERS, prefetch=10)
@@ -59,10 +59,10 @@ def test_session_is_given_back_without_consumers_and_temporary_destinations(shop
     assert shop.factory.leases() == []
 
 
-def test_pool_is_bounded_and_says_who_has_its_sessions(shop: JmsShop) -> None:
+def test_exhausted_pool_names_holders_of_its_sessions(shop: JmsShop) -> None:
     with shop.factory.connect(), shop.factory.connect():
         assert len(shop.factory.leases()) == 2
-        with pytest.raises(PoolExhausted, match="test_pool_is_bounded_and_says_who_has_its_sessions"):
+        with pytest.raises(PoolExhausted, match="test_exhausted_pool_names_holders_of_its_sessions"):
             shop.factory.connect()
         with shop.manager.begin(), shop.factory.connect() as context:
             context.send(ORDERS, "within a transaction")
@@ -101,7 +101,7 @@ def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, 
     assert len(broker.node.connections) == 1
 
 
-def test_session_that_has_asked_leaves_no_queue_of_answers_behind(shop: JmsShop, broker: Broker) -> None:
+def test_reply_queue_of_pooled_session_is_deleted_with_factory(shop: JmsShop, broker: Broker) -> None:
     def answer() -> None:
         with shop.other() as other:
             request = other.consumer(ORDERS).receive(SOON_S)
@@ -121,7 +121,7 @@ def test_session_that_has_asked_leaves_no_queue_of_answers_behind(shop: JmsShop,
     wait_for(lambda: temporary() == before, "the end of the queue of answers", 5)
 
 
-def test_session_whose_context_another_thread_is_within_is_not_given_to_others(shop: JmsShop) -> None:
+def test_session_in_use_by_other_thread_is_not_lent_to_others(shop: JmsShop) -> None:
     context = shop.factory.connect()
     consumer = context.consumer(ORDERS)
     receiving = in_background(partial(consumer.receive, math.inf), "test-receive")
@@ -134,7 +134,7 @@ def test_session_whose_context_another_thread_is_within_is_not_given_to_others(s
     assert shop.waiting(ORDERS) == ["one"]
 
 
-def test_session_of_a_context_that_two_threads_close_is_given_back_once(shop: JmsShop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_of_context_closed_by_two_threads_is_returned_once(shop: JmsShop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second thread gave back the session of whoever had taken it meanwhile."""
     context = cast("PooledContext", shop.factory.connect())
     end = context._end
@@ -152,7 +152,7 @@ def test_session_of_a_context_that_two_threads_close_is_given_back_once(shop: Jm
         assert following._session is not taken[0]._session
 
 
-def test_child_of_a_fork_has_connections_of_its_own(broker: Broker) -> None:
+def test_forked_child_uses_its_own_connections(broker: Broker) -> None:
     with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}") as shop:
         shop.send(ORDERS, "parent")
         with shop.factory.connect() as kept:
@@ -168,7 +168,7 @@ def test_child_of_a_fork_has_connections_of_its_own(broker: Broker) -> None:
 # -- factories
 
 
-def test_factory_without_a_manager_is_always_outside_of_transactions(shop: JmsShop) -> None:
+def test_factory_without_manager_is_independent_of_transactions(shop: JmsShop) -> None:
     factory = JmsConnectionFactory(shop.broker)
     with shop.manager.begin() as transaction, factory.connect() as context:
         context.send(ORDERS, "at once")
@@ -178,12 +178,12 @@ def test_factory_without_a_manager_is_always_outside_of_transactions(shop: JmsSh
     assert shop.waiting(ORDERS) == ["at once"]
 
 
-def test_factory_takes_a_resource_of_its_manager_only(shop: JmsShop) -> None:
+def test_factory_refuses_resource_of_other_manager(shop: JmsShop) -> None:
     with pytest.raises(InvalidInput, match="resource 'broker' does not belong to transaction manager 'shop'"):
         JmsConnectionFactory(JmsResource("broker", shop.url), shop.manager)
 
 
-def test_name_is_bound_to_a_factory_of_either_kind(shop: JmsShop) -> None:
+def test_registry_binds_jms_and_kafka_factories_and_checks_type_at_lookup(shop: JmsShop) -> None:
     registry = Registry()
     registry.bind("jms/orders", shop.factory)
     assert registry.lookup("jms/orders") is shop.factory
@@ -192,7 +192,7 @@ def test_name_is_bound_to_a_factory_of_either_kind(shop: JmsShop) -> None:
         registry.lookup("jms/orders", KafkaConnectionFactory)
 
 
-def test_errors_of_the_broker_are_those_of_the_client(shop: JmsShop) -> None:
+def test_broker_errors_are_raised_as_client_errors(shop: JmsShop) -> None:
     with shop.manager.begin(), shop.factory.connect() as context, pytest.raises(Refused):
         context.consumer(ORDERS, selector="not a selector ==")
     with shop.factory.connect() as context, pytest.raises(Refused):

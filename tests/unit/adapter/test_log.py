@@ -118,7 +118,7 @@ def case() -> Case:
     return Case()
 
 
-def test_a_claim_that_was_not_answered_is_taken_back_before_the_next_one(case: Case) -> None:
+def test_unanswered_claim_is_withdrawn_before_next_claim(case: Case) -> None:
     case.unanswered(FIRST)
     with pytest.raises(ResourceFailed):
         case.log.rollback(FIRST)
@@ -129,7 +129,7 @@ def test_a_claim_that_was_not_answered_is_taken_back_before_the_next_one(case: C
     assert case.log.all_flights() == {}
 
 
-def test_a_commit_of_which_kafka_has_stored_nothing_yet_is_done_when_it_is_told_again(case: Case) -> None:
+def test_commit_that_kafka_did_not_store_succeeds_on_retry(case: Case) -> None:
     """Without its claim a record that is still in flight would be delivered again."""
     case.ended(FIRST)
     case.log.prepare(FIRST)
@@ -141,7 +141,7 @@ def test_a_commit_of_which_kafka_has_stored_nothing_yet_is_done_when_it_is_told_
     assert case.log.all_flights() == {}
 
 
-def test_a_claim_whose_outcome_is_open_is_waited_for_and_no_failure_of_the_record(case: Case) -> None:
+def test_claim_with_open_outcome_makes_next_claim_retriable(case: Case) -> None:
     case.unanswered(FIRST)
     case.topic.lost = True
     with pytest.raises(ResourceFailed):
@@ -157,7 +157,7 @@ def test_a_claim_whose_outcome_is_open_is_waited_for_and_no_failure_of_the_recor
     case.log.prepare(SECOND)
 
 
-def test_who_claims_what_is_done_is_told_that_it_is_not_to_be_tried_again(case: Case) -> None:
+def test_claim_of_settled_record_is_refused_as_not_retriable(case: Case) -> None:
     case.ended(FIRST)
     case.log.commit(FIRST, one_phase=True)
     case.ended(SECOND)
@@ -209,7 +209,7 @@ def shop(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_outage_of_kafka_is_no_failure_of_the_record_and_does_it_once(shop: Shop, lost: bool) -> None:
+def test_kafka_outage_is_not_counted_as_failure_and_record_is_delivered_once(shop: Shop, lost: bool) -> None:
     shop.topic.replicas = False
     shop.deliver()
     wait_for(lambda: shop.tries > 4, "tries without Kafka")
@@ -263,7 +263,7 @@ class Barred(ModelResource):
     [(Code.XA_RBCOMMFAIL, None), (Code.XA_RBTRANSIENT, Unavailable("no transaction can be started"))],
     ids=["its connection was lost", "what it needs is away"],
 )
-def test_a_branch_that_is_rolled_back_since_something_is_away_is_no_failure_of_the_record(
+def test_rollback_because_of_unavailable_resource_is_not_counted_as_failure_of_record(
     monkeypatch: pytest.MonkeyPatch, code: Code, cause: Exception | None
 ) -> None:
     kafka = Barred(code, cause)
@@ -278,7 +278,7 @@ def test_a_branch_that_is_rolled_back_since_something_is_away_is_no_failure_of_t
     assert (shop.counts.delivered, shop.counts.failed, kafka.durable.committed) == (1, 0, [b"receipt"])
 
 
-def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_without_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactional_dead_letter_too_large_for_topic_is_stored_without_value(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
 
     def fail(_record: Record) -> None:
@@ -293,7 +293,7 @@ def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_with
     assert (shop.kafka.durable.committed, shop.log.flights(PLACE).keys) == ([("shop.dead-letter", b"")], {})
 
 
-def test_a_record_whose_endpoint_rolls_its_transaction_back_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_fails_when_endpoint_rolls_back_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it was counted as delivered, and stayed in flight until the next start."""
     shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
     monkeypatch.setattr(shop.workers, "_endpoint", lambda _: shop.manager.current.rollback())
@@ -308,7 +308,7 @@ def test_a_record_whose_endpoint_rolls_its_transaction_back_has_failed(monkeypat
 @pytest.mark.parametrize(
     "error", [TransactionInDoubt("x"), TransactionRolledBack("x", cause=Unavailable("no broker"))], ids=["in doubt", "rolled back"]
 )
-def test_a_transaction_error_of_the_endpoints_own_is_a_failure_of_the_record(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_transaction_error_raised_by_endpoint_is_failure_of_record(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """A local JMS transaction of the endpoint, for example; the record's own transaction is not in doubt because of it."""
     shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
 
@@ -325,7 +325,9 @@ def test_a_transaction_error_of_the_endpoints_own_is_a_failure_of_the_record(mon
 
 
 @pytest.mark.parametrize("told_again", [InboundLog.housekeep, InboundLog.close])
-def test_what_was_done_in_an_outage_is_in_flight_no_more_when_kafka_is_back(case: Case, told_again: Callable[[InboundLog], None]) -> None:
+def test_record_finished_during_kafka_outage_leaves_in_flight_state_after_recovery(
+    case: Case, told_again: Callable[[InboundLog], None]
+) -> None:
     """Else it came again with the next start, days later."""
     case.topic.replicas, case.topic.lost = False, True
     case.log.done(PLACE, [key_of(FLIGHT, case.ref)])
@@ -335,7 +337,7 @@ def test_what_was_done_in_an_outage_is_in_flight_no_more_when_kafka_is_back(case
     assert case.at.known(lambda fold: fold.place(PLACE).flights) == {}
 
 
-def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
+def test_records_stored_at_unknown_offsets_can_be_in_flight_and_finished() -> None:
     case = Case()
     case.topic.offsets_known = False
     other = Ref(PLACE, case.ref.token, 6)
@@ -347,7 +349,7 @@ def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
     assert not case.at._deletions
 
 
-def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_may_not_be(case: Case) -> None:
+def test_failure_count_is_stored_or_raises_unavailable(case: Case) -> None:
     assert case.log.failed(case.ref, 2) == key_of(FAILED, case.ref)
     assert case.log.flights(PLACE).failures == {5: 2}
     case.topic.drops = 1
@@ -356,7 +358,7 @@ def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_m
     assert case.log.flights(PLACE).failures == {5: 2}
 
 
-def test_record_is_not_done_where_somebody_waits_for_that_and_kafka_has_not_stored_it(case: Case) -> None:
+def test_finish_that_kafka_has_not_stored_raises_unavailable_and_record_stays_in_flight(case: Case) -> None:
     case.topic.drops = 1
     with pytest.raises(Unavailable):
         case.log.done(PLACE, [key_of(FLIGHT, case.ref)], wait=True)
@@ -364,7 +366,7 @@ def test_record_is_not_done_where_somebody_waits_for_that_and_kafka_has_not_stor
 
 
 @pytest.mark.parametrize("store", [InboundLog.schedule, InboundLog.advance])
-def test_member_is_told_when_kafka_has_not_stored_what_was_read(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
+def test_unstored_entries_of_read_records_raise_unavailable(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
     """The member commits the group's offsets behind these entries: without them nobody would deliver the records after a crash."""
     case.topic.drops = 1
     with pytest.raises(Unavailable):
@@ -373,7 +375,7 @@ def test_member_is_told_when_kafka_has_not_stored_what_was_read(case: Case, stor
     assert (set(flights.keys), flights.read_to) == ({5}, None)
 
 
-def test_read_entries_are_deleted_when_a_later_one_was_read_and_by_their_owner_alone(case: Case) -> None:
+def test_read_entries_are_deleted_by_owner_after_later_entry(case: Case) -> None:
     ends = [Ref(PLACE, case.ref.token, offset) for offset in (6, 8)]
     for end in ends:
         case.log.advance([end])
@@ -387,7 +389,7 @@ def test_read_entries_are_deleted_when_a_later_one_was_read_and_by_their_owner_a
     assert len([key for key, value in case.topic._entries if value is None]) == 1
 
 
-def test_owners_stay_in_the_log_while_the_deletion_of_what_they_make_void_is_not_stored(case: Case) -> None:
+def test_owner_entries_are_kept_until_deletion_of_void_entries_is_stored(case: Case) -> None:
     """Without the owners the late entry of the first one would count, and its record would be delivered again."""
     first = case.ref.token
     second = case.log.take(PLACE, first)
@@ -421,7 +423,7 @@ class ReadAnew(LogTopic):
         return found
 
 
-def test_commit_ends_flight_with_claim_though_log_is_read_anew_meanwhile() -> None:
+def test_commit_deletes_flight_and_claim_when_log_is_reread_meanwhile() -> None:
     """Else the claim was deleted alone, and the record was delivered again."""
     case = Case(ReadAnew)
     case.ended(FIRST)
@@ -433,7 +435,7 @@ def test_commit_ends_flight_with_claim_though_log_is_read_anew_meanwhile() -> No
     ]
 
 
-def test_claim_of_replaced_owner_is_refused_though_its_record_is_in_flight(case: Case) -> None:
+def test_claim_of_replaced_owner_is_refused(case: Case) -> None:
     case.log.take(PLACE, case.ref.token)
     case.ended(FIRST)
     with pytest.raises(Superseded, match="taken over by another member"):
@@ -442,7 +444,7 @@ def test_claim_of_replaced_owner_is_refused_though_its_record_is_in_flight(case:
     assert set(case.log.flights(PLACE).keys) == {5}
 
 
-def test_claim_under_another_owners_token_is_no_claim_of_this_owner() -> None:
+def test_claim_with_token_of_other_owner_does_not_count_for_own_token() -> None:
     other, own = Ref(PLACE, "a", 5), Ref(PLACE, "b", 5)
     fold = LogFold()
     for key, value in (
@@ -454,7 +456,7 @@ def test_claim_under_another_owners_token_is_no_claim_of_this_owner() -> None:
     assert isinstance(refusal(fold.place(PLACE), SECOND, own), ResourceFailed)
 
 
-def test_owner_and_claim_stored_at_unknown_offsets_count_as_the_log_says() -> None:
+def test_owner_and_claim_at_unknown_offsets_are_resolved_from_log() -> None:
     case = Case()
     case.topic.offsets_known = False
     ref = Ref(PLACE, case.log.take(PLACE, case.ref.token), 5)
@@ -486,7 +488,7 @@ class Acknowledging:
     def close(self) -> None: ...
 
 
-def test_barrier_record_of_the_log_is_an_entry_that_says_nothing_also_to_earlier_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_entry_of_inbound_log_has_no_effect_in_any_release(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[Outgoing] = []
     monkeypatch.setattr("bascule.kafka.compacted.Appender", lambda _: Acknowledging(stored))
     reader = LogTopic({"bootstrap.servers": "127.0.0.1:9"}, "shop.inbound")._reader()

@@ -29,7 +29,7 @@ class Standing(ResourceAdapter):
         ]
 
 
-def test_each_count_and_state_of_each_group_is_a_metric() -> None:
+def test_every_count_and_state_of_group_is_exported_as_metric() -> None:
     registry = CollectorRegistry()
     registry.register(AdapterCollector(Standing({})))
     values = {name: registry.get_sample_value(f"bascule_adapter_{name}", {"group": "shop"}) for name in (
@@ -41,7 +41,7 @@ def test_each_count_and_state_of_each_group_is_a_metric() -> None:
     assert registry.get_sample_value("bascule_adapter_waiting", {"group": "store"}) == 0
 
 
-def test_worker_pools_have_metrics_by_their_name() -> None:
+def test_worker_pool_metrics_are_labelled_with_pool_name() -> None:
     adapter, pool = ResourceAdapter({}), WorkerPool(3, "ours")
     for group in ("a", "b"):
         adapter.activate(ActivationSpec(topics=("topic",), group=group, pool=pool), print)
@@ -55,7 +55,7 @@ def test_worker_pools_have_metrics_by_their_name() -> None:
         adapter.activate(ActivationSpec(topics=("topic",), group="d", pool=WorkerPool(3, "ours")), print)
 
 
-def test_every_count_of_an_activation_has_a_metric() -> None:
+def test_every_activation_count_has_metric() -> None:
     assert set(COUNTERS) == {each.name for each in fields(Counts) if not each.name.startswith("_")}
 
 
@@ -65,7 +65,7 @@ def test_metrics_are_served_over_http() -> None:
         assert 'bascule_adapter_blocked{group="shop"} 1.0' in answer.read().decode()
 
 
-def test_metrics_port_that_is_taken_is_told() -> None:
+def test_metrics_port_in_use_is_reported() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

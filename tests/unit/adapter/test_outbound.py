@@ -67,7 +67,7 @@ def send(factory: KafkaConnectionFactory, *values: bytes) -> None:
             connection.send("orders", value)
 
 
-def test_a_commit_that_was_not_answered_is_known_though_another_factory_has_the_same_id(kafka: Kafka) -> None:
+def test_unanswered_commit_is_recognised_when_other_factory_shares_instance_id(kafka: Kafka) -> None:
     one, two = factory(), factory()
     send(two, b"1")
 
@@ -82,7 +82,7 @@ def test_a_commit_that_was_not_answered_is_known_though_another_factory_has_the_
     assert kafka.records == [b"1", b"2", b"3", b"4"]
 
 
-def test_of_a_connection_one_mark_is_kept_and_of_those_that_are_gone_none_for_ever(kafka: Kafka) -> None:
+def test_each_connection_keeps_one_commit_mark_and_old_marks_are_deleted(kafka: Kafka) -> None:
     old_ms = int(time.time() * 1000) - MARKS_KEPT_MS - 1000
     kafka.table = {b"old": Stored(old_ms.to_bytes(8, "big"), 0, 0), b"young": Stored((old_ms + 60_000).to_bytes(8, "big"), 0, 0)}
     connections = factory()
@@ -92,7 +92,7 @@ def test_of_a_connection_one_mark_is_kept_and_of_those_that_are_gone_none_for_ev
     assert b"young" in kafka.table
 
 
-def test_a_commit_in_doubt_is_called_so(kafka: Kafka) -> None:
+def test_unknown_commit_outcome_raises_commit_in_doubt(kafka: Kafka) -> None:
     def fail(_: Make) -> None:
         raise Unavailable("Kafka did not commit")
 
@@ -102,7 +102,7 @@ def test_a_commit_in_doubt_is_called_so(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_was_not_committed_for_certain_is_not_in_doubt(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+def test_commit_that_certainly_failed_is_not_in_doubt(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     def transact(make: Make) -> None:
         if refused:
             make({})
@@ -116,13 +116,13 @@ def test_what_was_not_committed_for_certain_is_not_in_doubt(kafka: Kafka, monkey
     assert kafka.records == []
 
 
-def test_the_topic_of_marks_is_looked_at_once_by_each_factory(kafka: Kafka) -> None:
+def test_each_factory_checks_commit_mark_topic_once(kafka: Kafka) -> None:
     connections = factory()
     with connections.connection(), connections.connection():
         assert kafka.looked_at == [COMMITTED_TOPIC]
 
 
-def test_what_is_out_of_order_with_transactions_is_told_and_changes_nothing(kafka: Kafka) -> None:
+def test_calls_out_of_order_with_transaction_are_refused_without_effect(kafka: Kafka) -> None:
     with factory().connection() as connection:
         with pytest.raises(OutOfOrder, match="send outside of a transaction"):
             connection.send("orders", b"outside")
@@ -139,7 +139,7 @@ def test_what_is_out_of_order_with_transactions_is_told_and_changes_nothing(kafk
     assert kafka.records == [b"1"]
 
 
-def test_transaction_without_a_send_leaves_nothing_in_kafka(kafka: Kafka) -> None:
+def test_transaction_without_sends_writes_nothing_to_kafka(kafka: Kafka) -> None:
     send(factory())
     assert (kafka.records, kafka.table) == ([], {})
 
@@ -157,7 +157,7 @@ class Appending:
     def close(self) -> None: ...
 
 
-def test_of_what_a_connection_has_sent_only_failures_are_remembered(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_failed_sends_of_connection_are_kept_in_memory(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that keeps one for ever, and never flushes."""
     appending = Appending()
     monkeypatch.setattr("bascule.adapter.outbound.factory.Appender", lambda _: appending)

@@ -37,7 +37,7 @@ def pool(**limits: float) -> tuple[Pool[Thing], list[Thing]]:
     return Pool("things", make, PoolLimits(**{"most": 2, "wait_s": 0.05, **limits})), made  # type: ignore[arg-type]
 
 
-def test_what_is_given_back_is_given_out_again() -> None:
+def test_returned_connection_is_lent_again() -> None:
     things, made = pool()
     number, thing = things.take()
     things.give_back(number)
@@ -45,17 +45,17 @@ def test_what_is_given_back_is_given_out_again() -> None:
     assert len(made) == 1
 
 
-def test_who_waits_too_long_is_told_who_has_them_all() -> None:
+def test_pool_timeout_error_names_holders() -> None:
     things, _ = pool()
     things.take()
     things.take()
     with pytest.raises(PoolExhausted, match="all 2 connections are held") as told:
         things.take()
     assert threading.current_thread().name in str(told.value)
-    assert "test_who_waits_too_long_is_told_who_has_them_all" in str(told.value)
+    assert "test_pool_timeout_error_names_holders" in str(told.value)
 
 
-def test_who_waits_gets_what_is_given_back_meanwhile() -> None:
+def test_waiting_caller_gets_returned_connection() -> None:
     things, _ = pool(most=1, wait_s=30)
     number, thing = things.take()
     got: list[Thing] = []
@@ -66,7 +66,7 @@ def test_who_waits_gets_what_is_given_back_meanwhile() -> None:
     assert got == [thing]
 
 
-def test_one_that_is_broken_is_replaced_when_it_has_been_idle() -> None:
+def test_broken_idle_connection_is_replaced() -> None:
     things, made = pool(validate_after_s=0)
     things.give_back(things.take()[0])
     made[0].works = False
@@ -75,7 +75,7 @@ def test_one_that_is_broken_is_replaced_when_it_has_been_idle() -> None:
     assert made[0].closed
 
 
-def test_one_whose_look_fails_of_something_unforeseen_is_closed_and_takes_no_place() -> None:
+def test_connection_whose_validation_raises_is_closed_and_frees_its_place() -> None:
     things, made = pool(most=1, validate_after_s=0)
     things.give_back(things.take()[0])
     made[0].works = None
@@ -85,7 +85,7 @@ def test_one_whose_look_fails_of_something_unforeseen_is_closed_and_takes_no_pla
     assert things.take()[1] is made[1]
 
 
-def test_a_number_is_free_when_what_had_it_is_closed() -> None:
+def test_slot_number_is_free_only_after_close_of_its_connection() -> None:
     """It is a part of a transactional id: a second one of it, made meanwhile, would be ended by the first one's last words."""
     things, made = pool(most=1)
     number, thing = things.take()
@@ -96,14 +96,14 @@ def test_a_number_is_free_when_what_had_it_is_closed() -> None:
     assert things.take() == (number, made[1])
 
 
-def test_one_that_is_given_back_as_broken_is_closed() -> None:
+def test_connection_returned_as_broken_is_closed() -> None:
     things, made = pool()
     things.give_back(things.take()[0], broken=True)
     assert made[0].closed
     assert things.idle == 0
 
 
-def test_one_that_cannot_be_made_takes_no_place() -> None:
+def test_connection_that_cannot_be_created_takes_no_place() -> None:
     def make(_number: int) -> Thing:
         raise Unavailable("no Kafka")
 
@@ -113,7 +113,7 @@ def test_one_that_cannot_be_made_takes_no_place() -> None:
             things.take()
 
 
-def test_a_leak_is_reported_once_with_its_taker(caplog: pytest.LogCaptureFixture) -> None:
+def test_connection_leak_is_reported_once_with_its_holder(caplog: pytest.LogCaptureFixture) -> None:
     things, _ = pool(most=3, leak_after_s=0.001)
     things.take()
     (leak,) = things.leases()
@@ -122,11 +122,11 @@ def test_a_leak_is_reported_once_with_its_taker(caplog: pytest.LogCaptureFixture
     things.take()
     things.take()
     reports = [record.getMessage() for record in caplog.records if "possible connection leak" in record.getMessage()]
-    assert "test_a_leak_is_reported_once_with_its_taker" in reports[0]
+    assert "test_connection_leak_is_reported_once_with_its_holder" in reports[0]
     assert len(reports) <= 2
 
 
-def test_a_closed_pool_gives_nothing_and_closes_what_comes_back() -> None:
+def test_closed_pool_lends_nothing_and_closes_returned_connections() -> None:
     things, made = pool()
     number, _ = things.take()
     things.give_back(things.take()[0])
@@ -138,7 +138,7 @@ def test_a_closed_pool_gives_nothing_and_closes_what_comes_back() -> None:
     assert made[0].closed
 
 
-def test_a_name_that_is_not_bound_names_the_nearest() -> None:
+def test_lookup_of_unbound_name_suggests_nearest_name() -> None:
     names, factory = Registry(), KafkaConnectionFactory({"bootstrap.servers": "127.0.0.1:1"})
     names.bind("kafka/orders", factory)
     assert names.lookup("kafka/orders") is factory

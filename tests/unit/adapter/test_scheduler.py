@@ -31,14 +31,14 @@ def taken(scheduler: Scheduler[Job], now_s: float = 0.0) -> list[int]:
     return found
 
 
-def test_without_order_all_are_at_work_at_once() -> None:
+def test_unordered_scheduler_starts_all_items_at_once() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.NONE)
     for offset in range(3):
         scheduler.add(job(offset, b"one"))
     assert taken(scheduler) == [0, 1, 2]
 
 
-def test_of_a_key_one_is_at_work_and_the_next_follows_it() -> None:
+def test_scheduler_by_key_starts_one_item_per_key_at_a_time() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.KEY)
     jobs = [job(0, b"a"), job(1, b"a"), job(2, b"b"), job(3), job(4)]
     for each in jobs:
@@ -48,7 +48,7 @@ def test_of_a_key_one_is_at_work_and_the_next_follows_it() -> None:
     assert taken(scheduler) == [1]
 
 
-def test_what_waits_behind_another_is_counted_by_its_owner() -> None:
+def test_items_waiting_behind_same_key_are_counted_per_owner() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.KEY)
     jobs = [job(0, b"a"), job(1, b"a", token="u"), job(2, b"a", token="u"), job(3, b"b")]
     for each in jobs:
@@ -60,7 +60,7 @@ def test_what_waits_behind_another_is_counted_by_its_owner() -> None:
     assert (scheduler.ready, scheduler.behind("u")) == (0, 0)
 
 
-def test_an_item_that_is_tried_again_stays_before_those_behind_it() -> None:
+def test_retried_item_stays_ahead_of_later_items_of_its_partition() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.PARTITION)
     jobs = [job(0), job(1), job(2, partition=1)]
     for each in jobs:
@@ -74,7 +74,7 @@ def test_an_item_that_is_tried_again_stays_before_those_behind_it() -> None:
     assert taken(scheduler, 5.0) == [1]
 
 
-def test_what_is_due_first_comes_first_and_blocks_nothing() -> None:
+def test_earliest_due_item_is_first_and_delayed_items_block_nothing() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.NONE)
     scheduler.add(job(0), 60.0)
     scheduler.add(job(1), 1.0)
@@ -85,7 +85,7 @@ def test_what_is_due_first_comes_first_and_blocks_nothing() -> None:
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_what_is_dropped_never_comes_and_holds_nobody_up(order: Order) -> None:
+def test_dropped_items_are_never_started_and_block_nothing(order: Order) -> None:
     scheduler: Scheduler[Job] = Scheduler(order)
     old, other = [job(offset, b"a", token="old") for offset in range(3)], job(9, b"a", token="new")
     for each in (*old, other):

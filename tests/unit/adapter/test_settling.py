@@ -42,7 +42,7 @@ DONE = Flights({}, {}, {})
         (Late("was given up"), False, TryVerdict.LATE),
     ],
 )
-def test_what_is_away_while_a_record_is_settled_is_no_failure_and_what_the_endpoint_raises_is_one(
+def test_unavailability_while_settling_is_no_failure_and_endpoint_error_is_failure(
     error: BaseException, settling: bool, verdict: TryVerdict
 ) -> None:
     assert verdict_on(error, settling=settling) is verdict
@@ -66,13 +66,13 @@ def rolled_back(cause: BaseException | None = None, transaction_id: str = OWN) -
         (TransactionInDoubt("in doubt", transaction_id="other"), TransactionInDoubt),
     ],
 )
-def test_record_has_failed_unless_something_is_away_or_the_record_is_another_members(error: BasculeError, meaning: type) -> None:
+def test_transaction_error_maps_to_failure_unless_resource_is_away_or_record_is_superseded(error: BasculeError, meaning: type) -> None:
     found = meaning_of(error, OWN)
     assert type(found) is meaning
     assert (found is error) == (meaning in (TransactionRolledBack, TransactionInDoubt))
 
 
-def test_rollback_by_a_recoverer_is_no_failure_of_the_record() -> None:
+def test_rollback_by_recovery_is_no_failure_of_record() -> None:
     gtrid = new_gtrid("shop", 0)
     log = ModelLog(LogState({gtrid: Decision(gtrid, Outcome.ROLLBACK, (), 0, "another process")}))
     transaction = TwoPhase(gtrid, 60.0, BlockingLog(log), SystemClock(), "application")
@@ -83,7 +83,7 @@ def test_rollback_by_a_recoverer_is_no_failure_of_the_record() -> None:
     assert type(meaning_of(raised.value, transaction.id)) is NotNow
 
 
-def test_claim_that_a_recoverer_has_withdrawn_is_no_failure_of_the_record() -> None:
+def test_claim_withdrawn_by_recovery_is_no_failure_of_record() -> None:
     state = PlaceState(owner="own", flights={5: Flight({b"key"}, {b"key"})})
     refused = refusal(state, XID, REF)
     assert isinstance(refused, BranchRolledBack)
@@ -91,7 +91,7 @@ def test_claim_that_a_recoverer_has_withdrawn_is_no_failure_of_the_record() -> N
 
 
 @pytest.mark.parametrize("error", [TransactionInDoubt("x", transaction_id=OWN), HeuristicOutcome("x", ["db"], transaction_id=OWN)])
-def test_log_tells_the_outcome_of_a_transaction_in_doubt(error: BasculeError) -> None:
+def test_outcome_of_transaction_in_doubt_is_left_to_inbound_log(error: BasculeError) -> None:
     assert meaning_of(error, OWN) is None
 
 
@@ -120,7 +120,7 @@ class Waiting:
         self.noted.append(error)
 
 
-def test_transaction_in_doubt_is_waited_for_while_its_claim_stands_or_the_log_is_away() -> None:
+def test_transaction_in_doubt_is_awaited_while_claim_stands_or_log_is_away() -> None:
     away = Unavailable("no Kafka")
     waiting = Waiting(CLAIMED, away, CLAIMED, DONE)
     assert run_blocking(resolve(REF, TransactionInDoubt("x"), waiting)) is None
@@ -130,13 +130,11 @@ def test_transaction_in_doubt_is_waited_for_while_its_claim_stands_or_the_log_is
 @pytest.mark.parametrize(
     ("error", "meaning"), [(TransactionInDoubt("x"), NotNow), (HeuristicOutcome("x", ["db"]), HeuristicOutcome)], ids=["doubt", "heuristic"]
 )
-def test_record_that_is_still_in_flight_is_tried_again_and_has_failed_where_an_operator_has_decided(
-    error: BasculeError, meaning: type
-) -> None:
+def test_record_still_in_flight_is_retried_after_doubt_and_failed_after_operator_decision(error: BasculeError, meaning: type) -> None:
     assert type(run_blocking(resolve(REF, error, Waiting(CLAIMED, IN_FLIGHT)))) is meaning
 
 
-def test_doubt_that_outlasts_the_endpoint_is_left_to_recovery() -> None:
+def test_doubt_beyond_endpoint_lifetime_is_left_to_recovery() -> None:
     found = run_blocking(resolve(REF, TransactionInDoubt("x"), Waiting(CLAIMED)))
     assert isinstance(found, NotNow)
     assert "recovery will finish the transaction" in str(found)

@@ -27,12 +27,12 @@ def pool(threads: int, **most: int) -> PoolShares[str]:
     return shares
 
 
-def test_endpoint_alone_has_as_many_threads_as_it_may() -> None:
+def test_single_endpoint_may_use_its_worker_count_up_to_pool_size() -> None:
     assert taken(pool(4, a=3), "a") == ["a"] * 3
     assert taken(pool(4, a=9), "a") == ["a"] * 4
 
 
-def test_threads_are_dealt_out_in_turn() -> None:
+def test_pool_threads_are_assigned_round_robin() -> None:
     shares = pool(6, a=6, b=6)
     assert taken(shares, "a", "b") == ["a", "b"] * 3
     shares.give_back("b")
@@ -40,7 +40,7 @@ def test_threads_are_dealt_out_in_turn() -> None:
     assert taken(shares, "a", "b") == ["a", "b"]
 
 
-def test_a_busy_endpoint_leaves_a_thread_for_each_other_one() -> None:
+def test_busy_endpoint_leaves_one_thread_for_each_other_endpoint() -> None:
     shares = pool(4, slow=4, b=4, c=4)
     assert taken(shares, "slow") == ["slow"] * 2
     assert taken(shares, "b") == ["b"]
@@ -51,7 +51,7 @@ def test_a_busy_endpoint_leaves_a_thread_for_each_other_one() -> None:
     assert taken(shares, "slow", "b") == ["b", "slow"]
 
 
-def test_pool_has_no_more_endpoints_than_threads() -> None:
+def test_pool_refuses_more_endpoints_than_threads() -> None:
     shares = pool(2, a=1, b=1)
     with pytest.raises(InvalidInput, match="a pool of 2 threads cannot serve more than 2 endpoints"):
         shares.join("c", 1)
@@ -60,7 +60,7 @@ def test_pool_has_no_more_endpoints_than_threads() -> None:
     assert sorted(shares.members) == ["b", "c"]
 
 
-def test_endpoint_that_joins_a_pool_at_work_gets_the_first_free_thread() -> None:
+def test_endpoint_that_joins_busy_pool_gets_first_free_thread() -> None:
     shares = pool(2, slow=2)
     assert taken(shares, "slow") == ["slow"] * 2
     shares.join("quick", 2)
@@ -69,7 +69,7 @@ def test_endpoint_that_joins_a_pool_at_work_gets_the_first_free_thread() -> None
     assert taken(shares, "slow", "quick") == ["quick"]
 
 
-def test_hanging_threads_are_replaced_up_to_as_many_as_may_be_at_work_and_then_the_endpoints_own_loss() -> None:
+def test_hanging_threads_are_replaced_up_to_limit_of_endpoint_and_then_reduce_its_share() -> None:
     shares = pool(4, bad=2, good=4)
     for replaced in range(2):
         taken(shares, "bad")
@@ -86,7 +86,7 @@ def test_hanging_threads_are_replaced_up_to_as_many_as_may_be_at_work_and_then_t
     assert taken(shares, "bad", "good") == ["bad"]
 
 
-def test_what_an_endpoint_leaves_behind_at_work_is_not_free() -> None:
+def test_threads_of_departed_endpoint_are_free_only_after_return() -> None:
     shares = pool(2, a=2)
     taken(shares, "a")
     shares.leave("a")

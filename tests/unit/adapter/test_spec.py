@@ -19,7 +19,7 @@ def spec(**changes: Any) -> ActivationSpec:
     return ActivationSpec(**{"topics": ("payments",), "group": "shop", **changes})
 
 
-def test_what_is_not_given_is_the_groups_own() -> None:
+def test_default_topics_of_activation_are_derived_from_group() -> None:
     made = spec(topics="payments", order="key")
     assert (made.topics, made.retry_topic, made.dead_letter_topic, made.order) == (
         ("payments",),
@@ -51,19 +51,19 @@ def test_what_is_not_given_is_the_groups_own() -> None:
         ({"start": "middle"}, "start='middle'; expected one of earliest, latest"),
     ],
 )
-def test_what_cannot_be_is_named(changes: dict[str, Any], named: str) -> None:
+def test_invalid_activation_setting_is_named_in_error(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named.replace("(", r"\(")):
         spec(**changes)
 
 
 @pytest.mark.parametrize("wrong", [(-1.0, 2.0, 1.0), (1.0, 0.5, 1.0), (2.0, 2.0, 1.0)])
-def test_a_backoff_grows(wrong: tuple[float, float, float]) -> None:
+def test_backoff_grows_to_its_limit_and_invalid_backoff_is_refused(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(InvalidInput, match="first_s >= 0"):
         Backoff(*wrong)
     assert [Backoff(0.5, 3.0, 4.0).pause_s(failures) for failures in (1, 2, 3, 1000)] == [0.5, 1.5, 4.0, 4.0]
 
 
-def test_what_takes_part_in_a_transaction_is_the_managers_and_the_groups(tmp_path: Path) -> None:
+def test_xa_resources_must_belong_to_manager_and_group(tmp_path: Path) -> None:
     kafka, log = KafkaResource("kafka", KAFKA), InboundLog("inbound", KAFKA, group="shop")
     manager = TransactionManager("shop", FileLog(tmp_path / "log"), [log, kafka])
     assert spec(transacted=Xa(manager, log, kafka)).transacted is not None
@@ -73,7 +73,7 @@ def test_what_takes_part_in_a_transaction_is_the_managers_and_the_groups(tmp_pat
         spec(group="other", transacted=Xa(manager, log, kafka))
 
 
-def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own() -> None:
+def test_endpoint_must_accept_record_and_group_must_be_unique() -> None:
     adapter = ResourceAdapter(KAFKA)
     with pytest.raises(InvalidInput, match=r"must be a function of a record, or a class with on_record\(record\)"):
         adapter.activate(spec(), dict)
@@ -88,5 +88,5 @@ def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own
     ("topics", "missing"),
     [(("orders",), []), (("orders", "paymnts"), ["paymnts"]), (("^ord.*",), []), (("^paymnts.*",), ["^paymnts.*"])],
 )
-def test_sources_that_are_not_there_are_named(topics: tuple[str, ...], missing: list[str]) -> None:
+def test_missing_source_topics_are_named(topics: tuple[str, ...], missing: list[str]) -> None:
     assert ActivationSpec(topics=topics, group="shop").missing({"orders", "shop.retry"}) == missing

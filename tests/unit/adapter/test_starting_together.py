@@ -47,7 +47,7 @@ def adapter_of(pool: WorkerPool, slow: Any, quick: Any) -> ResourceAdapter:
     return adapter
 
 
-def test_first_endpoint_leaves_a_thread_to_the_second_from_the_start(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_endpoint_of_pool_leaves_thread_to_second_from_start(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun, pool = threading.Event(), threading.Semaphore(0), WorkerPool(4)
     found = watched(monkeypatch, pool)
     slow_done: list[Record] = []
@@ -78,7 +78,7 @@ def test_first_endpoint_leaves_a_thread_to_the_second_from_the_start(kafka: Kafk
 
 
 @pytest.mark.parametrize("fails", ["slow", "quick"])
-def test_no_endpoint_is_left_in_the_pool_if_one_cannot_consume(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_failed_start_removes_all_endpoints_from_pool(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     pool, done = WorkerPool(4), list[Record]()
     with monkeypatch.context() as patch:
         watched(patch, pool, fails)

@@ -56,7 +56,7 @@ def folded(*entries: tuple[bytes, bytes | None]) -> LogFold:
 
 
 @pytest.mark.parametrize("kind", [OWNER, FLIGHT, FAILED, CLAIM, READ])
-def test_a_key_is_what_it_was_made_of(kind: str) -> None:
+def test_inbound_log_key_round_trips(kind: str) -> None:
     entry = entry_of(key_of(kind, Ref(PLACE, "5f", 17), XID))
     assert entry.kind == kind
     assert entry.ref == Ref(PLACE, "5f", -1 if kind == OWNER else 17)
@@ -76,17 +76,17 @@ def test_a_key_is_what_it_was_made_of(kind: str) -> None:
         b"v2/flight/a/1/b/2",
     ],
 )
-def test_a_foreign_key_is_no_entry(key: bytes) -> None:
+def test_unreadable_inbound_log_key_is_refused(key: bytes) -> None:
     with pytest.raises(LogUnreadable, match="unreadable key"):
         entry_of(key)
 
 
-def test_entry_of_a_later_format_is_refused() -> None:
+def test_inbound_log_entry_of_later_format_is_refused() -> None:
     with pytest.raises(LogUnreadable, match="has format 3; this version of Bascule reads formats up to 2"):
         entry_of(b"v3/flight/payments/2/5f/17")
 
 
-def test_entries_of_version_1_stay_readable() -> None:
+def test_inbound_log_entries_of_version_1_stay_readable() -> None:
     """As commit 2e1f389 wrote them."""
     golden: dict[bytes, bytes | None] = {
         b"owner/payments.eu/3/0f3a9c41d2be": b"shop-1/1b2c3d4e -",
@@ -106,7 +106,7 @@ def test_entries_of_version_1_stay_readable() -> None:
     assert owner_value("shop-2/9f8e7d6c", "0f3a9c41d2be") == golden[b"owner/payments.eu/3/77aa00b1c2d3"]
 
 
-def test_what_a_replaced_owner_adds_does_not_count() -> None:
+def test_entries_of_replaced_owner_do_not_count() -> None:
     state = folded(owner("a"), flight("a", 1), owner("b"), flight("a", 2), claim("a", 1)).place(PLACE)
     assert set(state.flights) == {1}
     assert state.claims == {}
@@ -115,7 +115,7 @@ def test_what_a_replaced_owner_adds_does_not_count() -> None:
 
 @pytest.mark.parametrize("first", [None, "a"])
 @pytest.mark.parametrize("compacted", [False, True])
-def test_an_owner_whose_entry_comes_late_does_not_take_the_partition_from_who_has_it_by_then(first: str | None, compacted: bool) -> None:
+def test_late_owner_entry_does_not_replace_current_owner(first: str | None, compacted: bool) -> None:
     """The group gives it to b, whose append stands still, and then to c, which takes it over; b's append arrives, and c goes on."""
     before = [taken("a", None)] if first and not compacted else []
     entries = [*before, taken("c", first), flight("c", 1), taken("b", first), flight("b", 1), flight("c", 2), claim("c", 2)]
@@ -127,13 +127,13 @@ def test_an_owner_whose_entry_comes_late_does_not_take_the_partition_from_who_ha
     assert folded(*entries, taken("d", "c")).place(PLACE).owner == "d"
 
 
-def test_what_counted_before_stands_for_the_next_owner_with_its_claims() -> None:
+def test_flights_and_claims_of_previous_owner_stand_for_next_owner() -> None:
     state = folded(owner("a"), flight("a", 1), claim("a", 1), owner("b")).place(PLACE)
     assert set(state.flights) == {1}
     assert list(state.claims) == [XID]
 
 
-def test_record_is_in_flight_until_its_flight_entries_are_gone_whatever_is_left_of_its_failures() -> None:
+def test_record_is_in_flight_until_all_its_flight_entries_are_deleted() -> None:
     failed = key_of(FAILED, Ref(PLACE, "b", 1))
     fold = folded(owner("a"), flight("a", 1), owner("b"), (failed, b"2"), flight("b", 1))
     assert fold.place(PLACE).flights[1].failures == 2
@@ -146,13 +146,13 @@ def test_record_is_in_flight_until_its_flight_entries_are_gone_whatever_is_left_
     assert fold.place(PLACE).void == set()
 
 
-def test_number_of_failures_that_is_stored_after_its_record_is_done_brings_nothing_in_flight() -> None:
+def test_failure_count_stored_after_record_is_done_does_not_bring_it_back() -> None:
     failed = key_of(FAILED, Ref(PLACE, "a", 1))
     state = folded(owner("a"), flight("a", 1), (flight("a", 1)[0], None), (failed, b"1")).place(PLACE)
     assert (state.flights, state.void) == ({}, {failed})
 
 
-def test_last_read_entry_that_counts_says_up_to_where_the_partition_was_read() -> None:
+def test_last_valid_read_entry_determines_read_position() -> None:
     assert folded(owner("a"), flight("a", 1)).place(PLACE).seen().read_to is None
     log = [owner("a"), read("a", 7), read("a", 9), taken("b", "a"), read("a", 12)]
     assert folded(*log).place(PLACE).seen().read_to == 9
@@ -163,13 +163,13 @@ def test_last_read_entry_that_counts_says_up_to_where_the_partition_was_read() -
     assert folded(*log, read("b", 11), read("b", 9), (read("b", 9)[0], None), read("b", 11)).place(PLACE).seen().read_to == 11
 
 
-def test_entries_of_version_2_stay_readable() -> None:
+def test_inbound_log_entries_of_version_2_stay_readable() -> None:
     golden = [(b"owner/payments.eu/3/0f3a9c41d2be", b"shop-1/1b2c3d4e -"), (b"v2/read/payments.eu/3/0f3a9c41d2be/17", b"1")]
     assert folded(*golden).place(PLACE).seen().read_to == 17
     assert golden[1][0] == key_of(READ, Ref(PLACE, "0f3a9c41d2be", 17))
 
 
-def test_a_deletion_of_what_does_not_count_changes_nothing_that_does() -> None:
+def test_deletion_of_void_entry_does_not_change_valid_state() -> None:
     fold = folded(owner("a"), flight("a", 1), owner("b"), flight("b", 2), claim("b", 2), claim("a", 2))
     fold.apply(claim("a", 2)[0], None)
     assert list(fold.place(PLACE).claims) == [XID]
@@ -217,7 +217,7 @@ def histories(draw: st.DrawFn) -> Log:
 
 
 @given(histories(), st.integers(0, 2**32))
-def test_a_compacted_log_says_what_the_whole_log_says(log: Log, seed: int) -> None:
+def test_compacted_inbound_log_yields_same_state_as_whole_log(log: Log, seed: int) -> None:
     chosen = random.Random(seed)
     newest = {key: place for place, (key, _) in enumerate(log)}
     end = chosen.randint(0, len(log))  # what lies behind is not compacted yet

@@ -54,13 +54,13 @@ def taken_over(log: Known, held: GroupOffset | None, spec: Any = None) -> Run[An
         (GroupOffset(3, by_member=False), 5, 3),  # an operator has
     ],
 )
-def test_new_owner_begins_at_the_larger_offset_of_group_and_log_unless_an_operator_has_set_it(
+def test_new_owner_starts_at_larger_offset_of_group_and_log_unless_operator_set_it(
     held: GroupOffset, read_to: int | None, begins: int
 ) -> None:
     assert taken_over(Known(Flights({}, {}, {}, read_to)), held).next_offset == begins
 
 
-def test_partition_that_the_group_has_given_to_others_is_not_taken() -> None:
+def test_partition_assigned_to_other_member_is_not_taken() -> None:
     log, run = Known(Flights({}, {}, {})), Run[Any](PLACE)
     assert run_blocking(take_over(run, BlockingTakeover(cast("Any", None), cast("Any", log), run, lambda _: None))) is None
     assert (run.token, log.taken) == ("", [])
@@ -105,7 +105,7 @@ class Prepared(ModelResource):
         self.claims.remove(xid)
 
 
-def test_undecided_transaction_of_an_earlier_owner_is_rolled_back() -> None:
+def test_takeover_rolls_back_undecided_transaction_of_earlier_owner() -> None:
     shop = Shop("shop")
     assert shop.take() is None
     assert not shop.run.blocked
@@ -113,7 +113,7 @@ def test_undecided_transaction_of_an_earlier_owner_is_rolled_back() -> None:
 
 
 @pytest.mark.parametrize("transacted", [True, False])
-def test_partition_is_blocked_by_a_transaction_of_a_manager_with_another_name_until_that_is_finished(transacted: bool) -> None:
+def test_takeover_is_blocked_by_claim_of_other_manager_until_it_is_finished(transacted: bool) -> None:
     """The other manager may decide by another log, so nobody else can tell its outcome."""
     shop = Shop("store", transacted=transacted)
     who = "manager 'shop'" if transacted else "an endpoint without a transaction manager"
@@ -126,7 +126,7 @@ def test_partition_is_blocked_by_a_transaction_of_a_manager_with_another_name_un
     assert not shop.run.blocked
 
 
-def test_partition_is_blocked_by_a_transaction_of_the_same_manager_name_and_another_decision_log() -> None:
+def test_takeover_is_blocked_by_claim_of_same_manager_name_with_other_decision_log() -> None:
     shop = Shop("shop", log_id="bbbbbbbb")
     with pytest.raises(ClaimOfOthers, match="of manager 'shop' with decision log bbbbbbbb claim its records"):
         shop.take()

@@ -31,7 +31,7 @@ class Kafka:
 @pytest.mark.parametrize(
     ("sources", "largest"), [(("pay.large", "absent"), LARGE), (("^pay\\..*",), LARGE), (("pay.small",), topics.RECORD_BYTES)]
 )
-def test_retries_and_dead_letters_have_room_for_the_largest_record_of_the_sources_also_where_a_pattern_names_them(
+def test_retry_and_dead_letter_topics_fit_largest_record_of_sources_and_patterns(
     monkeypatch: pytest.MonkeyPatch, sources: tuple[str, ...], largest: int
 ) -> None:
     made: dict[str, int] = {}

@@ -90,7 +90,7 @@ def threads_of(name: str) -> list[str]:
     return sorted(each.name for each in threading.enumerate() if name in each.name)
 
 
-def test_slow_endpoint_leaves_a_thread_to_each_other_one_and_the_threads_are_bounded() -> None:
+def test_slow_endpoint_leaves_thread_to_other_endpoint_and_thread_count_is_bounded() -> None:
     pool = WorkerPool(4, "fair")
     slow, quick = Held(), Held()
     one, two = Member(pool, "slow", slow), Member(pool, "quick", quick)
@@ -118,7 +118,7 @@ def test_slow_endpoint_leaves_a_thread_to_each_other_one_and_the_threads_are_bou
     wait_for(lambda: threads_of("pool-fair") == [], "the end of the threads")
 
 
-def test_endpoint_has_no_more_threads_than_its_workers() -> None:
+def test_endpoint_uses_at_most_its_worker_count() -> None:
     pool = WorkerPool(4)
     held = Held()
     one, two = Member(pool, "one", held, workers=2), Member(pool, "two", lambda _: None)
@@ -131,7 +131,7 @@ def test_endpoint_has_no_more_threads_than_its_workers() -> None:
         one.delivered(10)
 
 
-def test_records_that_are_due_later_are_begun_then_though_another_endpoint_of_the_pool_is_busy() -> None:
+def test_delayed_records_start_on_time_while_other_endpoint_is_busy() -> None:
     pool = WorkerPool(2)
     held = Held()
     busy, later = Member(pool, "busy", held), Member(pool, "later", lambda _: None)
@@ -144,7 +144,7 @@ def test_records_that_are_due_later_are_begun_then_though_another_endpoint_of_th
         busy.delivered(5)
 
 
-def test_endpoint_that_hangs_is_replaced_and_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_endpoint_threads_are_replaced_and_other_endpoint_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "WATCH_S", 0.01)
     pool = WorkerPool(2, "hung")
     hanging = Held()
@@ -191,7 +191,7 @@ class Closing:
         return Instance
 
 
-def test_endpoint_that_stops_is_closed_in_its_threads_while_the_pool_goes_on() -> None:
+def test_instances_of_stopped_endpoint_are_closed_while_pool_continues() -> None:
     pool = WorkerPool(2)
     first, second = Closing(), Closing()
     one, two = Member(pool, "one", first.endpoint()), Member(pool, "two", second.endpoint())
@@ -209,7 +209,7 @@ def test_endpoint_that_stops_is_closed_in_its_threads_while_the_pool_goes_on() -
     assert one.counts.delivered == 6
 
 
-def test_stop_names_what_is_at_work_and_the_pool_replaces_its_thread() -> None:
+def test_stop_names_running_thread_and_pool_replaces_it() -> None:
     pool = WorkerPool(2, "replacing")
     held, also = Held(), Held()
     one, two, three = Member(pool, "one", held), Member(pool, "two", lambda _: None), Member(pool, "three", also)
@@ -230,7 +230,7 @@ def test_stop_names_what_is_at_work_and_the_pool_replaces_its_thread() -> None:
         assert pool.status().hanging == 0
 
 
-def test_stop_is_not_held_up_by_what_a_thread_does_for_another_endpoint() -> None:
+def test_stop_does_not_wait_for_thread_working_for_other_endpoint() -> None:
     pool = WorkerPool(2)
     closing, held = Closing(), Held()
     one, two = Member(pool, "one", closing.endpoint()), Member(pool, "two", held)
@@ -254,7 +254,7 @@ def test_stop_is_not_held_up_by_what_a_thread_does_for_another_endpoint() -> Non
         wait_for(lambda: len(closing.closed) == 2, "the other instance to be closed")
 
 
-def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> None:
+def test_endpoint_beyond_pool_threads_is_refused_at_start() -> None:
     pool = WorkerPool(1)
     one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
     with at_work(one), pytest.raises(InvalidInput, match="a pool of 1 threads cannot serve more than 1 endpoints"):
@@ -266,7 +266,7 @@ def test_endpoint_beyond_the_threads_of_a_pool_is_refused_before_it_begins() -> 
         WorkerPool(0)
 
 
-def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails_and_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_pool_thread_is_reported_to_each_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = WorkerPool(2)
     one, two = Member(pool, "one", lambda _: None), Member(pool, "two", lambda _: None)
 
@@ -284,7 +284,7 @@ def test_each_endpoint_is_told_when_a_thread_of_the_pool_fails_and_stops_at_once
     assert time.monotonic() - begun_s < LONG_S, "nobody waits for the record of the thread that has failed"
 
 
-def test_endpoint_without_a_pool_has_one_of_its_own() -> None:
+def test_endpoint_without_pool_gets_its_own_pool() -> None:
     one, two = Member(None, "one", lambda _: None, workers=2), Member(None, "two", lambda _: None, workers=3)
     with at_work(one, two):
         assert one.workers.pool is not two.workers.pool

@@ -44,7 +44,7 @@ def pool(workers: int, work: Callable[[Record], None], order: Order = Order.NONE
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_record_that_is_due_later_is_begun_then_though_nothing_else_comes(workers: int) -> None:
+def test_delayed_record_starts_when_due_without_further_records(workers: int) -> None:
     begun = threading.Event()
     with pool(workers, lambda _: begun.set()) as running:
         for _ in range(3):
@@ -53,7 +53,7 @@ def test_a_record_that_is_due_later_is_begun_then_though_nothing_else_comes(work
             begun.clear()
 
 
-def test_a_record_that_is_due_later_is_begun_though_the_worker_that_waited_for_it_got_another() -> None:
+def test_delayed_record_starts_when_its_waiting_worker_took_other_record() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work(record: Record) -> None:
@@ -70,7 +70,7 @@ def test_a_record_that_is_due_later_is_begun_though_the_worker_that_waited_for_i
         go_on.set()
 
 
-def test_what_stood_behind_a_record_that_another_member_has_now_is_begun_at_once() -> None:
+def test_record_blocked_by_dropped_record_of_same_key_starts_at_once() -> None:
     """The same key in two partitions, of which one went to another member while its record waited for its next try."""
     begun = threading.Event()
     with pool(2, lambda _: begun.set(), Order.KEY) as running:
@@ -88,7 +88,7 @@ def ended(stop: Callable[[], list[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("hangs_in", ["close", "work", "work, and was given up"])
-def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, hangs_in: str) -> None:
+def test_hanging_worker_is_named_by_stop_and_not_awaited(monkeypatch: pytest.MonkeyPatch, hangs_in: str) -> None:
     monkeypatch.setattr(workers, "END_S", 2.0)
     hangs, goes_on, done = threading.Event(), threading.Event(), threading.Event()
 

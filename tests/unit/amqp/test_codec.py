@@ -67,7 +67,7 @@ GOLDEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "expected"), GOLDEN, ids=lambda item: repr(item)[:30])
-def test_values_have_the_encoding_of_the_standard(value: Any, expected: str) -> None:
+def test_values_encode_to_the_octets_of_the_standard(value: Any, expected: str) -> None:
     assert encode(value).hex() == expected
     decoded, position = decode(bytes.fromhex(expected))
     assert (decoded, type(decoded), position) == (value, type(value), len(expected) // 2)
@@ -77,7 +77,7 @@ def test_values_have_the_encoding_of_the_standard(value: Any, expected: str) -> 
     ("encoded", "value"),
     [("5601", True), ("5600", False), ("7000000000", UInt(0)), ("8000000000000000ff", ULong(255)), ("d00000000500000001" + "40", [None])],
 )
-def test_longer_forms_of_a_value_are_read_too(encoded: str, value: Any) -> None:
+def test_longer_encodings_of_a_value_are_decoded(encoded: str, value: Any) -> None:
     assert decode(bytes.fromhex(encoded))[0] == value
 
 
@@ -107,12 +107,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("encoded", HOSTILE.values(), ids=HOSTILE)
-def test_bytes_that_are_no_value_are_a_decode_error(encoded: str) -> None:
+def test_invalid_encoding_raises_decode_error(encoded: str) -> None:
     with pytest.raises(DecodeError):
         decode(bytes.fromhex(encoded))
 
 
-def test_nesting_ends_at_the_limit() -> None:
+def test_nesting_beyond_the_limit_raises_decode_error() -> None:
     value: Any = []
     for _ in range(DEPTH_MAX):
         value = [value]
@@ -126,12 +126,12 @@ def test_nesting_ends_at_the_limit() -> None:
     [UByte(256), UInt(-1), 1 << 63, Symbol("ä"), Char("ab"), Decimal32(b"1"), object(), Array(0x52, (UInt(256),)), Array(0xA3, ("text",)),
      Array(0xA1, ("x" * 256,))],
 )  # fmt: skip
-def test_a_value_without_encoding_is_an_encode_error(value: Any) -> None:
+def test_value_without_encoding_raises_encode_error(value: Any) -> None:
     with pytest.raises(EncodeError):
         encode(value)
 
 
-def test_values_follow_one_another_in_a_buffer() -> None:
+def test_consecutive_values_are_decoded_from_one_buffer() -> None:
     buffer = b"".join(encode(value) for value in (1, "two", [3]))
     values, position = [], 0
     while position < len(buffer):
@@ -140,11 +140,11 @@ def test_values_follow_one_another_in_a_buffer() -> None:
     assert values == [1, "two", [3]]
 
 
-def test_an_array_of_lists_keeps_its_constructor() -> None:
+def test_array_of_lists_keeps_its_constructor() -> None:
     array = Array(0xD0, ([1], [], ["x" * 300]))
     assert decode(encode(array))[0] == array
 
 
-def test_infinities_pass() -> None:
+def test_infinity_and_nan_round_trip() -> None:
     assert decode(encode(float("inf")))[0] == float("inf")
     assert struct.pack(">d", decode(encode(float("nan")))[0]) == struct.pack(">d", float("nan"))

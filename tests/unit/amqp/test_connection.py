@@ -25,7 +25,7 @@ def server(**options: object) -> Connection:
     return Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}), **options)  # type: ignore[arg-type]
 
 
-def test_two_engines_open_and_close() -> None:
+def test_client_and_server_engines_open_and_close_a_connection() -> None:
     pair = Pair().run()
     assert of(Opened, pair.at_server)[0].open.container_id == "client"
     assert of(Opened, pair.at_client)[0].open.container_id == "server"
@@ -37,7 +37,7 @@ def test_two_engines_open_and_close() -> None:
     assert pair.server.closed
 
 
-def test_a_close_carries_its_error() -> None:
+def test_close_carries_its_error_to_the_peer() -> None:
     pair = Pair().run()
     pair.server.close(AmqpError(CONNECTION_FORCED, "going down"))
     pair.run()
@@ -47,7 +47,7 @@ def test_a_close_carries_its_error() -> None:
     assert [event.by_peer for event in of(ConnectionClosed, pair.at_server)] == [False]
 
 
-def test_a_server_refuses_by_open_and_close() -> None:
+def test_server_refuses_connection_with_open_and_close() -> None:
     script = Script()
     script.server.receive(AMQP_HEADER + frame(0, encode_composite(Open("script"))), 0.0)
     script.server.open(properties={"amqp:connection-establishment-failed": True})
@@ -58,7 +58,7 @@ def test_a_server_refuses_by_open_and_close() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"\x00" * 64, b"AMQP\x00\x00\x09\x01", TLS_HEADER, b"A?"]
 )
-def test_garbage_on_the_port_is_answered_by_the_right_header_and_the_end(garbage: bytes) -> None:
+def test_unknown_protocol_header_is_answered_with_supported_header_and_close(garbage: bytes) -> None:
     connection = server(require_sasl=True)
     events = connection.receive(garbage, 0.0)
     assert connection.data_to_send() == SASL_HEADER
@@ -68,20 +68,20 @@ def test_garbage_on_the_port_is_answered_by_the_right_header_and_the_end(garbage
     assert error.condition == FRAMING_ERROR
 
 
-def test_a_client_that_skips_sasl_is_told_to_use_it() -> None:
+def test_client_that_skips_required_sasl_is_answered_with_sasl_header_and_close() -> None:
     connection = server(require_sasl=True)
     connection.receive(AMQP_HEADER + frame(0, encode_composite(Open("c"))), 0.0)
     assert connection.data_to_send() == SASL_HEADER
     assert connection.closed
 
 
-def test_a_client_may_skip_sasl_where_it_is_not_required() -> None:
+def test_client_may_skip_sasl_unless_required() -> None:
     connection = server()
     assert of(Opened, connection.receive(AMQP_HEADER + frame(0, encode_composite(Open("c"))), 0.0))
     assert connection.user is None
 
 
-def test_frames_come_in_pieces_of_any_size() -> None:
+def test_frames_are_parsed_from_chunks_of_any_size() -> None:
     whole = AMQP_HEADER + b"".join(frame(0, encode_composite(it)) for it in (Open("c"), Begin(None, 0, 10, 10), attach(sender=False)))
     for size in (1, 2, 7, 9, len(whole)):
         connection = server()
@@ -89,13 +89,13 @@ def test_frames_come_in_pieces_of_any_size() -> None:
         assert [type(event) for event in events] == [Opened, SessionBegun, Attached]
 
 
-def test_a_client_that_does_not_wait_is_answered_in_order() -> None:
+def test_pipelined_frames_of_client_are_answered_in_order() -> None:
     script = Script()
     script.say_bytes(AMQP_HEADER + b"".join(frame(0, encode_composite(it)) for it in (Open("c"), Begin(None, 0, 10, 10), attach())))
     assert [type(answer) for answer in script.answers] == [Open, Begin, Attach, Flow]
 
 
-def test_a_client_that_opens_and_closes_at_once_is_answered_in_order() -> None:
+def test_pipelined_open_and_close_are_answered_in_order() -> None:
     script = Script()
     events = script.say_bytes(AMQP_HEADER + b"".join(frame(0, encode_composite(it)) for it in (Open("c"), Close())))
     assert [type(answer) for answer in script.answers] == [Open, Close]
@@ -115,7 +115,7 @@ BREACHES: dict[str, tuple[list[Composite], str]] = {
 
 
 @pytest.mark.parametrize(("frames", "condition"), BREACHES.values(), ids=BREACHES)
-def test_a_breach_of_the_protocol_closes_with_its_condition(frames: list[Composite], condition: str) -> None:
+def test_protocol_violation_closes_connection_with_its_condition(frames: list[Composite], condition: str) -> None:
     script = Script().opened()
     for performative in frames:
         events = script.say(performative)
@@ -126,7 +126,7 @@ def test_a_breach_of_the_protocol_closes_with_its_condition(frames: list[Composi
     assert script.server.closed
 
 
-def test_a_breach_before_our_open_is_told_after_an_open() -> None:
+def test_protocol_violation_before_local_open_is_answered_with_open_and_close() -> None:
     connection = server()
     connection.receive(AMQP_HEADER + frame(0, encode_composite(Begin(None, 0, 1, 1))), 0.0)
     assert [type(performative) for _, performative, _ in frames_of(connection.data_to_send())] == [Open, Close]
@@ -146,7 +146,7 @@ def test_a_breach_before_our_open_is_told_after_an_open() -> None:
         (frame(0, encode_composite(Begin(None, 0, 1, 1)) + b"more"), FRAMING_ERROR),
     ],
 )
-def test_bytes_that_are_no_frame_close_with_the_condition(raw: bytes, condition: str) -> None:
+def test_malformed_frame_closes_connection_with_its_condition(raw: bytes, condition: str) -> None:
     script = Script().opened()
     script.say_bytes(raw)
     error = script.answer(Close).error
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_frame_close_with_the_condition(raw: bytes, condition:
 
 
 @pytest.mark.parametrize("raw", [b"\0\0\0\x07\x02\0\0\0", b"\0\0\0\x09\x01\0\0\0", b"\0\0\0\x08\xff\0\0\0"])
-def test_frame_whose_body_is_not_within_it_is_told_so_and_not_that_it_is_too_large(raw: bytes) -> None:
+def test_frame_with_invalid_data_offset_is_not_reported_as_too_large(raw: bytes) -> None:
     script = Script().opened()
     script.say_bytes(raw)
     error = script.answer(Close).error
@@ -164,7 +164,7 @@ def test_frame_whose_body_is_not_within_it_is_told_so_and_not_that_it_is_too_lar
     assert "exceeds" not in str(error.description)
 
 
-def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:
+def test_channel_above_agreed_maximum_is_a_framing_error() -> None:
     script = Script(limits=ConnectionLimits(channel_max=3)).opened()
     script.say(Begin(None, 0, 1, 1), channel=4)
     error = script.answer(Close).error
@@ -172,7 +172,7 @@ def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:
     assert error.condition == FRAMING_ERROR
 
 
-def test_the_peer_s_channels_are_not_exceeded() -> None:
+def test_begin_beyond_channel_max_of_peer_raises_amqp_error() -> None:
     pair = Pair(limits=ConnectionLimits(channel_max=1)).run()
     pair.session()
     pair.session()
@@ -180,7 +180,7 @@ def test_the_peer_s_channels_are_not_exceeded() -> None:
         pair.client.begin()
 
 
-def test_a_tiny_frame_size_is_refused() -> None:
+def test_max_frame_size_below_512_is_refused() -> None:
     script = Script()
     script.say_bytes(AMQP_HEADER + frame(0, encode_composite(Open("c", max_frame_size=100))))
     error = script.answer(Close).error
@@ -188,7 +188,7 @@ def test_a_tiny_frame_size_is_refused() -> None:
     assert error.condition == INVALID_FIELD
 
 
-def test_large_frames_are_taken_after_the_open_only() -> None:
+def test_large_frame_before_open_closes_connection() -> None:
     connection = server(max_frame_size=1 << 20)
     big = frame(0, encode_composite(Open("c", properties={"p": "x" * PRE_OPEN_FRAME_SIZE_BYTES_MAX})))
     connection.receive(AMQP_HEADER + big, 0.0)
@@ -197,7 +197,7 @@ def test_large_frames_are_taken_after_the_open_only() -> None:
     assert connection.error.condition == FRAMING_ERROR
 
 
-def test_a_peer_that_sends_much_without_opening_is_cut_off() -> None:
+def test_peer_that_sends_too_many_bytes_before_open_is_closed() -> None:
     connection = server(limits=ConnectionLimits(pre_open_bytes_max=1000))
     connection.receive(AMQP_HEADER, 0.0)
     for _ in range(125):
@@ -207,7 +207,7 @@ def test_a_peer_that_sends_much_without_opening_is_cut_off() -> None:
     assert connection.error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
-def test_a_peer_that_never_opens_is_cut_off_in_time() -> None:
+def test_peer_that_never_opens_is_closed_after_handshake_timeout() -> None:
     connection = server()
     assert connection.tick(100.0) == 100.0 + HANDSHAKE_TIMEOUT_S
     assert not connection.closed
@@ -216,7 +216,7 @@ def test_a_peer_that_never_opens_is_cut_off_in_time() -> None:
     assert connection.closed
 
 
-def test_a_silent_peer_is_closed_after_the_idle_timeout() -> None:
+def test_silent_peer_is_closed_after_idle_timeout() -> None:
     script = Script(idle_timeout_s=10.0).opened()
     assert script.server.tick(9.0) == 10.0
     script.server.receive(EMPTY_FRAME, 9.0)
@@ -229,12 +229,12 @@ def test_a_silent_peer_is_closed_after_the_idle_timeout() -> None:
     assert close.error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
-def test_half_the_idle_timeout_is_what_the_peer_is_told() -> None:
+def test_peer_is_told_half_of_the_idle_timeout() -> None:
     pair = Pair(idle_timeout_s=30.0).run()
     assert pair.client.remote_open.idle_time_out == 15_000
 
 
-def test_heartbeats_go_within_the_peer_s_idle_timeout() -> None:
+def test_heartbeats_are_sent_within_idle_timeout_of_peer() -> None:
     connection = server(idle_timeout_s=None)
     connection.receive(AMQP_HEADER + frame(0, encode_composite(Open("c", idle_time_out=3000))), 0.0)
     connection.open()
@@ -248,12 +248,12 @@ def test_heartbeats_go_within_the_peer_s_idle_timeout() -> None:
     assert now_s - silent_since_s < 3.0
 
 
-def test_no_timer_is_needed_without_timeouts() -> None:
+def test_connection_without_timeouts_needs_no_timer() -> None:
     script = Script(idle_timeout_s=None).opened()
     assert script.server.tick(0.0) == float("inf")
 
 
-def test_a_peer_that_does_not_answer_a_close_is_waited_for_in_vain_only_so_long() -> None:
+def test_unanswered_close_ends_after_close_timeout() -> None:
     script = Script().opened()
     script.server.close()
     assert script.server.tick(5.0) == 5.0 + CLOSE_TIMEOUT_S
@@ -262,7 +262,7 @@ def test_a_peer_that_does_not_answer_a_close_is_waited_for_in_vain_only_so_long(
     assert script.server.closed
 
 
-def test_frames_after_our_close_are_passed_over() -> None:
+def test_frames_after_local_close_are_ignored() -> None:
     script = Script().begun()
     script.server.close()
     assert script.say(attach()) == []
@@ -271,7 +271,7 @@ def test_frames_after_our_close_are_passed_over() -> None:
     assert script.server.closed
 
 
-def test_nothing_happens_after_the_end() -> None:
+def test_calls_on_closed_connection_do_nothing() -> None:
     script = Script().attached(sender=False)
     link = next(iter(script.server.sessions[0].links.values()))
     script.say(Close())
@@ -284,13 +284,13 @@ def test_nothing_happens_after_the_end() -> None:
     assert script.server.data_to_send() == b""
 
 
-def test_opening_twice_is_our_bug() -> None:
+def test_second_open_raises_illegal_use() -> None:
     script = Script().opened()
     with pytest.raises(IllegalUse):
         script.server.open()
 
 
-def test_sessions_and_links_of_a_client_may_be_asked_for_before_the_server_answers() -> None:
+def test_client_may_begin_session_and_attach_link_before_server_answers() -> None:
     pair = Pair()
     session = pair.client.begin()
     session.attach_sender("early", Source(), Target("queue"))

@@ -80,23 +80,23 @@ def keyed(keys: list[bytes]) -> bytes:
         (raw.listed(*[raw.listed(*[raw.array(0x45, 256)] * 100)] * 50), "items more than allowed"),
     ],
 )
-def test_a_value_that_could_not_be_used_or_costs_too_much_is_a_decode_error(encoded: bytes, reason: str) -> None:
+def test_invalid_text_or_costly_map_keys_raise_decode_error(encoded: bytes, reason: str) -> None:
     with pytest.raises(DecodeError, match=reason):
         decode(encoded)
 
 
 @pytest.mark.parametrize("keys", [COLLIDING_ULONGS[:8], COLLIDING_UUIDS[:NUMBER_KEYS_MAX], [raw.binary(b"%d" % n) for n in range(5000)]])
-def test_maps_with_plain_keys_are_read(keys: list[bytes]) -> None:
+def test_maps_with_many_plain_keys_are_decoded(keys: list[bytes]) -> None:
     value, _ = decode(keyed(keys))
     assert len(value) == len(keys)
 
 
-def test_half_of_a_surrogate_pair_is_no_char() -> None:
+def test_surrogate_char_raises_encode_error() -> None:
     with pytest.raises(EncodeError):
         encode(Char("\ud800"))
 
 
-def test_a_performative_has_a_budget_of_items_over_all_its_values() -> None:
+def test_item_limit_of_performative_covers_all_nested_values() -> None:
     few = raw.listed(*[raw.array(0x40, 250)] * (PERFORMATIVE_ITEMS_MAX // 250 - 1))
     for items, good in ((few, True), (raw.listed(few, few), False)):
         body = raw.described(raw.OPEN, raw.listed(raw.string(b"peer"), *[NULL] * 8, raw.mapped(raw.symbol(b"x"), items)))
@@ -107,7 +107,7 @@ def test_a_performative_has_a_budget_of_items_over_all_its_values() -> None:
                 decode_composite(body)
 
 
-def test_a_performative_that_is_too_large_is_not_decoded() -> None:
+def test_performative_above_size_limit_is_not_decoded() -> None:
     body = raw.described(raw.OPEN, raw.listed(*[NULL] * (PERFORMATIVE_SIZE_BYTES_MAX + 1)))
     with pytest.raises(LimitExceeded, match="performative of"):
         decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
@@ -133,7 +133,7 @@ def test_a_performative_that_is_too_large_is_not_decoded() -> None:
     ],
     ids=["condition", "filter", "distribution mode", "annotation", "state that is none", "long transaction id"],
 )  # fmt: skip
-def test_what_could_not_be_said_again_is_a_decode_error(body: bytes) -> None:
+def test_value_that_cannot_be_encoded_again_is_a_decode_error(body: bytes) -> None:
     script = Script().attached()
     script.say_bytes(raw.frame(body))
     error = script.answer(Close).error
@@ -141,7 +141,7 @@ def test_what_could_not_be_said_again_is_a_decode_error(body: bytes) -> None:
     assert error.condition == DECODE_ERROR
 
 
-def test_ascii_strings_do_as_symbols_and_go_out_as_symbols() -> None:
+def test_ascii_strings_are_accepted_as_symbols_and_encoded_as_symbols() -> None:
     source = raw.described(raw.SOURCE, raw.listed(raw.string(b"q"), *[NULL] * 6, raw.mapped(raw.string(b"name"), NULL)))
     loaded, _ = decode_composite(source)
     assert isinstance(loaded, Source)
@@ -149,12 +149,12 @@ def test_ascii_strings_do_as_symbols_and_go_out_as_symbols() -> None:
     assert decode_composite(encode_composite(loaded))[0] == loaded
 
 
-def test_annotations_may_have_ulongs_as_keys() -> None:
+def test_annotations_accept_ulong_keys() -> None:
     state, _ = decode_composite(raw.described(raw.MODIFIED, raw.listed(NULL, NULL, raw.mapped(raw.ulong(300), NULL))))
     assert state.message_annotations == {ULong(300): None}  # type: ignore[attr-defined]
 
 
-def test_names_have_a_limit() -> None:
+def test_container_id_and_link_name_beyond_limit_are_refused() -> None:
     script = Script()
     script.say_bytes(AMQP_HEADER)
     script.say(Open("x" * (CONTAINER_ID_LENGTH_MAX + 1)))
@@ -168,7 +168,7 @@ def test_names_have_a_limit() -> None:
     assert (error.condition, "link name" in (error.description or "")) == (INVALID_FIELD, True)
 
 
-def test_a_long_description_is_cut() -> None:
+def test_long_error_description_is_truncated() -> None:
     error, _ = decode_composite(encode_composite(Error("amqp:internal-error", "é" * 5000)))
     assert isinstance(error, Error)
     close, _ = decode_composite(encode_composite(Close(error)))
@@ -177,7 +177,7 @@ def test_a_long_description_is_cut() -> None:
     assert close.error.description == "é" * DESCRIPTION_LENGTH_MAX
 
 
-def test_a_map_of_unsettled_deliveries_is_not_kept() -> None:
+def test_unsettled_map_of_attach_is_not_kept() -> None:
     script = Script().begun()
     tags = raw.mapped(*(part for number in range(500) for part in (raw.binary(b"%d" % number), raw.described(raw.ACCEPTED, raw.LIST0))))
     terminus = raw.described(raw.TARGET, raw.listed(raw.string(b"q")))
@@ -188,7 +188,7 @@ def test_a_map_of_unsettled_deliveries_is_not_kept() -> None:
     assert event.link.remote.unsettled is None
 
 
-def test_a_delivery_tag_has_a_limit_and_an_id_is_unsettled_once() -> None:
+def test_long_delivery_tag_and_repeated_delivery_id_end_the_session() -> None:
     for transfers in (
         [Transfer(0, 1, b"x" * (DELIVERY_TAG_SIZE_BYTES_MAX + 1))],
         [Transfer(0, 1, b"a"), Transfer(0, 1, b"b")],
@@ -213,7 +213,7 @@ def small(*, name: str = "link", sender: bool = False, **source: Any) -> Script:
     return script
 
 
-def test_an_attach_whose_answer_does_not_fit_is_refused() -> None:
+def test_attach_whose_answer_exceeds_frame_size_of_peer_is_refused() -> None:
     script = small(filter={Symbol("selector"): "x" * 600})
     refused = script.answer(Attach)
     assert (refused.source, refused.target) == (None, None)
@@ -225,7 +225,7 @@ def test_an_attach_whose_answer_does_not_fit_is_refused() -> None:
     assert detached.error.condition == FRAME_SIZE_TOO_SMALL
 
 
-def test_an_attach_whose_name_does_not_fit_ends_the_session() -> None:
+def test_attach_whose_name_exceeds_frame_size_of_peer_ends_the_session() -> None:
     script = small(name="x" * 600, sender=True)
     error = script.answer(End).error
     assert error is not None
@@ -233,7 +233,7 @@ def test_an_attach_whose_name_does_not_fit_ends_the_session() -> None:
     assert not script.server.closed
 
 
-def test_errors_are_cut_to_the_peers_frames() -> None:
+def test_errors_are_truncated_to_frame_size_of_peer() -> None:
     for end in ("close", "end", "detach"):
         script = small()
         session = script.server.sessions[0]
@@ -251,7 +251,7 @@ def script_frames(data: bytes) -> list[Any]:
     return [performative for _, performative, _ in frames_of(data)]
 
 
-def test_an_outcome_is_cut_to_the_peers_frames() -> None:
+def test_error_of_rejected_outcome_is_truncated_to_frame_size_of_peer() -> None:
     for state in (
         Rejected(Error("amqp:not-allowed", "é" * 1000)),
         TransactionalState(b"t", Rejected(Error("amqp:not-allowed", "é" * 1000))),
@@ -266,7 +266,7 @@ def test_an_outcome_is_cut_to_the_peers_frames() -> None:
         assert outcome.error.description.startswith("é" * 150)
 
 
-def test_properties_of_an_open_that_do_not_fit_are_left_out() -> None:
+def test_open_properties_beyond_frame_size_of_peer_are_omitted() -> None:
     script = Script()
     script.server.receive(AMQP_HEADER, 0.0)
     (event,) = script.server.receive(raw.frame(encode_composite(Open("peer", max_frame_size=512))), 0.0)
@@ -301,14 +301,14 @@ def holding(count: int, links: int = 1) -> tuple[Script, list[SenderLink]]:
     [(50_000, 89_000, ACCEPTED, True), (0, 49_000, None, False), (0, 49_000, Received(1, 1), False), (0, 40_000, RELEASED, False)],
     ids=["ids that there are not", "no outcome", "received", "the same outcome again"],
 )
-def test_dispositions_cost_what_they_settle(first: int, last: int, state: Any, settled: bool) -> None:
+def test_dispositions_that_settle_nothing_take_little_time(first: int, last: int, state: Any, settled: bool) -> None:
     script, _ = holding(45_000)
     disposition = raw.frame(encode_composite(Disposition(True, first, last, settled, state)))
     script.say_bytes(disposition)
     assert spent_s(lambda: script.say_bytes(disposition * 1_000)) < 0.2 * SLOWNESS
 
 
-def test_an_outcome_is_told_once_and_its_settlement_once() -> None:
+def test_outcome_and_settlement_are_each_reported_once() -> None:
     script, _ = holding(10)
     told = [
         [len(event.deliveries) for event in of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
@@ -317,7 +317,7 @@ def test_an_outcome_is_told_once_and_its_settlement_once() -> None:
     assert told == [[5], [2], [3], [2], [8], []]
 
 
-def test_a_range_that_goes_round_is_found_in_its_order() -> None:
+def test_range_across_wraparound_of_delivery_ids_is_found_in_order() -> None:
     unsettled = Unsettled[int]()
     for delivery_id in (0xFFFFFFFE, 0xFFFFFFFF, 0, 1, 2):
         unsettled.add(delivery_id, delivery_id)
@@ -325,7 +325,7 @@ def test_a_range_that_goes_round_is_found_in_its_order() -> None:
     assert sorted(unsettled.by_id) == [2, 0xFFFFFFFE]
 
 
-def test_ids_that_are_settled_one_by_one_are_forgotten() -> None:
+def test_index_drops_ids_settled_one_by_one() -> None:
     unsettled = Unsettled[int]()
     for delivery_id in range(100_000):
         unsettled.add(delivery_id, delivery_id)
@@ -334,20 +334,20 @@ def test_ids_that_are_settled_one_by_one_are_forgotten() -> None:
     assert [found for found, _ in unsettled.pop_range(0, 1 << 20)] == list(range(99_990, 100_000))
 
 
-def test_a_detach_costs_what_its_link_holds() -> None:
+def test_detach_of_empty_link_takes_little_time_beside_many_unsettled() -> None:
     script, _ = holding(40_000)
     pairs = b"".join(raw.frame(encode_composite(each)) for each in (attach(1, sender=False), Detach(1, True))) * 500
     assert spent_s(lambda: script.say_bytes(pairs)) < 0.5 * SLOWNESS
 
 
-def test_a_window_that_opens_and_closes_costs_no_look_at_all_links() -> None:
+def test_toggling_session_window_takes_little_time_with_many_links() -> None:
     script, _ = holding(1, links=1000)
     flows = raw.frame(encode_composite(Flow(1 << 10, 0, 0, 100))) + raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100)))
     script.say_bytes(b"".join(raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100, handle, 1, 5))) for handle in range(1000)))
     assert spent_s(lambda: script.say_bytes(flows * 1_000)) < 0.2 * SLOWNESS
 
 
-def test_frames_of_one_byte_take_the_memory_of_their_bytes() -> None:
+def test_empty_transfer_frames_are_not_stored() -> None:
     script = Script().attached()
     script.say(Transfer(0, 1, b"t", more=True), b"x")
     more = raw.frame(encode_composite(Transfer(0, more=True)))
@@ -357,7 +357,7 @@ def test_frames_of_one_byte_take_the_memory_of_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [440, 480, 512, 900, 960, 1 << 20])
-def test_a_message_in_small_frames_arrives_whole_and_its_frames_share_few_heads(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_in_small_frames_arrives_whole_from_few_frame_heads(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def counted(channel: int, performative: Any, payload_size_bytes: int) -> bytes:

@@ -44,7 +44,7 @@ FLOWS = [
 ]
 
 
-def test_a_transfer_is_read_as_by_the_general_decoder() -> None:
+def test_fast_and_general_decoder_agree_on_transfers() -> None:
     for transfer in TRANSFERS:
         encoded = encode_composite(transfer)
         frame = hot.read_transfer(encoded + b"payload", 3, len(encoded) + 7)
@@ -54,7 +54,7 @@ def test_a_transfer_is_read_as_by_the_general_decoder() -> None:
         assert frame[4][1:] == expected[4][1:]
 
 
-def test_a_disposition_is_read_as_by_the_general_decoder() -> None:
+def test_fast_and_general_decoder_agree_on_dispositions() -> None:
     for disposition in DISPOSITIONS:
         encoded = encode_composite(disposition)
         if (disposition.last, disposition.settled, disposition.state) == (None, False, None):
@@ -63,26 +63,26 @@ def test_a_disposition_is_read_as_by_the_general_decoder() -> None:
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=repr)
-def test_a_flow_is_read_as_by_the_general_decoder(flow: Flow) -> None:
+def test_fast_and_general_decoder_agree_on_flows(flow: Flow) -> None:
     encoded = encode_composite(flow)
     assert hot.read_flow(encoded, 3, len(encoded)) == flow
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5, 100_000])
-def test_a_transfer_is_written_as_the_general_decoder_reads_it(size_bytes: int) -> None:
+def test_general_decoder_reads_fast_encoded_transfer(size_bytes: int) -> None:
     head = hot.transfer_head(9, 300, BIG, 5, True, False, size_bytes)
     assert struct.unpack_from(">IBBH", head) == (len(head) + size_bytes, 2, 0, 9)
     assert decode_composite(head[8:]) == (Transfer(300, BIG, BIG.to_bytes(4, "big"), 5, True), len(head) - 8)
 
 
 @pytest.mark.parametrize("state", [*STATES, Declared(b"t" * 255), Rejected()], ids=repr)
-def test_a_disposition_is_written_as_the_general_decoder_reads_it(state: Composite | None) -> None:
+def test_general_decoder_reads_fast_encoded_disposition(state: Composite | None) -> None:
     encoded = hot.disposition(9, True, 1, BIG, True, hot.state_bytes(state) if state is not None else b"")
     assert struct.unpack_from(">IBBH", encoded) == (len(encoded), 2, 0, 9)
     assert decode_composite(encoded[8:]) == (Disposition(True, 1, BIG, True, state), len(encoded) - 8)
 
 
-def test_flows_are_written_as_the_general_decoder_reads_them() -> None:
+def test_general_decoder_reads_fast_encoded_flows() -> None:
     session = hot.session_flow(3, 1, 2, 3, 4)
     assert decode_composite(session[8:]) == (Flow(1, 2, 3, 4), len(session) - 8)
     link = hot.link_flow(3, (1, 2, 3, 4), 5, 6, 7, 8, True, False)
@@ -91,7 +91,7 @@ def test_flows_are_written_as_the_general_decoder_reads_them() -> None:
 
 @pytest.mark.parametrize("reader", [hot.read_transfer, hot.read_disposition, hot.read_flow])
 @pytest.mark.parametrize("performative", [TRANSFERS[-1], DISPOSITIONS[3], FLOWS[-1]], ids=["transfer", "disposition", "flow"])
-def test_a_cut_frame_is_never_read_as_whole(reader: Any, performative: Composite) -> None:
+def test_fast_decoder_never_reads_truncated_frame_as_whole(reader: Any, performative: Composite) -> None:
     encoded = encode_composite(performative)
     for end in range(4, len(encoded)):
         try:
@@ -114,7 +114,7 @@ QPID_JMS = {
 
 
 @pytest.mark.parametrize("encoded", QPID_JMS.values(), ids=QPID_JMS)
-def test_the_frames_of_qpid_jms_are_on_the_fast_path(encoded: str) -> None:
+def test_fast_decoder_reads_frames_of_qpid_jms(encoded: str) -> None:
     data = bytes.fromhex(encoded)
     performative, end = decode_composite(data)
     assert end == len(data)

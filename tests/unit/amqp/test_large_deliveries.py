@@ -16,7 +16,7 @@ def in_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
     return Pair(limits=ConnectionLimits(frames_per_piece_bytes=PIECE_BYTES), frame_size=frame_size)
 
 
-def test_frames_are_made_piece_by_piece() -> None:
+def test_large_message_is_framed_in_pieces() -> None:
     pair = in_pieces()
     _, sender = pair.consumer(credit=2)
     sender.send(LARGE)
@@ -31,7 +31,7 @@ def test_frames_are_made_piece_by_piece() -> None:
     assert [transfer.payload for transfer in of(Transferred, pair.at_client)] == [LARGE]
 
 
-def test_nothing_is_made_beyond_a_piece_while_the_transport_takes_no_more() -> None:
+def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
     pair = in_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
@@ -42,7 +42,7 @@ def test_nothing_is_made_beyond_a_piece_while_the_transport_takes_no_more() -> N
     assert len(pair.server.data_to_send()) >= PIECE_BYTES
 
 
-def test_other_links_and_sessions_go_on_while_a_large_message_is_under_way() -> None:
+def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() -> None:
     pair = in_pieces()
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=2)
@@ -69,7 +69,7 @@ def test_other_links_and_sessions_go_on_while_a_large_message_is_under_way() -> 
     assert heard[-1].link is receiver
 
 
-def test_two_large_messages_take_turns() -> None:
+def test_two_large_messages_are_sent_in_turns() -> None:
     pair = in_pieces()
     session = pair.session()
     first, one = pair.consumer(session, credit=1)
@@ -91,7 +91,7 @@ def test_two_large_messages_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("end", "last"), [("detach", Detach), ("end", End), ("close", Close)])
-def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type) -> None:
+def test_large_message_is_dropped_after_detach_end_or_close(end: str, last: type) -> None:
     pair = in_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
@@ -110,7 +110,7 @@ def test_nothing_more_of_a_message_is_written_after_the_end(end: str, last: type
     assert (pair.server.outgoing.kept_bytes, pair.server.outgoing.unwritten_bytes) == (0, 0)
 
 
-def test_drain_is_answered_behind_the_message_that_is_under_way() -> None:
+def test_drain_is_answered_after_the_message_being_sent() -> None:
     pair = in_pieces()
     receiver, sender = pair.consumer(credit=1)
     sender.send(LARGE)
@@ -126,7 +126,7 @@ def test_drain_is_answered_behind_the_message_that_is_under_way() -> None:
     assert not receiver.drain
 
 
-def test_message_is_kept_and_counted_until_its_last_frame_is_written() -> None:
+def test_message_counts_as_kept_until_last_frame_is_written() -> None:
     pair = in_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
@@ -137,7 +137,7 @@ def test_message_is_kept_and_counted_until_its_last_frame_is_written() -> None:
     assert pair.server.outgoing.kept_bytes == len(LARGE)
 
 
-def test_frames_of_a_message_are_small_where_the_peer_takes_any() -> None:
+def test_frames_stay_below_own_maximum_when_peer_accepts_larger_ones() -> None:
     pair = Pair(frame_size=1 << 30)
     _, sender = pair.consumer(credit=1)
     sender.send(bytes(3 * DELIVERY_FRAME_SIZE_BYTES_MAX))

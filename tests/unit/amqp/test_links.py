@@ -24,7 +24,7 @@ from bascule.amqp.performatives import (
 from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 
-def test_a_message_goes_up_and_its_outcome_comes_back() -> None:
+def test_message_is_transferred_and_its_outcome_is_reported_to_sender() -> None:
     pair = Pair()
     sender, receiver = pair.producer()
     sender.send((b"head", b"body"), context="mine")
@@ -37,7 +37,7 @@ def test_a_message_goes_up_and_its_outcome_comes_back() -> None:
 
 
 @pytest.mark.parametrize("outcome", [ACCEPTED, RELEASED, Rejected(Error(NOT_FOUND)), Modified(True, True), Modified(True)], ids=repr)
-def test_every_outcome_comes_back(outcome: Composite) -> None:
+def test_every_outcome_is_reported_to_sender(outcome: Composite) -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=5)
     sender.send(b"message", context=7)
@@ -48,7 +48,7 @@ def test_every_outcome_comes_back(outcome: Composite) -> None:
     assert [delivery.context for delivery in told.deliveries] == [7]
 
 
-def test_a_settled_message_needs_no_answer() -> None:
+def test_presettled_message_needs_no_disposition() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=1)
     sender.send(b"message", settled=True)
@@ -59,7 +59,7 @@ def test_a_settled_message_needs_no_answer() -> None:
     assert pair.client.data_to_send() == b""
 
 
-def test_outcomes_of_neighbours_share_a_frame() -> None:
+def test_equal_outcomes_of_adjacent_deliveries_share_one_disposition() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=10)
     for number in range(10):
@@ -77,7 +77,7 @@ def test_outcomes_of_neighbours_share_a_frame() -> None:
     assert set(sender.session.unsettled) == {6, 7, 8, 9}
 
 
-def test_a_consumer_that_does_not_settle_is_answered_by_the_sender() -> None:
+def test_sender_settles_outcome_that_consumer_left_unsettled() -> None:
     script = Script().attached(sender=False)
     link = next(iter(script.server.sessions[0].links.values()))
     assert isinstance(link, SenderLink)
@@ -94,7 +94,7 @@ def test_a_consumer_that_does_not_settle_is_answered_by_the_sender() -> None:
     assert of(Dispositioned, script.say(Disposition(True, 0, None, True, ACCEPTED))) == []
 
 
-def test_a_huge_range_costs_no_more_than_what_is_unsettled() -> None:
+def test_huge_disposition_range_costs_only_the_unsettled_deliveries() -> None:
     pair = Pair()
     _, sender = pair.consumer(credit=3)
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_a_huge_range_costs_no_more_than_what_is_unsettled() -> None:
     assert set(sender.session.unsettled) == {0}
 
 
-def test_credit_counts_down_and_is_topped_up() -> None:
+def test_credit_decreases_with_each_message_and_is_topped_up() -> None:
     pair = Pair(credit=2)
     sender, receiver = pair.producer()
     assert sender.credit == 2
@@ -116,7 +116,7 @@ def test_credit_counts_down_and_is_topped_up() -> None:
     assert (sender.credit, receiver.credit) == (5, 5)
 
 
-def test_credit_that_crosses_a_message_counts_it() -> None:
+def test_credit_update_that_crosses_a_message_counts_the_message() -> None:
     pair = Pair(credit=2)
     sender, receiver = pair.producer()
     receiver.flow(10)
@@ -125,14 +125,14 @@ def test_credit_that_crosses_a_message_counts_it() -> None:
     assert (sender.credit, receiver.credit) == (9, 9)
 
 
-def test_sending_without_credit_is_our_bug() -> None:
+def test_send_without_credit_raises_illegal_use() -> None:
     pair = Pair(credit=0)
     sender, _ = pair.producer()
     with pytest.raises(IllegalUse):
         sender.send(b"message")
 
 
-def test_a_drain_gives_the_credit_back() -> None:
+def test_drain_returns_unused_credit() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     receiver.flow(10, drain=True)
@@ -150,7 +150,7 @@ def test_a_drain_gives_the_credit_back() -> None:
 
 
 @pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second one in several frames
-def test_a_drain_is_over_for_its_receiver_with_the_message_that_uses_its_credit_up(message: bytes) -> None:
+def test_receiver_ends_drain_when_message_uses_up_the_credit(message: bytes) -> None:
     pair = Pair(frame_size=512)
     receiver, sender = pair.consumer()
     receiver.flow(1, drain=True)
@@ -163,7 +163,7 @@ def test_a_drain_is_over_for_its_receiver_with_the_message_that_uses_its_credit_
     assert not receiver.drain
 
 
-def test_a_drain_whose_credit_messages_used_up_is_answered_once() -> None:
+def test_drain_used_up_by_messages_is_answered_once() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     receiver.flow(1, drain=True)
@@ -174,7 +174,7 @@ def test_a_drain_whose_credit_messages_used_up_is_answered_once() -> None:
         assert len(of(Flowed, pair.run().at_client)) == expected
 
 
-def test_a_drain_of_no_credit_is_answered_at_once() -> None:
+def test_drain_of_zero_credit_is_answered_at_once() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     receiver.flow(0, drain=True)
@@ -183,7 +183,7 @@ def test_a_drain_of_no_credit_is_answered_at_once() -> None:
     assert not sender.drain
 
 
-def test_an_echo_is_answered() -> None:
+def test_flow_with_echo_is_answered() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     sender.available = 42
@@ -195,7 +195,7 @@ def test_an_echo_is_answered() -> None:
     assert (flow.link_credit, flow.available, flow.echo) == (7, 42, False)
 
 
-def test_a_large_message_goes_in_many_frames() -> None:
+def test_large_message_is_split_into_many_frames() -> None:
     pair = Pair(frame_size=512)
     sender, _ = pair.producer()
     message = bytes(range(256)) * 40
@@ -209,7 +209,7 @@ def test_a_large_message_goes_in_many_frames() -> None:
     assert [(event.payload, event.message_format) for event in transfers] == [(message, 3), (b"small", 0)]
 
 
-def test_a_closed_window_of_the_session_withholds_credit_and_the_rest_of_a_large_message() -> None:
+def test_closed_session_window_withholds_credit_and_rest_of_large_message() -> None:
     pair = Pair(limits=ConnectionLimits(incoming_window_frames=10), frame_size=512)
     sender, receiver = pair.producer()
     session = sender.session
@@ -225,7 +225,7 @@ def test_a_closed_window_of_the_session_withholds_credit_and_the_rest_of_a_large
     assert sender.credit == receiver.credit == 100 - 10
 
 
-def test_a_window_that_is_closed_from_the_beginning_withholds_all_credit() -> None:
+def test_session_window_closed_from_the_start_withholds_all_credit() -> None:
     script = Script().opened()
     script.say(Begin(None, 0, 0, 100))
     [attached] = of(Attached, script.say(attach(sender=False)))
@@ -239,7 +239,7 @@ def test_a_window_that_is_closed_from_the_beginning_withholds_all_credit() -> No
 
 
 @pytest.mark.parametrize(("size_bytes", "begun", "arrived"), [(7, 4, 4), (5000, 1, 0)])
-def test_a_link_that_detaches_before_a_closed_window_leaves_no_gap_in_the_delivery_ids(size_bytes: int, begun: int, arrived: int) -> None:
+def test_detach_at_closed_session_window_leaves_no_gap_in_delivery_ids(size_bytes: int, begun: int, arrived: int) -> None:
     pair = Pair(limits=ConnectionLimits(incoming_window_frames=4), frame_size=512)
     session = pair.session()
     sender, _ = pair.producer(session)
@@ -256,7 +256,7 @@ def test_a_link_that_detaches_before_a_closed_window_leaves_no_gap_in_the_delive
     assert not of(SessionEnded, pair.at_client)
 
 
-def test_an_aborted_message_is_dropped() -> None:
+def test_aborted_message_is_dropped_and_uses_credit() -> None:
     script = Script().attached()
     assert script.say(Transfer(0, 0, b"t", 0, False, True), b"part") == []
     [flowed] = of(Flowed, script.say(Transfer(0, None, None, None, None, False, aborted=True)))
@@ -267,7 +267,7 @@ def test_an_aborted_message_is_dropped() -> None:
     assert transfer.link.credit == 7
 
 
-def test_settled_on_a_later_frame_counts() -> None:
+def test_settled_flag_on_a_later_frame_is_honoured() -> None:
     script = Script().attached()
     script.say(Transfer(0, 0, b"t", 0, None, True), b"a")
     [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0, True), b"b"))

@@ -42,7 +42,7 @@ from bascule.amqp.types import Described, Symbol, ULong
 from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 
-def test_a_refused_attach_has_a_null_terminus_and_a_detach_with_the_error() -> None:
+def test_refused_attach_is_answered_with_null_terminus_and_detach_with_error() -> None:
     for sender in (True, False):
         script = Script().begun()
         script.server.receive(b"", 0.0)
@@ -61,7 +61,7 @@ def test_a_refused_attach_has_a_null_terminus_and_a_detach_with_the_error() -> N
         assert session.links == {}
 
 
-def test_a_client_hears_a_refusal() -> None:
+def test_refusal_of_attach_is_reported_to_client() -> None:
     pair = Pair()
     link = pair.session().attach_receiver("consumer", Source("nowhere"), Target())
     pair.server.receive(pair.client.data_to_send(), 0.0)
@@ -75,7 +75,7 @@ def test_a_client_hears_a_refusal() -> None:
     assert link.session.links == {}
 
 
-def test_an_attach_shows_all_that_the_peer_asks_for() -> None:
+def test_attached_event_carries_all_fields_of_the_attach() -> None:
     selector = Described(ULong(0x0000468C00000004), "a = 1")
     script = Script().begun()
     asked = Attach(
@@ -92,7 +92,7 @@ def test_an_attach_shows_all_that_the_peer_asks_for() -> None:
     assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (1, 1)
 
 
-def test_a_dynamic_target_gets_its_address_in_the_answer() -> None:
+def test_dynamic_target_gets_its_address_in_the_answer_to_attach() -> None:
     pair = Pair()
     target = Target(dynamic=True, dynamic_node_properties={"lifetime-policy": DeleteOnClose()}, capabilities=("temporary-queue",))
     link = pair.session().attach_sender("temporary", Source(), target)
@@ -105,7 +105,7 @@ def test_a_dynamic_target_gets_its_address_in_the_answer() -> None:
     assert link.remote.offered_capabilities == ("DELAYED_DELIVERY",)
 
 
-def test_a_null_source_is_answered_with_the_one_that_is_known() -> None:
+def test_null_source_is_answered_with_the_source_the_server_knows() -> None:
     pair = Pair()
     link = pair.session().attach_receiver("subscription", None, Target())
     [attached] = of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
@@ -115,7 +115,7 @@ def test_a_null_source_is_answered_with_the_one_that_is_known() -> None:
     assert link.source == Source("news", 2)
 
 
-def test_detaching_gives_back_what_nobody_settled() -> None:
+def test_detach_returns_unsettled_deliveries() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=5)
     for number in range(3):
@@ -134,7 +134,7 @@ def test_detaching_gives_back_what_nobody_settled() -> None:
     assert pair.client.data_to_send() == b""
 
 
-def test_both_sides_may_detach_at_once() -> None:
+def test_simultaneous_detach_of_both_peers_is_reported_once_to_each() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=5)
     sender.detach(AmqpError(NOT_FOUND, "deleted"))
@@ -145,7 +145,7 @@ def test_both_sides_may_detach_at_once() -> None:
     assert not pair.server.closed
 
 
-def test_a_peer_that_attaches_and_detaches_at_once_is_answered_in_order() -> None:
+def test_pipelined_attach_and_detach_are_answered_in_order() -> None:
     script = Script().begun()
     session = script.server.sessions[0]
     session.on_performative(attach(sender=False))
@@ -158,7 +158,7 @@ def test_a_peer_that_attaches_and_detaches_at_once_is_answered_in_order() -> Non
     assert session.links == {}
 
 
-def test_credit_given_before_the_answer_counts_after_it() -> None:
+def test_credit_given_before_answer_to_attach_counts_after_the_answer() -> None:
     script = Script().begun()
     session = script.server.sessions[0]
     session.on_performative(attach(sender=False))
@@ -169,7 +169,7 @@ def test_credit_given_before_the_answer_counts_after_it() -> None:
     assert link.credit == 5
 
 
-def test_handles_are_used_again() -> None:
+def test_link_handles_are_reused() -> None:
     pair = Pair()
     session = pair.session()
     for _ in range(5):
@@ -179,7 +179,7 @@ def test_handles_are_used_again() -> None:
         assert link.handle == 0
 
 
-def test_ending_a_session_gives_back_its_deliveries() -> None:
+def test_end_of_session_returns_unsettled_deliveries() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=5)
     sender.send(b"message", context=1)
@@ -214,7 +214,9 @@ BREACHES: dict[str, tuple[bool, list[tuple[Composite, bytes]], type[Composite], 
 
 
 @pytest.mark.parametrize(("sender", "frames", "answer", "condition"), BREACHES.values(), ids=BREACHES)
-def test_a_breach_ends_what_it_happens_in(sender: bool, frames: list[tuple[Composite, bytes]], answer: type[Any], condition: str) -> None:
+def test_protocol_violation_ends_only_its_link_or_session(
+    sender: bool, frames: list[tuple[Composite, bytes]], answer: type[Any], condition: str
+) -> None:
     script = Script(limits=ConnectionLimits(message_size_bytes_max=100)).attached(sender=sender)
     events = [event for frame, payload in frames for event in script.say(frame, payload)]
     found = script.answer(answer)
@@ -230,7 +232,7 @@ def test_a_breach_ends_what_it_happens_in(sender: bool, frames: list[tuple[Compo
     assert of(Attached, script.say(attach(3)))
 
 
-def test_a_transfer_beyond_the_window_ends_the_session() -> None:
+def test_transfer_beyond_session_window_ends_the_session() -> None:
     script = Script().attached()
     script.server.sessions[0]._incoming_window = 0
     script.say(Transfer(0, 0, b"t"))
@@ -239,7 +241,7 @@ def test_a_transfer_beyond_the_window_ends_the_session() -> None:
     assert error.condition == WINDOW_VIOLATION
 
 
-def test_an_attach_answer_to_an_attached_link_is_illegal() -> None:
+def test_second_answer_to_attach_is_illegal() -> None:
     pair = Pair()
     sender, receiver = pair.producer()
     with pytest.raises(IllegalUse, match="cannot answer the attach"):
@@ -249,7 +251,7 @@ def test_an_attach_answer_to_an_attached_link_is_illegal() -> None:
     assert caught.value.condition == ILLEGAL_STATE
 
 
-def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
+def test_credit_is_withheld_at_the_limit_of_unsettled_deliveries() -> None:
     pair = Pair(limits=ConnectionLimits(unsettled_per_session_max=3))
     receiver, sender = pair.consumer(credit=10)
     for _ in range(3):
@@ -265,7 +267,7 @@ def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
 
 
 @pytest.mark.parametrize("by_us", [False, True])
-def test_credit_that_was_withheld_comes_back_when_the_link_with_the_unsettled_goes(by_us: bool) -> None:
+def test_withheld_credit_returns_when_link_with_unsettled_deliveries_detaches(by_us: bool) -> None:
     pair = Pair(limits=ConnectionLimits(unsettled_per_session_max=3))
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=10)
@@ -282,7 +284,7 @@ def test_credit_that_was_withheld_comes_back_when_the_link_with_the_unsettled_go
     assert (waiting.credit, sender.credit) == (20, 0)
 
 
-def test_a_producer_with_too_much_unsettled_loses_its_session() -> None:
+def test_producer_beyond_limit_of_unsettled_deliveries_loses_its_session() -> None:
     script = Script(limits=ConnectionLimits(unsettled_per_session_max=3)).attached()
     for number in range(4):
         script.say(Transfer(0, number, b"t", 0))
@@ -291,7 +293,7 @@ def test_a_producer_with_too_much_unsettled_loses_its_session() -> None:
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
-def test_a_sender_may_settle_its_own_delivery() -> None:
+def test_sender_may_settle_its_own_delivery() -> None:
     script = Script().attached()
     [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0)))
     assert script.say(Disposition(False, 0, None, True)) == []
@@ -299,7 +301,7 @@ def test_a_sender_may_settle_its_own_delivery() -> None:
     assert script.server.data_to_send() == b""
 
 
-def test_counters_go_round() -> None:
+def test_delivery_counters_wrap_around() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     for session, peer in ((sender.session, receiver.session),):
@@ -324,7 +326,7 @@ def test_counters_go_round() -> None:
     assert Accepted() == ACCEPTED
 
 
-def test_messages_begun_and_not_ended_are_bounded() -> None:
+def test_partial_messages_beyond_the_byte_limit_close_the_connection() -> None:
     script = Script(limits=ConnectionLimits(partial_bytes_max=1000)).begun()
     for handle in range(3):
         script.say(attach(handle))
@@ -343,7 +345,7 @@ def test_messages_begun_and_not_ended_are_bounded() -> None:
     assert script.server.partial_bytes == 0
 
 
-def test_links_are_bounded() -> None:
+def test_link_beyond_the_limit_ends_the_session() -> None:
     script = Script(limits=ConnectionLimits(links_max=2)).begun()
     for handle in range(3):
         script.say(attach(handle))
@@ -352,7 +354,7 @@ def test_links_are_bounded() -> None:
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
-def test_a_huge_attach_is_refused() -> None:
+def test_attach_above_performative_size_limit_closes_the_connection() -> None:
     script = Script().begun()
     script.say(Attach("name", 0, True, source=Source("q", filter={"jms-selector": "x" * PERFORMATIVE_SIZE_BYTES_MAX})))
     error = script.answer(Close).error

@@ -28,7 +28,7 @@ def go_on(pair: Pair, link: SenderLink, size: int, *, more: bool) -> None:
     pair.run()
 
 
-def test_beyond_the_budget_the_link_that_has_waited_longest_for_a_frame_is_detached_and_others_go_on() -> None:
+def test_exceeded_partial_budget_detaches_link_that_waited_longest_for_a_frame() -> None:
     budget = PartialBudget(10_000)
     pairs = [pair_with(budget) for _ in range(3)]
     links = [pair.producer()[0] for pair in pairs]
@@ -47,7 +47,7 @@ def test_beyond_the_budget_the_link_that_has_waited_longest_for_a_frame_is_detac
     assert budget.used_bytes == 0
 
 
-def test_one_message_has_room_however_large_it_is() -> None:
+def test_single_partial_message_may_exceed_the_budget() -> None:
     budget = PartialBudget(10)
     pair = pair_with(budget)
     link, _ = pair.producer()

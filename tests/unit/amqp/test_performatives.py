@@ -26,19 +26,19 @@ def full(cls: type[Composite]) -> Composite:
 
 
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
-def test_a_composite_with_all_its_fields_comes_back(cls: type[Composite]) -> None:
+def test_composite_with_all_fields_round_trips(cls: type[Composite]) -> None:
     value = full(cls)
     encoded = encode_composite(value)
     assert decode_composite(encoded) == (value, len(encoded))
 
 
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
-def test_a_composite_of_defaults_comes_back(cls: type[Composite]) -> None:
+def test_composite_of_defaults_round_trips(cls: type[Composite]) -> None:
     assert decode_composite(encode_composite(cls()))[0] == cls()
 
 
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
-def test_the_symbolic_descriptor_does_as_well(cls: type[Composite]) -> None:
+def test_composite_is_decoded_by_its_symbolic_descriptor(cls: type[Composite]) -> None:
     numeric = dump(full(cls))
     assert load(Described(Symbol(cls.SYMBOL), numeric.value)) == load(numeric)
 
@@ -49,47 +49,47 @@ TYPED_FIELDS = {
 
 
 @pytest.mark.parametrize(("cls", "position"), TYPED_FIELDS.values(), ids=TYPED_FIELDS)
-def test_a_field_of_another_type_is_a_decode_error(cls: type[Composite], position: int) -> None:
+def test_field_of_wrong_type_raises_decode_error(cls: type[Composite], position: int) -> None:
     row = cls.FIELDS[position]
     with pytest.raises(DecodeError, match=f"{row.name} must be {row.wire.name}"):
         load(Described(ULong(cls.CODE), [None] * position + [1.5]))
 
 
 @pytest.mark.parametrize("cls", [cls for cls in TYPES if any(row.mandatory for row in cls.FIELDS)], ids=lambda cls: cls.__name__)
-def test_a_missing_mandatory_field_is_a_decode_error(cls: type[Composite]) -> None:
+def test_missing_mandatory_field_raises_decode_error(cls: type[Composite]) -> None:
     with pytest.raises(DecodeError, match="which is mandatory"):
         load(Described(ULong(cls.CODE), []))
 
 
-def test_more_fields_than_the_type_has_are_a_decode_error() -> None:
+def test_excess_fields_raise_decode_error() -> None:
     with pytest.raises(DecodeError, match="at most 1 fields"):
         load(Described(ULong(p.End.CODE), [None, None]))
 
 
-def test_a_single_symbol_stands_for_many() -> None:
+def test_single_symbol_is_decoded_as_a_list_of_one() -> None:
     opened, _ = decode_composite(encode(Described(ULong(0x10), ["c", *[None] * 6, Symbol("ANONYMOUS-RELAY")])))
     assert isinstance(opened, p.Open)
     assert opened.offered_capabilities == ("ANONYMOUS-RELAY",)
 
 
-def test_unknown_described_types_stay_as_they_are() -> None:
+def test_unknown_described_types_round_trip_unchanged() -> None:
     selector = Described(ULong(0x0000468C00000004), "a = 1")
     source = p.Source("queue", filter={"jms-selector": selector}, default_outcome=Described(Symbol("x:y"), [1]))
     assert decode_composite(encode_composite(source))[0] == source
 
 
-def test_a_value_that_is_no_composite_is_a_decode_error() -> None:
+def test_value_other_than_a_composite_raises_decode_error() -> None:
     for value in (1, [], Described(ULong(0x99), []), Described([1], [])):
         with pytest.raises(DecodeError):
             decode_composite(encode(value))
 
 
-def test_trailing_defaults_are_not_written() -> None:
+def test_trailing_default_fields_are_not_encoded() -> None:
     assert encode_composite(p.Accepted()).hex() == "00532445"
     assert encode_composite(p.Detach(1, True)).hex() == "005316c00402520141"
 
 
-def test_an_error_is_an_exception_and_back() -> None:
+def test_error_converts_to_exception_and_back() -> None:
     error = AmqpError(NOT_FOUND, "no such queue", {Symbol("queue"): "a"})
     wire = p.Error.of(error)
     assert wire is not None

@@ -103,14 +103,14 @@ class Raw:
         (TwiceClient(), "bob"),
     ],
 )
-def test_a_client_that_proves_itself_is_known_by_name(client: PlainClient | AnonymousClient | TwiceClient, user: str) -> None:
+def test_authenticated_client_is_known_by_user_name(client: PlainClient | AnonymousClient | TwiceClient, user: str) -> None:
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient([client]), require_sasl=True).run()
     assert pair.server.user == user
     assert pair.client.remote_open.container_id == "server"
 
 
 @pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", ""), ("", ""), ("alice", "")])
-def test_a_wrong_password_is_the_end(user: str, password: str) -> None:
+def test_wrong_credentials_close_both_ends_as_unauthorized(user: str, password: str) -> None:
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient([PlainClient(user, password)]), require_sasl=True).run()
     for events, connection in ((pair.at_server, pair.server), (pair.at_client, pair.client)):
         error = of(ConnectionClosed, events)[0].error
@@ -120,20 +120,20 @@ def test_a_wrong_password_is_the_end(user: str, password: str) -> None:
         assert connection.user is None
 
 
-def test_a_client_takes_the_first_of_its_own_that_is_offered() -> None:
+def test_client_chooses_its_first_mechanism_that_server_offers() -> None:
     clients = [TwiceClient(), PlainClient("alice", "secret")]
     clients[0].name = "SCRAM-SHA-256"  # type: ignore[misc]
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient(clients), require_sasl=True).run()
     assert pair.server.user == "alice"
 
 
-def test_no_common_mechanism_ends_the_client() -> None:
+def test_client_closes_when_no_mechanism_is_common() -> None:
     pair = Pair(sasl=SaslServer({"PLAIN": plain}), client_sasl=SaslClient([AnonymousClient()]), require_sasl=True).run()
     assert pair.client.closed
     assert "PLAIN" in str(pair.client.error)
 
 
-def test_a_client_that_distrusts_the_server_goes() -> None:
+def test_client_closes_when_server_fails_to_prove_its_identity() -> None:
     class Impostor(Twice):
         def step(self, response: bytes | None) -> bytes | None:
             return b"of somebody else"
@@ -143,14 +143,14 @@ def test_a_client_that_distrusts_the_server_goes() -> None:
     assert "not the server" in str(pair.client.error)
 
 
-def test_mechanisms_are_offered_in_their_order_and_the_outcome_carries_the_signature() -> None:
+def test_mechanisms_are_offered_in_order_and_outcome_carries_server_signature() -> None:
     raw = Raw()
     assert raw.offer == [SaslMechanisms(("TWICE", "PLAIN", "ANONYMOUS", "ENDLESS"))]
     assert raw.say(SaslInit("TWICE", b"bob")) == [SaslChallenge(b"nonce of bob")]
     assert raw.say(SaslResponse(b"proof")) == [SaslOutcome(0, b"signature")]
 
 
-def test_plain_without_initial_response_is_asked_for_it() -> None:
+def test_plain_without_initial_response_gets_a_challenge() -> None:
     raw = Raw()
     assert raw.say(SaslInit("PLAIN")) == [SaslChallenge(b"")]
     assert raw.say(SaslResponse(b"\0alice\0secret")) == [SaslOutcome(0)]
@@ -158,26 +158,26 @@ def test_plain_without_initial_response_is_asked_for_it() -> None:
 
 
 @pytest.mark.parametrize("response", [b"", b"alice", b"\0alice", b"bob\0alice\0secret", b"\0alice\0secret\0", b"\xff\0\xff\0\xff"])
-def test_a_response_that_is_no_plain_is_refused(response: bytes) -> None:
+def test_malformed_plain_response_is_refused(response: bytes) -> None:
     raw = Raw()
     assert raw.say(SaslInit("PLAIN", response)) == [SaslOutcome(1)]
     assert raw.server.closed
 
 
-def test_a_mechanism_that_is_not_offered_is_refused() -> None:
+def test_mechanism_that_is_not_offered_is_refused() -> None:
     raw = Raw()
     assert raw.say(SaslInit("GSSAPI", b"")) == [SaslOutcome(1)]
     assert raw.server.closed
 
 
 @pytest.mark.parametrize("performative", [SaslResponse(b""), SaslOutcome(0), SaslMechanisms(("X",)), Open("c")])
-def test_a_frame_out_of_turn_is_the_end(performative: Composite) -> None:
+def test_frame_out_of_sequence_closes_sasl_exchange(performative: Composite) -> None:
     raw = Raw()
     assert raw.say(performative) == []
     assert raw.server.closed
 
 
-def test_rounds_are_bounded() -> None:
+def test_sasl_exchange_beyond_limit_of_rounds_is_closed() -> None:
     raw = Raw()
     raw.say(SaslInit("ENDLESS"))
     for _ in range(SASL_ROUNDS_MAX):

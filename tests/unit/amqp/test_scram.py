@@ -29,7 +29,7 @@ def server(**passwords: str) -> ScramServer:
     return ScramServer(verifiers(**passwords or {"user": "pencil"}), SERVER_NONCE)
 
 
-def test_the_exchange_is_that_of_the_rfc() -> None:
+def test_scram_exchange_matches_the_example_of_the_rfc() -> None:
     asked, asking = server(), ScramClient("user", "pencil", CLIENT_NONCE)
     assert asking.initial() == CLIENT_FIRST
     assert asked.step(CLIENT_FIRST) == SERVER_FIRST
@@ -40,7 +40,7 @@ def test_the_exchange_is_that_of_the_rfc() -> None:
 
 
 @pytest.mark.parametrize("user", ["ann", "a,b=c", "émile"])
-def test_a_client_proves_itself_over_a_connection(user: str) -> None:
+def test_scram_client_authenticates_over_a_connection(user: str) -> None:
     offered = SaslServer({"SCRAM-SHA-256": lambda: server(**{user: "pässword"})})
     pair = Pair(sasl=offered, client_sasl=SaslClient([ScramClient(user, "pässword", "c")]), require_sasl=True).run()
     assert pair.server.user == user
@@ -48,7 +48,7 @@ def test_a_client_proves_itself_over_a_connection(user: str) -> None:
 
 
 @pytest.mark.parametrize(("user", "password"), [("user", "pen"), ("nobody", "pencil"), ("user", ""), ("", "pencil")])
-def test_a_wrong_password_and_an_unknown_user_are_told_apart_by_nothing(user: str, password: str) -> None:
+def test_wrong_password_and_unknown_user_are_indistinguishable(user: str, password: str) -> None:
     asked, asking = server(), ScramClient(user, password, CLIENT_NONCE)
     challenge = asked.step(asking.initial())
     assert challenge is not None
@@ -58,7 +58,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_apart_by_nothing(user: st
     assert asked.final is None
 
 
-def test_a_server_that_does_not_know_the_password_is_left() -> None:
+def test_client_closes_when_server_does_not_know_the_password() -> None:
     class Impostor(ScramServer):
         def step(self, response: bytes | None) -> bytes | None:
             try:
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_know_the_password_is_left() -> None:
     assert "could not prove that it knows the password" in str(error)
 
 
-def test_a_server_that_says_yes_before_the_proof_is_left() -> None:
+def test_server_success_before_client_proof_raises_authentication_failed() -> None:
     asking = ScramClient("user", "pencil", CLIENT_NONCE)
     asking.initial()
     with pytest.raises(AuthenticationFailed, match="could not prove that it knows the password"):
@@ -94,7 +94,7 @@ def test_a_server_that_says_yes_before_the_proof_is_left() -> None:
         b"n,,n=user",
     ],
 )
-def test_a_first_message_that_is_none_is_refused(first: bytes) -> None:
+def test_malformed_client_first_message_is_refused(first: bytes) -> None:
     with pytest.raises(AuthenticationFailed):
         server().step(first)
 
@@ -106,7 +106,7 @@ def test_a_first_message_that_is_none_is_refused(first: bytes) -> None:
         CLIENT_FINAL[:-4], CLIENT_FINAL.replace(b"p=dHz", b"p=\xff\xff"), CLIENT_FINAL.replace(b"c=biws", b"c=*"),
     ],
 )  # fmt: skip
-def test_a_final_message_that_proves_nothing_is_refused(final: bytes) -> None:
+def test_client_final_message_without_valid_proof_is_refused(final: bytes) -> None:
     asked = server()
     asked.step(CLIENT_FIRST)
     with pytest.raises(AuthenticationFailed):
@@ -117,12 +117,12 @@ def test_a_final_message_that_proves_nothing_is_refused(final: bytes) -> None:
     "challenge",
     [b"", b"r=other,s=AAAA,i=4096", b"r=rOprNGfwEbeRWgbNEkqO,s=AAAA,i=4096", SERVER_FIRST + b"0000", SERVER_FIRST.replace(b"4096", b"x")],
 )
-def test_a_challenge_that_is_not_for_this_exchange_or_too_costly_is_refused(challenge: bytes) -> None:
+def test_challenge_with_foreign_nonce_or_costly_iterations_is_refused(challenge: bytes) -> None:
     with pytest.raises(AuthenticationFailed):
         ScramClient("user", "pencil", CLIENT_NONCE).step(challenge)
 
 
-def test_a_verifier_is_written_as_postgresql_writes_it_and_read_again() -> None:
+def test_verifier_has_the_text_form_of_postgresql_and_is_parsed_back() -> None:
     verifier = Verifier.of("pencil", SALT, 4096)
     text = str(verifier)
     assert text == (
@@ -137,12 +137,12 @@ def test_a_verifier_is_written_as_postgresql_writes_it_and_read_again() -> None:
     ["", "pencil", "SCRAM-SHA-256$4096:AAAA$AAAA:AAAA", "SCRAM-SHA-256$x:AAAA$AAAA:AAAA",
      str(Verifier.of("p", SALT, 1)).replace("256", "1"), str(Verifier.of("p", SALT, 1)).replace("$1:", f"${ITERATIONS_MAX + 1}:")],
 )  # fmt: skip
-def test_what_is_no_verifier_is_refused(text: str) -> None:
+def test_malformed_verifier_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="SCRAM-SHA-256"):
         Verifier.parse(text)
 
 
-def test_a_password_told_by_plain_is_checked_against_the_same_verifier() -> None:
+def test_plain_password_is_checked_against_the_scram_verifier() -> None:
     users = verifiers(user="pencil")
     assert [users.check(*given) for given in (("user", "pencil"), ("user", "pen"), ("nobody", "pencil"))] == [True, False, False]
     pair = Pair(
@@ -153,7 +153,7 @@ def test_a_password_told_by_plain_is_checked_against_the_same_verifier() -> None
     assert pair.server.user == "user"
 
 
-def test_who_is_known_by_other_means_says_so() -> None:
+def test_external_mechanism_takes_identity_from_the_transport() -> None:
     offered = SaslServer({"EXTERNAL": lambda: ExternalServer("CN=ann")})
     assert Pair(sasl=offered, client_sasl=SaslClient([ExternalClient()]), require_sasl=True).run().server.user == "CN=ann"
     with pytest.raises(AuthenticationFailed):

@@ -10,7 +10,7 @@ from bascule.amqp.types import Described, ULong
 from tests.unit.amqp.pair import Pair, of
 
 
-def test_a_transaction_is_declared_used_and_discharged() -> None:
+def test_transaction_is_declared_used_and_discharged() -> None:
     pair = Pair()
     session = pair.session()
     control, coordinator = pair.producer(session, Coordinator(("amqp:local-transactions",)))
@@ -47,7 +47,7 @@ def test_a_transaction_is_declared_used_and_discharged() -> None:
     assert [type(event.state) for event in of(Dispositioned, pair.run().at_client)] == [Rejected, p.Declared]
 
 
-def test_what_is_no_control_message_is_rejected() -> None:
+def test_malformed_control_message_is_rejected() -> None:
     pair = Pair()
     control, _ = pair.producer(target=Coordinator())
     control.send(b"\xff")
@@ -56,12 +56,12 @@ def test_what_is_no_control_message_is_rejected() -> None:
     assert [event.state.error.condition for event in told] == [DECODE_ERROR, DECODE_ERROR]
 
 
-def test_a_control_message_may_have_sections_before_its_body() -> None:
+def test_control_message_may_have_sections_before_its_body() -> None:
     header = encode(Described(ULong(0x70), [True]))
     assert decode_control(header + encode_control(Discharge(b"1", False))) == Discharge(b"1", False)
     assert decode_control(encode_control(Declare())) == Declare()
 
 
-def test_a_message_without_body_is_no_control_message() -> None:
+def test_control_message_without_body_raises_decode_error() -> None:
     with pytest.raises(DecodeError):
         decode_control(encode(Described(ULong(0x70), [True])))

@@ -24,9 +24,7 @@ def unsettled_of(ids: set[int], settled: set[int]) -> Unsettled[int]:
 
 
 @given(IDS, IDS, BOUND, BOUND, st.integers(1, 5))
-def test_range_in_pieces_has_the_deliveries_of_the_whole_range_in_the_same_order(
-    ids: set[int], settled: set[int], first: int, last: int, most: int
-) -> None:
+def test_range_popped_in_pieces_equals_the_range_popped_whole(ids: set[int], settled: set[int], first: int, last: int, most: int) -> None:
     whole, pieces = unsettled_of(ids, settled), unsettled_of(ids, settled)
     found = []
     while piece := pieces.pop_range(first, last, most):
@@ -38,7 +36,7 @@ def test_range_in_pieces_has_the_deliveries_of_the_whole_range_in_the_same_order
     assert pieces.by_id == whole.by_id
 
 
-def test_end_of_the_only_link_with_deliveries_costs_no_more_where_they_are_many() -> None:
+def test_end_of_the_only_link_with_deliveries_costs_the_same_for_any_number() -> None:
     pair = Pair()
     (link, _), (other, _) = pair.producer(), pair.producer()
     sent = SentDeliveries()

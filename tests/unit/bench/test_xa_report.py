@@ -22,36 +22,36 @@ def cells(page: str, *first: str) -> list[str]:
     return found
 
 
-def test_figures_are_a_rate_over_the_measured_time_and_quantiles() -> None:
+def test_figures_are_rate_over_measured_time_and_latency_quantiles() -> None:
     taken_ms = [float(each) for each in range(200, 0, -1)]
     assert figures(taken_ms, 4.0) == {"failures": 0, "per_s": 50.0, "p50_ms": 101.0, "p99_ms": 199.0}
 
 
-def test_a_run_without_a_transaction_has_failed() -> None:
+def test_run_without_transactions_has_failed() -> None:
     assert figures([], 4.0) == FAILED
 
 
 @pytest.mark.parametrize(("values", "said"), [([], "-"), ([1234.4], "1,234"), ([3.0, 1.0, 8.0], "3 (1 to 8)"), ([1.0, 4.0], "2 (1 to 4)")])
-def test_spread_is_the_median_with_the_least_and_the_greatest(values: list[float], said: str) -> None:
+def test_spread_is_median_with_minimum_and_maximum(values: list[float], said: str) -> None:
     assert spread(values, 0) == said
 
 
-def test_a_ratio_compares_runs_of_the_same_round() -> None:
+def test_ratio_compares_runs_of_the_same_round() -> None:
     ours, theirs = [run(100, 2.0), run(10, 20.0)], [run(50, 4.0), run(5, 40.0)]
     assert ratios(ours, theirs, "per_s", more_is_better=True) == [2.0, 2.0]
     assert ratios(ours, theirs, "p50_ms", more_is_better=False) == [2.0, 2.0]
 
 
-def test_a_worse_result_is_a_ratio_below_1() -> None:
+def test_worse_result_gives_a_ratio_below_1() -> None:
     assert ratios([run(50, 4.0)], [run(100, 2.0)], "per_s", more_is_better=True) == [0.5]
     assert ratios([run(50, 4.0)], [run(100, 2.0)], "p50_ms", more_is_better=False) == [0.5]
 
 
-def test_a_round_in_which_one_has_failed_has_no_ratio() -> None:
+def test_round_with_a_failed_run_has_no_ratio() -> None:
     assert ratios([FAILED, run(9), run(8)], [run(3), run(3), FAILED], "per_s", more_is_better=True) == [3.0]
 
 
-def test_table_gives_the_decision_in_the_database_a_ratio_to_the_peers_two_phases() -> None:
+def test_table_compares_decision_in_database_with_two_phases_of_the_peer() -> None:
     page = table(
         {
             ("jms-postgres-send", PEER, ONE): [run(100, 4.0), run(300, 4.0)],
@@ -84,13 +84,13 @@ def test_table_compares_processes_with_as_many_threads_of_the_peer() -> None:
     assert peer_clients(PROCESSES) == FOUR
 
 
-def test_table_counts_failures_and_leaves_their_runs_out() -> None:
+def test_table_counts_failures_and_omits_failed_runs() -> None:
     page = table({("all-relay", PYTHON, ONE): [FAILED, run(7), {"failures": 3}]})
     assert cells(page, "receive, insert, produce, send: two phases", "1", PYTHON) == ["7", "1.0", "9.0", "", "", "4"]
     assert cells(page, *HEAD) == []
 
 
-def test_peer_runs_what_it_has() -> None:
+def test_modes_run_only_where_the_implementation_supports_them() -> None:
     by_name = {mode.name: mode for mode in MODES}
     assert runs(PEER, by_name["jms-postgres-relay"], FOUR)
     assert not runs(PEER, by_name["jms-postgres-relay"], PROCESSES)

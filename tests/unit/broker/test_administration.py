@@ -102,7 +102,7 @@ def test_moved_messages_are_only_in_the_other_queue_after_a_crash_at_any_point(b
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_delayed_message_that_is_moved_is_delivered_at_its_time_and_not_before(bench: Bench, crashed: bool) -> None:
+def test_moved_delayed_message_is_delivered_at_its_delivery_time(bench: Bench, crashed: bool) -> None:
     bench.fill("later", delivery_time_ms=START_MS + 1_000)
     assert done(bench, move(bench.engine, bench.queue(), "other")).done == 1
     if crashed:
@@ -141,7 +141,7 @@ def test_a_message_whose_body_cannot_be_read_is_not_moved(
     assert done(bench, action(bench.engine, dead)).done == 1
 
 
-def test_a_queue_is_not_moved_into_itself(bench: Bench) -> None:
+def test_move_of_queue_to_itself_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidInput, match="source and target are the same"):
         move(bench.engine, bench.queue(), "q")
 
@@ -188,7 +188,7 @@ def test_a_dead_letter_of_a_subscription_returns_only_to_that_subscription(bench
         bench.crash()
 
 
-def test_no_divert_sees_a_returned_message_again(bench: Bench) -> None:
+def test_returned_dead_letter_is_not_seen_by_diverts(bench: Bench) -> None:
     killed(bench, "a")
     before = len(bench.values())
     done(bench, return_dead_letters(bench.engine, bench.queue("DLQ")))
@@ -213,7 +213,7 @@ def test_a_dead_letter_that_cannot_return_stays_and_the_reason_is_reported(bench
     assert bench.waiting(bench.queue("DLQ")) == ["a", "b", "stray"]
 
 
-def test_a_return_is_atomic(bench: Bench) -> None:
+def test_return_of_dead_letter_is_atomic_in_crash(bench: Bench) -> None:
     killed(bench, "a")
     for stored, where in ((0, "DLQ"), (1, "q")):
         for _ in return_dead_letters(bench.engine, bench.queue("DLQ")):
@@ -262,7 +262,7 @@ def test_a_dead_letter_that_is_no_jms_message_is_listed(bench: Bench) -> None:
     assert dead_letter(bench.engine, message)["address"] is None
 
 
-def test_a_queue_in_use_is_deleted_by_force_only(bench: Bench) -> None:
+def test_queue_with_messages_is_deleted_only_by_force(bench: Bench) -> None:
     bench.fill("a")
     with pytest.raises(InUse, match="has 1 messages and 0 consumers"):
         delete(bench.engine, bench.queue())

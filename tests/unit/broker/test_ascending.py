@@ -19,6 +19,6 @@ def test_ascending_lists_are_compared_as_sets(one: set[int], other: set[int]) ->
     assert {mid for mid in range(41) if has(left, mid)} == one
 
 
-def test_many_mids_are_put_in_order_in_parts() -> None:
+def test_many_message_ids_are_sorted_in_parts() -> None:
     mids = [number * 7919 % (3 * SORTED_AT_ONCE + 1) for number in range(3 * SORTED_AT_ONCE)]
     assert list(in_order(mids)) == sorted(mids)

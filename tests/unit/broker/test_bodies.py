@@ -40,7 +40,7 @@ def held(bodies: Bodies, body: bytes) -> BrokerMessage:
 MEMORY_BYTES = 40
 
 
-def test_bodies_beyond_their_share_of_memory_go_to_the_store_and_are_read_from_there(store: Store) -> None:
+def test_bodies_beyond_memory_share_are_spilled_to_store_and_read_back(store: Store) -> None:
     bodies = Bodies(store, MEMORY_BYTES)
     first, second = held(bodies, b"x" * 8), held(bodies, b"y" * 8)
     assert (bodies.memory_bytes, bodies.stored_bytes) == (8, 8)
@@ -62,7 +62,7 @@ def test_without_a_store_all_bodies_stay_in_memory() -> None:
     assert held(bodies, b"x").body == b"x"
 
 
-def test_a_spilled_message_is_delivered_selected_and_moved_to_the_dead_letters_like_any_other(bench: Bench, store: Store) -> None:
+def test_spilled_message_is_selected_delivered_and_dead_lettered(bench: Bench, store: Store) -> None:
     bench.engine.bodies.store, bench.engine.memory.bodies_max_bytes = store, 0
     bench.fill("red", properties={"colour": "red"})
     consumer = bench.consumer(selector="colour = 'red'")

@@ -89,7 +89,7 @@ def test_a_commit_is_one_record_and_pipelines_see_the_messages_only_in_it(work: 
     assert work.bench.broker.log.records[-1][0] == KEY_OF_KIND[Kind.DATA]
 
 
-def test_a_divert_takes_the_messages_of_a_branch_from_the_record_of_its_commit(work: Work) -> None:
+def test_divert_takes_messages_of_branch_from_commit_record(work: Work) -> None:
     work.prepared()
     work.end(Ending.COMMITTED)
     work.bench.broker.settle()
@@ -145,7 +145,7 @@ def test_a_snapshot_before_an_outcome_is_stored_has_the_branch_as_prepared(work:
     assert work.where() == (([], ["bill"]) if ending is Ending.COMMITTED else (["order"], []))
 
 
-def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
+def test_messages_held_by_branch_do_not_expire(bench: Bench) -> None:
     bench.fill("short", to="in", ttl_ms=1_000)
     consumer = bench.consumer(bench.queue("in"))
     transaction = bench.engine.begin(b"1")
@@ -176,7 +176,7 @@ def test_messages_of_a_branch_are_kept_only_by_the_branch(work: Work, one_phase:
     assert work.where() == ([], ["bill"])
 
 
-def test_a_branch_without_work_votes_read_only_and_writes_nothing(bench: Bench) -> None:
+def test_prepare_of_branch_without_work_votes_read_only_and_writes_nothing(bench: Bench) -> None:
     answers: list[bool] = []
     records = len(bench.values())
     branches.prepare(bench.engine, bench.engine.begin(b"1"), XID, "client", answers.append)
@@ -187,7 +187,7 @@ def test_a_branch_without_work_votes_read_only_and_writes_nothing(bench: Bench) 
         branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
 
 
-def test_sends_are_routed_by_the_commit(work: Work) -> None:
+def test_sends_of_branch_are_routed_at_commit(work: Work) -> None:
     work.bench.put("news", to="t", transaction=work.transaction)
     work.prepared()
     late = work.bench.subscription("late")
@@ -283,7 +283,7 @@ def refused(work: Work) -> TransactionRolledBack:
     return caught.value
 
 
-def test_a_transaction_that_can_only_be_rolled_back_is_not_prepared(work: Work) -> None:
+def test_prepare_of_doomed_transaction_is_refused(work: Work) -> None:
     work.transaction.doomed = ResourceLimit("larger than a record")
     assert "larger than a record" in str(refused(work))
 
@@ -311,7 +311,7 @@ def test_prepared_branches_are_limited_in_number_and_size(work: Work, monkeypatc
     assert "recover" in str(caught.value)
 
 
-def test_only_the_last_outcomes_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_newest_branch_outcomes_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
     for number in range(3):
         branches.commit_one_phase(bench.engine, bench.engine.begin(b"1"), Xid(7, b"%d" % number, b""), lambda _: None)
@@ -319,7 +319,7 @@ def test_only_the_last_outcomes_are_remembered(bench: Bench, monkeypatch: pytest
     assert [xid.gtrid for xid in bench.engine.branches.ended] == [b"1", b"2"]
 
 
-def test_list_of_many_branches_is_made_in_several_turns(bench: Bench) -> None:
+def test_list_of_many_branches_takes_several_turns(bench: Bench) -> None:
     engine = bench.engine
     xids = [Xid(1, b"%d" % number, b"b") for number in range(300)]
     for xid in xids:

@@ -54,7 +54,7 @@ def test_a_prepare_that_arrives_after_its_rollback_fails(work: Work) -> None:
     assert work.bench.got(work.fresh()) == ["order"]
 
 
-def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
+def test_repeated_prepare_is_answered_without_transaction(work: Work) -> None:
     work.prepared()
     branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
     assert work.answers == [True, True]
@@ -64,7 +64,7 @@ def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
         branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)
 
 
-def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) -> None:
+def test_prepare_of_second_transaction_with_same_xid_is_refused(work: Work) -> None:
     work.prepared()
     second = work.bench.engine.begin(b"2")
     work.bench.put("second", to="out", transaction=second)
@@ -74,7 +74,7 @@ def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) 
     assert work.bench.engine.transactions == {}
 
 
-def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
+def test_one_phase_commit_is_remembered_after_crash(work: Work) -> None:
     branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     work.bench.broker.settle()
     assert work.answers == [None]
@@ -97,7 +97,7 @@ def test_a_request_about_a_one_phase_commit_that_is_being_stored_is_answered_bus
     assert caught.value.ending is Ending.COMMITTED
 
 
-def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -> None:
+def test_repeated_one_phase_commit_is_answered_without_transaction(work: Work) -> None:
     branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     work.bench.broker.settle()
     branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)

@@ -57,7 +57,7 @@ def test_snapshot_of_a_deep_queue_is_collected_in_short_turns_and_others_are_ser
     assert len(loaded(bench)) == MANY
 
 
-def test_messages_that_come_and_go_while_a_snapshot_is_collected(bench: Bench) -> None:
+def test_snapshot_includes_messages_that_arrive_or_leave_during_collection(bench: Bench) -> None:
     consumer = bench.broker.attach(bench.queue(), 20)
     bench.broker.settle()
     bench.broker.take_snapshot()
@@ -73,7 +73,7 @@ def test_messages_that_come_and_go_while_a_snapshot_is_collected(bench: Bench) -
     assert loaded(bench) == [number for number in range(MANY) if number not in (0, 1, 5)] + ["late"]
 
 
-def test_the_last_piece_is_short_under_continuous_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_step_of_snapshot_collection_is_short_under_continuous_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "LAST_STEPS", 10)
     collector = Collector(bench.engine, bench.broker.offsets)
     for number, _ in enumerate(collector.walk()):
@@ -83,7 +83,7 @@ def test_the_last_piece_is_short_under_continuous_load(bench: Bench, monkeypatch
     assert len(taken.mids[0]) - copied <= 10
 
 
-def test_a_copy_that_lacks_a_message_makes_no_snapshot(bench: Bench) -> None:
+def test_snapshot_with_missing_message_is_not_written(bench: Bench) -> None:
     queue = bench.queue()
     collector = Collector(bench.engine, bench.broker.offsets)
     for _ in collector.walk():
@@ -107,7 +107,7 @@ def test_a_stopped_walk_ends_and_detaches_from_its_queues(bench: Bench) -> None:
     assert bench.queue().held.copy is None
 
 
-def test_a_round_whose_snapshot_takes_too_long_fails_and_the_next_one_succeeds(bench: Bench) -> None:
+def test_housekeeping_round_with_slow_snapshot_fails_and_next_round_succeeds(bench: Bench) -> None:
     async def late() -> None:
         topics = Topics()
         keeping = housekeeping(bench.broker, topics, announce_timeout_s=0.01)

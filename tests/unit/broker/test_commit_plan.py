@@ -68,7 +68,7 @@ def commit(bench: Bench, transaction: LocalTransaction) -> list[Any]:
     return answers
 
 
-def test_plan_asks_selectors_and_commit_does_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_evaluates_selectors_and_commit_does_not_evaluate_them_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     wants = bench.engine.deliveries.wants
     monkeypatch.setattr(bench.engine.deliveries, "wants", lambda queue, *rest: asked.append(queue.name) or wants(queue, *rest))
@@ -145,7 +145,7 @@ def test_duplicate_does_not_recreate_a_queue_deleted_between_plan_and_commit(ben
     assert "q" not in bench.engine.addresses.anycast
 
 
-def test_commit_that_fails_after_its_plan_leaves_nothing(bench: Bench) -> None:
+def test_failed_commit_after_plan_leaves_no_messages_bytes_or_duplicate_id(bench: Bench) -> None:
     options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
     transaction = planned(bench, transaction_of(bench, "x" * 1_000, **options))
     limit, bench.engine.journaling.record_bytes_max = bench.engine.journaling.record_bytes_max, 1_100
@@ -159,7 +159,7 @@ def test_commit_that_fails_after_its_plan_leaves_nothing(bench: Bench) -> None:
     assert bench.waiting(queue) == ["again"]
 
 
-def test_plan_is_in_the_account_of_memory_until_the_commit(bench: Bench) -> None:
+def test_plan_is_counted_as_used_memory_until_transaction_ends(bench: Bench) -> None:
     transaction = transaction_of(bench, "x" * 1_000)
     before = bench.engine.memory.used_bytes
     planned(bench, transaction)
@@ -183,7 +183,7 @@ def test_branch_rolled_back_after_its_plan_sends_nothing(bench: Bench) -> None:
     assert (bench.engine.branches.prepared_bytes, bench.engine.memory.plans_bytes) == (0, 0)
 
 
-def test_plan_of_a_branch_does_not_commit_another_branch_with_its_name(bench: Bench) -> None:
+def test_plan_of_ended_branch_does_not_apply_to_new_branch_with_same_xid(bench: Bench) -> None:
     def prepare(*contents: Any) -> None:
         branches.prepare(bench.engine, transaction_of(bench, *contents), XID, "client", lambda _: None)
         bench.broker.settle()
@@ -233,7 +233,7 @@ def test_message_sent_after_the_plan_is_part_of_the_commit(bench: Bench) -> None
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_error_while_a_message_is_planned_rolls_the_transaction_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_during_planning_rolls_transaction_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     contained: list[Exception] = []
     monkeypatch.setattr(bench.engine.journaling, "errors", ErrorContainment(lambda _, error, __: contained.append(error)))
     bench.fill("received")
@@ -253,7 +253,7 @@ def test_error_while_a_message_is_planned_rolls_the_transaction_back(bench: Benc
     assert bench.engine.transactions == {}
 
 
-def test_transaction_that_is_open_too_long_while_its_commit_is_planned_is_rolled_back(bench: Bench) -> None:
+def test_transaction_that_times_out_during_planning_is_rolled_back(bench: Bench) -> None:
     transaction = half_planned(bench, transaction_of(bench, *range(MANY)))
     bench.now_ms += bench.engine.local_transactions.ms_max + 1
     bench.engine.tick()
@@ -291,7 +291,7 @@ def longest_s(work: Any) -> float:
     return longest
 
 
-def test_no_turn_of_the_largest_commit_is_long(bench: Bench) -> None:
+def test_largest_commit_has_no_long_turn(bench: Bench) -> None:
     transaction, answers = largest(bench), []
     bench.engine.turns.steps = TURN_STEPS
     bench.engine.turns.begin_turn()
@@ -302,7 +302,7 @@ def test_no_turn_of_the_largest_commit_is_long(bench: Bench) -> None:
     assert bench.queue().held_messages == MESSAGES_PER_RECORD_MAX
 
 
-def test_no_turn_of_the_largest_branch_is_long(bench: Bench) -> None:
+def test_largest_branch_has_no_long_turn(bench: Bench) -> None:
     transaction, answers = largest(bench), []
     bench.engine.turns.steps = TURN_STEPS
     bench.engine.turns.begin_turn()

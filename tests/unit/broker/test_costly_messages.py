@@ -84,7 +84,7 @@ def test_search_examines_fewer_messages_in_a_turn_if_they_have_many_properties(b
     assert len(seen) == COUNT
 
 
-def test_search_and_browsing_administrator_read_few_large_bodies_of_the_store_in_a_turn(policy: object) -> None:
+def test_search_and_purge_read_few_large_spilled_bodies_in_turn(policy: object) -> None:
     store = Store()
     bench = Bench(policy, bodies=lambda size: Bodies(store, size), memory_bytes=64 << 10)  # type: ignore[arg-type]
     fill(bench, message_bytes("x" * 1_000_000, durable=False), 50)
@@ -114,7 +114,7 @@ def test_turn_delivers_few_large_messages(bench: Bench) -> None:
     assert len(consumer.messages) == COUNT
 
 
-def test_turn_moves_fewer_expired_messages_with_many_annotations(bench: Bench) -> None:
+def test_turn_expires_fewer_messages_when_messages_have_many_annotations(bench: Bench) -> None:
     fill(bench, header_bytes(False, ttl_ms=1_000) + ANNOTATED)
     bench.now_ms = START_MS + 60_000
     bench.engine.turns.steps = TURN_STEPS
@@ -124,7 +124,7 @@ def test_turn_moves_fewer_expired_messages_with_many_annotations(bench: Bench) -
     assert bench.engine.counters.expired == COUNT
 
 
-def test_step_of_an_administrator_returns_fewer_messages_with_many_annotations(bench: Bench) -> None:
+def test_administration_step_returns_fewer_dead_letters_when_messages_have_many_annotations(bench: Bench) -> None:
     fill(bench, header_bytes(False) + ANNOTATED)
     consumer = bench.consumer(credit=COUNT)
     for message in consumer.messages:

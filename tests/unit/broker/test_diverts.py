@@ -27,7 +27,7 @@ def big(bench: Bench) -> ExclusiveDivert:
     return divert
 
 
-def test_an_exclusive_divert_keeps_its_messages_from_local_queues_and_is_named_in_the_record(bench: Bench, big: ExclusiveDivert) -> None:
+def test_exclusive_divert_takes_messages_from_local_queues_and_is_named_in_record(bench: Bench, big: ExclusiveDivert) -> None:
     bench.fill("big order", "small order", to="orders.uk")
     assert bench.waiting(bench.queue("orders.uk")) == ["small order"]
     assert [(send.diverts, send.queues != ()) for send in sends(bench)] == [(("big",), False), ((), True)]
@@ -42,7 +42,7 @@ def test_a_replay_follows_the_journaled_decision_whatever_is_configured(bench: B
     assert bench.waiting(bench.queue("orders.uk")) == ["big but late"]
 
 
-def test_other_addresses_are_not_touched(bench: Bench, big: ExclusiveDivert) -> None:
+def test_exclusive_divert_does_not_take_messages_of_other_addresses(bench: Bench, big: ExclusiveDivert) -> None:
     bench.fill("big", to="q")
     assert bench.waiting(bench.queue()) == ["big"]
 
@@ -72,7 +72,7 @@ def test_open_record_is_closed_when_it_is_large_also_by_non_persistent_messages(
     assert [text_of(send.body)[:1] for send in sends(bench)] == [str(number) for number in range(10)]
 
 
-def test_a_non_persistent_message_that_no_divert_wants_is_not_journaled(bench: Bench, big: ExclusiveDivert) -> None:
+def test_non_persistent_message_without_matching_divert_is_not_journaled(bench: Bench, big: ExclusiveDivert) -> None:
     bench.fill("light", durable=False)
     assert sends(bench) == []
 
@@ -87,7 +87,7 @@ def test_a_selector_does_not_match_an_unreadable_message() -> None:
     assert not wants(compile_selector("region IS NULL"), b"\x00\x53\x74\xc1\x7f")
 
 
-def test_the_place_of_a_message_in_its_record_counts_messages_that_no_queue_has(bench: Bench, big: ExclusiveDivert) -> None:
+def test_message_number_in_record_counts_messages_without_queue(bench: Bench, big: ExclusiveDivert) -> None:
     bench.put("light", to="orders.uk", durable=False)
     bench.put("big order", to="orders.uk")
     bench.put("kept", to="orders.uk")

@@ -38,7 +38,7 @@ def test_a_send_repeated_after_a_crash_is_stored_once(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == ["message 0", "message 1"]
 
 
-def test_the_same_id_from_another_client_or_to_another_queue_is_another_message(bench: Bench) -> None:
+def test_same_message_id_from_other_client_or_to_other_queue_is_not_duplicate(bench: Bench) -> None:
     bench.put(1, message_id="a", container="me")
     bench.put(2, message_id="a", container="you")
     bench.put(3, message_id="a", container="me", to="q2")
@@ -62,7 +62,7 @@ def test_a_duplicate_id_counts_for_any_sender_and_any_message_id(bench: Bench) -
     assert len(bench.sender.accepted_tokens) == 3
 
 
-def test_both_ids_survive_a_crash(bench: Bench) -> None:
+def test_message_id_and_duplicate_id_property_survive_crash(bench: Bench) -> None:
     bench.fill("first", message_id="a", properties={"_AMQ_DUPL_ID": "order-1"})
     bench.crash()
     bench.fill("same message", message_id="a")
@@ -70,7 +70,7 @@ def test_both_ids_survive_a_crash(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == ["first"]
 
 
-def test_within_a_transaction_only_the_senders_own_id_counts(bench: Bench) -> None:
+def test_only_duplicate_id_property_counts_within_transaction(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     for content in ("one", "two"):
         bench.put(content, message_id="a", transaction=transaction)
@@ -81,7 +81,7 @@ def test_within_a_transaction_only_the_senders_own_id_counts(bench: Bench) -> No
     assert bench.waiting(bench.queue()) == ["one", "two", "three"]
 
 
-def test_a_rolled_back_send_leaves_its_id_free(bench: Bench) -> None:
+def test_rolled_back_send_does_not_use_up_its_duplicate_id(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     bench.put("lost", properties={"_AMQ_DUPL_ID": "x"}, transaction=transaction)
     bench.engine.rollback(transaction)
@@ -94,14 +94,14 @@ def an_id(name: object) -> bytes:
     return str(name).encode().ljust(16, b".")
 
 
-def test_ids_are_forgotten_by_count() -> None:
+def test_duplicate_window_forgets_ids_beyond_count() -> None:
     window = DuplicateWindow(count_max=2)
     for name in "abc":
         window.add(an_id(name), 0)
     assert [an_id(name) in window for name in "abc"] == [False, True, True]
 
 
-def test_ids_are_forgotten_by_time() -> None:
+def test_duplicate_window_forgets_ids_after_period() -> None:
     window = DuplicateWindow(period_ms=100)
     assert window.admit((an_id("a"),), 0)
     assert not window.admit((an_id("a"),), 100)
@@ -128,7 +128,7 @@ def test_a_refused_duplicate_leaves_no_new_ids() -> None:
     assert window.admit((an_id("new"),), 0)
 
 
-def test_addresses_that_were_used_last_keep_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_addresses_lose_their_duplicate_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.WINDOWS_MAX", 4)
     windows = DuplicateWindows()
     for now_ms, address in enumerate(("old", "older", "busy", "new")):
@@ -154,7 +154,7 @@ def test_ids_expire_without_sends_in_short_turns(monkeypatch: pytest.MonkeyPatch
     assert {address: len(window.digests) for address, window in windows.by_address.items()} == {"q0": 1}
 
 
-def test_ids_are_not_confused_by_where_their_parts_end() -> None:
+def test_duplicate_digest_separates_its_parts() -> None:
     assert digest_of("a b", "c", b"d") != digest_of("a", "b c", b"d")
 
 
@@ -174,7 +174,7 @@ def test_the_limits_of_the_window_are_configurable() -> None:
     assert bench.waiting(bench.queue()) == [1, 2, 1]
 
 
-def test_digests_match_those_in_earlier_journals() -> None:
+def test_duplicate_digests_match_those_in_earlier_journals() -> None:
     """A broker with another algorithm would store a repetition of a message from before its upgrade."""
     assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
     assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"

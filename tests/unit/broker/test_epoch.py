@@ -78,13 +78,13 @@ def test_start_record_that_may_not_be_stored_ends_the_epoch_at_once(
     assert [type(each) for each in around.ends] == [error]
 
 
-def test_election_lost_before_the_start_fails_it_and_writes_nothing(around: Surroundings) -> None:
+def test_election_lost_before_start_fails_start_and_writes_nothing(around: Surroundings) -> None:
     around.make().lose_election()
     assert isinstance(around.begin(), SteppedDown)
     assert around.appended == []
 
 
-def test_election_lost_before_the_state_is_loaded_ends_the_start(around: Surroundings) -> None:
+def test_election_lost_during_load_fences_epoch(around: Surroundings) -> None:
     epoch = around.make()
     started = around.process.spawn(epoch.start({}))
     around.run()
@@ -94,7 +94,7 @@ def test_election_lost_before_the_state_is_loaded_ends_the_start(around: Surroun
     assert epoch.state is EpochState.FENCED
 
 
-def test_state_that_cannot_be_loaded_fails_the_start(around: Surroundings) -> None:
+def test_failed_load_of_state_fails_start(around: Surroundings) -> None:
     around.make()
     around.load_failure = DamagedRecord("offset 3")
     assert around.begin((EPOCH, None)) is around.load_failure
@@ -139,7 +139,7 @@ def test_append_with_unknown_place_ends_the_epoch_and_nothing_is_answered(
     assert len(around.appended) == appended
 
 
-def test_append_that_the_client_refuses_ends_the_epoch(around: Surroundings) -> None:
+def test_append_refused_by_producer_ends_epoch(around: Surroundings) -> None:
     epoch = around.serving()
     around.refusal = Unavailable("append not taken")
     around.send("a")
@@ -262,7 +262,7 @@ def test_gap_in_a_recreated_topic_ends_the_epoch(around: Surroundings) -> None:
 
 
 @pytest.mark.parametrize("failure", [Unavailable("no answer"), DamagedRecord("no record")])
-def test_gap_that_cannot_be_read_ends_the_epoch(around: Surroundings, failure: BasculeError) -> None:
+def test_unreadable_offset_gap_ends_epoch(around: Surroundings, failure: BasculeError) -> None:
     epoch = around.serving()
     sender = around.send("a")
     around.between = failure
@@ -297,7 +297,7 @@ def test_idle_epoch_does_not_stall(around: Surroundings) -> None:
     assert around.stalls == []
 
 
-def test_stalled_epoch_ends_when_a_new_client_is_answered_twice(around: Surroundings) -> None:
+def test_stalled_epoch_ends_after_two_answered_probes_of_new_client(around: Surroundings) -> None:
     epoch = around.serving()
     around.send("a")
     around.reachable = [False, True, True]
@@ -315,7 +315,7 @@ def test_stalled_epoch_stays_stalled_while_kafka_answers_nobody(around: Surround
     assert epoch.state is EpochState.STALLED
 
 
-def test_error_of_a_probe_is_contained_and_kafka_is_asked_again(around: Surroundings) -> None:
+def test_error_in_probe_is_contained_and_probe_is_repeated(around: Surroundings) -> None:
     epoch = around.serving()
     around.send("a")
     around.reachable = [KeyError("min.insync.replicas")]
@@ -327,7 +327,7 @@ def test_error_of_a_probe_is_contained_and_kafka_is_asked_again(around: Surround
     assert around.why.endswith("so a new epoch starts with a new producer")
 
 
-def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) -> None:
+def test_append_answer_between_two_probes_resets_probe_count(around: Surroundings) -> None:
     epoch = around.serving()
     around.send("a", "b")
     around.reachable = [True, True, True]

@@ -204,7 +204,7 @@ def test_foreign_record_is_counted_and_skipped(topics: Topics) -> None:
     assert topics.protocol.foreign == 1
 
 
-def test_damaged_record_ends_the_load_with_its_offset(topics: Topics) -> None:
+def test_damaged_record_ends_load_and_error_has_offset(topics: Topics) -> None:
     topics.send("a")
     key, value = topics.broker.log.records[-1]
     topics.broker.log.records[-1] = (key, value[:-1] + b"!")
@@ -221,7 +221,7 @@ def test_snapshot_that_needs_trimmed_records_is_reported_as_outdated(topics: Top
     assert any("needs journal offset" in note for note in topics.notes)
 
 
-def test_journal_without_its_first_record_is_not_loaded_without_a_snapshot(topics: Topics) -> None:
+def test_load_without_snapshot_fails_when_first_record_is_trimmed(topics: Topics) -> None:
     topics.send("a", "b")
     topics.first = 1
     with pytest.raises(DamagedRecord, match="no usable snapshot covers the records before"):
@@ -248,7 +248,7 @@ def test_journal_trimmed_during_a_load_is_loaded_from_a_newer_snapshot(topics: T
     assert any(note.startswith("load restarted") for note in topics.notes)
 
 
-def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
+def test_load_fails_when_newer_epoch_has_trimmed_journal(topics: Topics) -> None:
     topics.send("a")
     topics.ends()
     topics.broker.start()
@@ -291,7 +291,7 @@ def test_journal_that_lost_its_end_stays_damaged_after_later_epochs_have_written
         topics.ends().load()
 
 
-def test_former_leader_of_the_snapshots_is_not_believed(topics: Topics) -> None:
+def test_load_restarts_when_stale_leader_returned_old_snapshots(topics: Topics) -> None:
     topics.send("a")
     topics.snapshot()
     topics.former_snapshots = dict(topics.kept)
@@ -301,7 +301,7 @@ def test_former_leader_of_the_snapshots_is_not_believed(topics: Topics) -> None:
     assert any(note.startswith("load restarted") for note in topics.notes)
 
 
-def test_former_leader_of_the_store_is_not_believed(topics: Topics) -> None:
+def test_load_is_correct_when_stale_leader_returned_old_store(topics: Topics) -> None:
     topics.send("a")
     name = trim_to_a_snapshot(topics)
     taken = snapshots.decode(topics.kept[name])
@@ -313,7 +313,7 @@ def test_former_leader_of_the_store_is_not_believed(topics: Topics) -> None:
     assert waiting(topics.ends().load()) == bodies("c")
 
 
-def test_former_leader_of_the_journal_is_asked_again(topics: Topics) -> None:
+def test_stale_journal_end_of_former_leader_is_read_again(topics: Topics) -> None:
     topics.send("a", "b")
     topics.snapshot()
     topics.former_ends = 3
@@ -357,7 +357,7 @@ def test_standby_that_retries_its_load_can_be_closed(topics: Topics) -> None:
         topics.load()
 
 
-def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> None:
+def test_snapshot_with_missing_stored_message_is_not_used(topics: Topics) -> None:
     topics.send("a")
     name = topics.snapshot()
     taken = snapshots.decode(topics.kept[name])
@@ -374,7 +374,7 @@ def test_missing_records_before_the_known_end_fail_the_load(topics: Topics) -> N
         topics.ends().load()
 
 
-def test_load_can_be_closed(topics: Topics) -> None:
+def test_load_ends_when_broker_closes(topics: Topics) -> None:
     topics.send("a")
     topics.over = True
     with pytest.raises(Closed) as raised:

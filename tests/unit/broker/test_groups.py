@@ -79,7 +79,7 @@ def test_a_group_keeps_its_order_within_a_priority(bench: Bench) -> None:
     assert bench.got(holder) == [0, 2, 4, 1, 3]
 
 
-def test_a_message_that_its_groups_consumer_does_not_select_goes_to_another(bench: Bench) -> None:
+def test_message_not_selected_by_consumer_of_its_group_goes_to_another_consumer(bench: Bench) -> None:
     reds = bench.consumer(selector="colour = 'red'")
     bench.fill("red", group="g", properties={"colour": "red"})
     everything = bench.consumer()
@@ -146,7 +146,7 @@ def test_messages_set_aside_for_several_consumers_are_removed_without_a_search(b
     assert not searched  # each was the first of the messages set aside for its consumer, or of the queue
 
 
-def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:
+def test_exclusive_queue_serves_oldest_consumer_until_it_leaves() -> None:
     bench = Bench(Policy(AddressPolicy(exclusive=True)))
     first, second = bench.consumer(credit=2), bench.consumer()
     bench.fill(1, 2, 3)

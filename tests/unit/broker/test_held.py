@@ -51,7 +51,7 @@ def test_walk_and_search_find_each_message_while_others_arrive_and_leave(mids: l
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_walk_in_short_pieces_below_a_message_that_came_first(step: int) -> None:
+def test_walk_takes_short_pieces_when_messages_are_added_below_newest(step: int) -> None:
     held, last = Held(), 10 * BLOCK_MESSAGES
     held.add(message(last))
     for mid in range(last)[::step]:

@@ -159,7 +159,7 @@ def test_records_are_counted_on_if_a_snapshot_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize("fault", [Unavailable("Kafka is away"), ValueError("a fault of ours")])
-def test_fault_of_a_round_is_reported_and_the_next_round_tries_again(fault: Exception) -> None:
+def test_error_in_round_is_reported_and_next_round_succeeds(fault: Exception) -> None:
     async def failing() -> None:
         broker, topics = BrokerInMemory(), Topics()
         keeping = housekeeping(broker, topics)
@@ -210,7 +210,7 @@ def test_records_stored_during_a_round_get_another_round() -> None:
     asyncio.run(burst())
 
 
-def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
+def test_journal_is_trimmed_to_lowest_pin() -> None:
     async def trim() -> None:
         broker, topics = BrokerInMemory(), Topics()
         send(broker, 5)
@@ -363,7 +363,7 @@ def test_recreated_ingress_is_not_trimmed() -> None:
     asyncio.run(trim())
 
 
-def test_snapshot_for_the_next_broker_deletes_nothing() -> None:
+def test_hand_over_snapshot_trims_and_deletes_nothing() -> None:
     async def hand_over() -> None:
         broker, topics = BrokerInMemory(), Topics()
         topics.written["older"] = b"older"

@@ -23,7 +23,7 @@ def taken(bench: Bench, content: Any, *, to: str = "q", routing: Routing = Routi
     return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), KafkaOrigin("topic", 0, 7), body)
 
 
-def test_ingress_messages_reach_the_queue_when_they_are_stored(bench: Bench) -> None:
+def test_ingress_message_reaches_queue_when_its_record_is_stored(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.engine.take_in(0, 1, [(taken(bench, "from Kafka"), KEEP)])
     bench.broker.flush()
@@ -46,7 +46,7 @@ def test_records_read_again_after_a_crash_are_taken_once(bench: Bench, stored: i
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
-def test_each_partition_has_its_own_position(bench: Bench) -> None:
+def test_each_ingress_partition_has_its_own_position(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.engine.take_in(1, 3, [(taken(bench, "b"), KEEP)])
     bench.broker.settle()
@@ -54,7 +54,7 @@ def test_each_partition_has_its_own_position(bench: Bench) -> None:
     assert bench.engine.ingress_positions == {0: 5, 1: 3}
 
 
-def test_messages_and_position_are_one_record(bench: Bench) -> None:
+def test_ingress_messages_and_position_are_one_record(bench: Bench) -> None:
     bench.queue()
     bench.broker.settle()
     records = len(bench.broker.log.records)
@@ -77,7 +77,7 @@ def test_a_message_without_a_queue_is_dropped_or_kept_as_its_pipeline_says(bench
     assert bench.waiting(bench.queue("b")) == ["kept"]
 
 
-def test_subscriptions_get_ingress_messages_by_their_selectors(bench: Bench) -> None:
+def test_subscriptions_receive_ingress_messages_that_match_their_selectors(bench: Bench) -> None:
     all_of_them, red = bench.subscription("all"), bench.subscription("red", selector="colour = 'red'")
     sends = [taken(bench, colour, to="t", routing=Routing.MULTICAST, colour=colour) for colour in ("red", "blue")]
     bench.engine.take_in(0, 2, [(send, DROP) for send in sends])
@@ -124,7 +124,7 @@ def test_the_topic_id_of_positions_survives_a_crash_and_is_in_snapshots(bench: B
     assert bench.waiting(bench.queue()) == ["a", "b"]
 
 
-def test_a_snapshot_has_a_position_that_was_taken_before_its_topic_was_stored(bench: Bench) -> None:
+def test_snapshot_contains_ingress_position_taken_before_topic_id_is_stored(bench: Bench) -> None:
     bench.engine.ingress_is("first", dict(bench.engine.ingress_positions))
     bench.broker.flush()
     bench.engine.take_in(0, 2, [(taken(bench, "from Kafka"), KEEP)])
@@ -143,7 +143,9 @@ def test_a_snapshot_of_an_earlier_version_has_no_topic_id_of_positions(bench: Be
     assert (found.ingress_topic_id, found.ingress) == ("", {0: 5})
 
 
-def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingress_chunk_with_more_messages_than_record_allows_is_refused_without_effect(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bascule.broker.intake.MESSAGES_PER_RECORD_MAX", 2)
     with pytest.raises(ResourceLimit, match="3 ingress messages before offset 3"):
         bench.engine.take_in(0, 3, [(taken(bench, number), KEEP) for number in range(3)])

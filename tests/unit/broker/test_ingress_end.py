@@ -62,17 +62,17 @@ def reading(topic: Topic, *violations: IngressTailViolation) -> IngressReading:
     return found
 
 
-def test_end_reported_by_a_former_leader_is_asked_again() -> None:
+def test_ingress_end_reported_by_former_leader_is_read_again() -> None:
     topic = Topic(former_reads=int(STALE_END_S / ingress_tail.RETRY_S) - 1)
     assert reading(topic).failure == ""
     assert set(topic.notes) == {"ingress read restarted"}
 
 
-def test_end_that_stays_before_the_position_stops_the_intake() -> None:
+def test_ingress_end_that_stays_before_position_stops_intake() -> None:
     topic = Topic(former_reads=1000)
     assert reading(topic).failure == "ingress ingress has stopped: ingress ends at offset 5, before the position 9"
     assert topic.time_s == pytest.approx(STALE_END_S)
 
 
-def test_believing_the_end_at_once_stops_the_intake_for_a_former_leader() -> None:
+def test_simulated_fault_of_trusting_stale_ingress_end_stops_intake() -> None:
     assert reading(Topic(former_reads=1), IngressTailViolation.STALE_END_BELIEVED).failure

@@ -45,7 +45,7 @@ def _send(number: int, **fields: Any) -> Send:
     return Send(SendFlag.DURABLE, Routing.MULTICAST, 4, 0, 0, 0, "t", (), (), (), None, body)._replace(**fields)
 
 
-def test_chunk_for_many_subscriptions_is_taken_in_many_turns_and_in_order(bench: Bench) -> None:
+def test_ingress_chunk_for_many_subscriptions_is_taken_in_many_turns_in_order(bench: Bench) -> None:
     subscriptions = [bench.subscription(f"s{number}", subscription=f"s{number}") for number in range(400)]
     taking = Taking(bench, 100)
     assert 0 < subscriptions[0].incoming < 100
@@ -59,7 +59,7 @@ def test_chunk_for_many_subscriptions_is_taken_in_many_turns_and_in_order(bench:
         assert bench.waiting(subscription) == list(range(100))
 
 
-def test_largest_chunk_has_room_in_the_journal_however_many_subscriptions_take_it(bench: Bench) -> None:
+def test_largest_ingress_chunk_fits_into_journal_records_for_any_number_of_subscriptions(bench: Bench) -> None:
     for number in range(30):
         bench.subscription(f"s{number}", subscription=f"s{number}")
     bench.engine.journaling.record_bytes_max = 400 << 10  # smaller than the ids of the queues for the whole chunk
@@ -70,7 +70,7 @@ def test_largest_chunk_has_room_in_the_journal_however_many_subscriptions_take_i
     assert taking.engine.confirmed_ingress == {0: CHUNK_MESSAGES}
 
 
-def test_turn_counts_the_selectors_of_the_subscriptions(bench: Bench) -> None:
+def test_ingress_turn_accounts_for_selectors_of_subscriptions(bench: Bench) -> None:
     slow = " AND ".join(f"p{number} = 1" for number in range(500))
     subscriptions = [bench.subscription(f"s{number}", subscription=f"s{number}", selector=slow) for number in range(3)]
     taking = Taking(bench, 10)

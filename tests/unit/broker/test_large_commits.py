@@ -79,7 +79,7 @@ def test_many_acknowledgements_are_one_record_and_leave_the_queue_over_several_t
 
 
 @pytest.mark.parametrize("limit", [{"max_messages": 2}, {"max_bytes": 2_000}])
-def test_messages_that_leave_after_a_commit_count_for_no_limit(bench: Bench, limit: dict[str, int]) -> None:
+def test_committed_messages_still_leaving_queue_do_not_count_against_limits(bench: Bench, limit: dict[str, int]) -> None:
     transaction = received(bench)
     queue = bench.queue()
     queue.settings = dataclasses.replace(queue.settings, when_full=REJECT, **limit)
@@ -148,7 +148,7 @@ def test_snapshot_taken_while_committed_messages_leave_contains_none_of_them(ben
     assert loaded(bench, taken) == [MANY]
 
 
-def test_crash_before_the_record_is_stored_brings_all_committed_messages_back(bench: Bench) -> None:
+def test_crash_before_commit_record_is_stored_restores_all_messages(bench: Bench) -> None:
     commit(bench, received(bench))
     bench.engine.go_on()
     bench.crash()

@@ -37,7 +37,7 @@ def received(bench: Bench, count: int) -> tuple[Receiver, LocalTransaction]:
     return consumer, transaction
 
 
-def test_rollback_of_very_many_acknowledgements_takes_a_short_turn(bench: Bench) -> None:
+def test_rollback_of_many_acknowledgements_has_short_turns(bench: Bench) -> None:
     _, transaction = received(bench, 1)
     transaction.acks *= MANY  # the first turn reaches only a few of them
     with quiet():

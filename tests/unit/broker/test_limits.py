@@ -55,7 +55,7 @@ def test_an_unsettled_message_counts_for_the_limit() -> None:
     assert len(refusals(bench)) == 1
 
 
-def test_a_full_topic_subscription_refuses_for_its_topic() -> None:
+def test_full_subscription_refuses_message_to_its_topic() -> None:
     bench = bench_with(when_full=REJECT, max_messages=1)
     bench.subscription("s")
     bench.fill(1, 2, to="t")
@@ -124,7 +124,7 @@ class SearchedBody(bytes):
         return super().__contains__(item)
 
 
-def test_waiting_sender_searches_its_body_once_however_many_turns_it_waits() -> None:
+def test_waiting_sender_reads_its_duplicate_id_once_over_many_turns() -> None:
     bench = overfull()
     short_turns(bench)
     body = SearchedBody(bench.encode("new", durable=False, properties={"_AMQ_DUPL_ID": "once"}))
@@ -186,7 +186,7 @@ def test_error_while_messages_are_dropped_does_not_stop_later_drops() -> None:
     assert bench.waiting(queue) == [*range(1_491, 1_500), "new"]
 
 
-def test_dropping_ends_with_its_queue() -> None:
+def test_dropping_of_messages_ends_when_queue_is_deleted() -> None:
     bench = overfull()
     short_turns(bench)
     assert not offer(bench, "new")
@@ -196,7 +196,7 @@ def test_dropping_ends_with_its_queue() -> None:
     assert bench.waiting(bench.queue()) == ["new"]
 
 
-def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
+def test_sender_credit_for_blocking_queue_is_free_room() -> None:
     bench = bench_with(when_full=BLOCK, max_messages=5)
     bench.fill(1, 2, 3)
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
@@ -256,7 +256,7 @@ def test_a_message_never_creates_a_temporary_queue(bench: Bench) -> None:
     assert error.condition == "amqp:not-found"
 
 
-def test_the_more_specific_rule_wins_setting_by_setting() -> None:
+def test_more_specific_address_rule_wins_for_each_setting() -> None:
     policy = Policy(
         rules=(
             ("orders.eu", {"max_messages": 3}),
@@ -271,7 +271,7 @@ def test_the_more_specific_rule_wins_setting_by_setting() -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "fail", "reject", "transaction"])
-def test_a_consumer_at_its_limit_has_the_next_message_however_it_settles_one(how: str) -> None:
+def test_consumer_at_prefetch_limit_receives_next_message_after_any_settlement(how: str) -> None:
     bench = Bench(Policy(AddressPolicy(prefetch_max=1, redelivery_delay_ms=60_000)))
     bench.fill(1, 2)
     consumer = bench.consumer()

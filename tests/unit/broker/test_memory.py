@@ -108,7 +108,7 @@ def test_each_part_returns_to_its_initial_value_when_all_messages_are_gone(small
     assert after == before | {MemoryPart.CACHES: after[MemoryPart.CACHES]}
 
 
-def test_the_account_counts_duplicate_windows_branches_selector_views_and_queues(small: Bench) -> None:
+def test_memory_account_counts_duplicate_windows_branches_selector_views_and_queues(small: Bench) -> None:
     before = empty(small)
     small.fill("a", message_id="ID:1")
     small.consumer(credit=0, selector="JMSPriority = 4")
@@ -147,7 +147,7 @@ def test_messages_of_a_deleted_queue_and_its_consumers_are_no_longer_counted(sma
     assert parts(small) == before | {MemoryPart.CACHES: parts(small)[MemoryPart.CACHES]}
 
 
-def test_producers_are_blocked_until_clearly_less_is_used(small: Bench) -> None:
+def test_producers_are_blocked_until_memory_falls_below_release_threshold(small: Bench) -> None:
     fill_up(small)
     account = small.engine.memory
     assert account.used_bytes >= BLOCK_AT * LIMIT_BYTES
@@ -192,7 +192,7 @@ def test_a_duplicate_of_a_stored_message_is_accepted_although_memory_is_exhauste
     assert small.sender.answers == [(1, None)]
 
 
-def test_a_send_of_a_transaction_is_refused_while_producers_are_blocked_and_the_transaction_is_rolled_back(
+def test_transactional_send_is_refused_while_producers_are_blocked_and_commit_rolls_back(
     small: Bench,
 ) -> None:
     outcome: list[Any] = []
@@ -298,7 +298,7 @@ def test_the_counted_size_of_a_waiting_message_matches_its_memory(bench: Bench, 
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_messages_that_an_open_transaction_has_received_are_unsettled_deliveries_until_it_ends(small: Bench, commits: bool) -> None:
+def test_messages_received_in_transaction_count_as_unsettled_until_transaction_ends(small: Bench, commits: bool) -> None:
     small.fill("a", "b")
     consumer = small.consumer()
     transaction = small.engine.begin(b"1")
@@ -314,7 +314,7 @@ def test_messages_that_an_open_transaction_has_received_are_unsettled_deliveries
     assert parts(small)[MemoryPart.UNSETTLED] == 0
 
 
-def test_each_duplicate_window_is_counted_also_where_it_has_few_ids(small: Bench) -> None:
+def test_each_duplicate_window_is_counted_even_with_few_ids(small: Bench) -> None:
     small.fill("a", message_id="ID:1")
     before = parts(small)[MemoryPart.DUPLICATES]
     small.fill("b", message_id="ID:2", to="another")
@@ -374,7 +374,7 @@ def test_the_counted_size_of_a_delayed_or_grouped_message_covers_its_memory(benc
     assert taken_bytes < counted_bytes < 2 * taken_bytes
 
 
-def test_routes_are_counted_with_the_queues_that_they_name(bench: Bench) -> None:
+def test_memory_account_counts_cached_routes_with_their_queues(bench: Bench) -> None:
     for number in range(1_000):
         bench.subscription(f"s{number}", "#", durable=False)
     before = parts(bench)[MemoryPart.CACHES]
@@ -384,7 +384,7 @@ def test_routes_are_counted_with_the_queues_that_they_name(bench: Bench) -> None
     assert bench.engine.addresses.routes_bytes == 0
 
 
-def test_queues_are_counted_with_their_names(bench: Bench) -> None:
+def test_memory_account_counts_queue_names(bench: Bench) -> None:
     name = "\N{GRINNING FACE}" * 1_000
     queues = []
     for create in (lambda: bench.queue(name), lambda: bench.subscription(name + name, subscription=name)):
@@ -396,7 +396,7 @@ def test_queues_are_counted_with_their_names(bench: Bench) -> None:
     assert bench.engine.addresses.names_bytes == 0
 
 
-def test_caches_that_take_more_than_their_share_are_emptied(small: Bench) -> None:
+def test_caches_beyond_their_share_of_memory_are_emptied(small: Bench) -> None:
     for number in range(200):
         small.put("x", to=f"t{number}")
     assert parts(small)[MemoryPart.CACHES] <= memory.CACHES_SHARE * LIMIT_BYTES
@@ -421,7 +421,7 @@ def test_waiting_producers_are_resumed_some_at_a_time_and_cancelled_ones_are_for
     assert went_on == ["a", "c", "d"]
 
 
-def test_a_shortage_of_disk_blocks_producers_until_it_is_over() -> None:
+def test_disk_shortage_blocks_producers_until_it_ends() -> None:
     account, changes = MemoryAccount(1000), []
     account.on_change = lambda: changes.append(account.blocked)
     account.shortage = "the disk is full"

@@ -144,7 +144,7 @@ def around() -> Surroundings:
     return Surroundings()
 
 
-def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
+def test_stopping_broker_hands_over_and_ends(around: Surroundings) -> None:
     around.elections = [ElectionOutcome.ELECTED]
     node = around.live()
     assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
@@ -152,7 +152,7 @@ def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
     assert node.announced
 
 
-def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundings) -> None:
+def test_slow_hand_over_snapshot_does_not_delay_stop(around: Surroundings) -> None:
     around.elections, around.slow_snapshot = [ElectionOutcome.ELECTED], True
     around.live()
     assert around.done[-2:] == CLOSED
@@ -176,7 +176,7 @@ def test_end_of_an_epoch_disconnects_clients_and_the_next_epoch_begins(around: S
     assert around.pauses == 0
 
 
-def test_records_too_large_for_the_journal_end_the_process(around: Surroundings) -> None:
+def test_record_size_too_large_for_journal_ends_process(around: Surroundings) -> None:
     around.elections, around.ends = [ElectionOutcome.ELECTED], [JournalUnavailable("append failed")]
     around.room = BasculeError("too small")
     with pytest.raises(BasculeError, match="too small"):
@@ -200,7 +200,7 @@ def test_election_that_kafka_does_not_confirm_starts_no_epoch(around: Surroundin
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed"), DamagedRecord("offset 3")])
-def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Surroundings, error: BasculeError) -> None:
+def test_failed_first_start_of_epoch_ends_process(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.starts = [ElectionOutcome.ELECTED], [error]
     with pytest.raises(type(error)):
         around.live()
@@ -249,7 +249,7 @@ def test_broker_that_has_served_ends_with_a_permanent_error(around: Surroundings
         around.live()
 
 
-def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_announced_itself(around: Surroundings) -> None:
+def test_failed_journal_load_before_announcement_ends_process(around: Surroundings) -> None:
     around.elections, around.following = [ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     with pytest.raises(Unavailable):
         around.live()
@@ -317,7 +317,7 @@ def test_doubt_about_the_election_disconnects_clients_until_it_ends(around: Surr
     assert "too early" not in around.notes
 
 
-def test_stalled_appends_are_the_reason_until_kafka_stores_something(around: Surroundings) -> None:
+def test_stalled_append_is_status_reason_until_next_confirmation(around: Surroundings) -> None:
     seen: list[str] = []
 
     def stall() -> None:
@@ -331,7 +331,7 @@ def test_stalled_appends_are_the_reason_until_kafka_stores_something(around: Sur
     assert seen == ["not stored", ""]
 
 
-def test_every_state_but_the_last_one_is_left() -> None:
+def test_every_node_state_except_stopped_has_transition() -> None:
     assert {state for state, _ in NODE_TRANSITIONS} == set(NodeState) - {NodeState.STOPPED}
     assert set(NODE_TRANSITIONS.values()) == set(NodeState)
 

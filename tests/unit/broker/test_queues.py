@@ -50,7 +50,7 @@ def test_a_consumer_without_credit_is_skipped(bench: Bench) -> None:
     assert bench.got(idle) == [3]
 
 
-def test_expired_messages_do_not_end_the_turn_of_those_behind_them(bench: Bench) -> None:
+def test_expired_messages_do_not_delay_messages_behind_them(bench: Bench) -> None:
     bench.consumer(credit=0)
     bench.fill("a", "b", "c", ttl_ms=10)
     bench.fill("fresh")
@@ -80,7 +80,7 @@ def test_an_acknowledged_message_stays_removed_after_a_crash(bench: Bench) -> No
     assert bench.waiting(bench.queue()) == [2]
 
 
-def test_acknowledging_twice_changes_nothing(bench: Bench) -> None:
+def test_second_acknowledgement_of_message_has_no_effect(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.consumer()
     bench.acknowledge(consumer, 0, 0)
@@ -98,7 +98,7 @@ def test_released_messages_are_redelivered_in_their_place_and_unmarked(bench: Be
     assert bench.counts(second) == [0, 0, 0]
 
 
-def test_a_failed_delivery_raises_the_count_of_the_next_one(bench: Bench) -> None:
+def test_failed_delivery_increments_delivery_count(bench: Bench) -> None:
     bench.fill(1)
     first = bench.consumer(credit=2)
     bench.engine.give_back(first.consumer, first.messages[0], failed=True)
@@ -117,7 +117,7 @@ def test_the_delivery_count_survives_a_crash(bench: Bench) -> None:
     assert bench.counts(bench.consumer()) == [2]
 
 
-def test_the_counts_of_many_deliveries_survive_a_crash_in_entries_of_bounded_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_counts_of_many_messages_survive_crash_in_entries_of_bounded_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "COUNTS_MAX", 2)
     bench.fill(*range(5))
     bench.engine.detach(bench.consumer().consumer)
@@ -128,7 +128,7 @@ def test_the_counts_of_many_deliveries_survive_a_crash_in_entries_of_bounded_siz
     assert bench.counts(bench.consumer()) == [1] * 5
 
 
-def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+def test_message_goes_to_dlq_after_last_allowed_delivery_fails(bench: Bench, policy: Policy) -> None:
     bench.fill("poison", "good")
     consumer = bench.consumer(credit=1)
     for number in range(policy.defaults.deliveries_max):
@@ -218,7 +218,7 @@ def test_many_returned_messages_keep_their_places_among_those_of_other_consumers
     assert bench.waiting(bench.queue()) == list(range(3000))
 
 
-def test_a_drain_is_answered_only_when_nothing_more_can_be_delivered(bench: Bench) -> None:
+def test_drain_is_answered_after_last_deliverable_message(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.broker.attach(bench.queue(), 10)
     bench.broker.flush()
@@ -251,7 +251,7 @@ def test_a_recreated_queue_is_empty(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == [2]
 
 
-def test_the_limit_of_queues_refuses_the_send_and_names_the_queue() -> None:
+def test_send_beyond_limit_of_queues_is_refused_and_error_names_queue() -> None:
     bench = Bench(Policy(queues_max=1))
     bench.fill(1)
     bench.put(2, to="another")
@@ -262,7 +262,7 @@ def test_the_limit_of_queues_refuses_the_send_and_names_the_queue() -> None:
     assert "'another'" in str(error)
 
 
-def test_the_limit_of_queues_does_not_stop_a_dead_letter() -> None:
+def test_limit_of_queues_does_not_block_dead_letter() -> None:
     bench = Bench(Policy(queues_max=1))
     bench.fill("bad")
     consumer = bench.consumer()

@@ -43,7 +43,7 @@ def test_after_a_crash_only_messages_that_may_have_been_delivered_are_marked_red
     assert bench.counts(consumer) == [1, 0]
 
 
-def test_nothing_is_delivered_before_its_reservation_is_stored(bench: Bench) -> None:
+def test_message_is_not_delivered_before_its_reservation_is_stored(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.broker.attach(bench.queue(), 1)
     bench.broker.flush()
@@ -84,7 +84,7 @@ def test_a_redelivered_mark_survives_many_crashes(bench: Bench) -> None:
     assert bench.counts(bench.consumer()) == [1]
 
 
-def test_one_reservation_serves_many_deliveries(bench: Bench) -> None:
+def test_one_reservation_covers_many_deliveries(bench: Bench) -> None:
     consumer = bench.consumer(credit=10_000)
     records = len(bench.broker.log.records)
     for number in range(RESERVE_SEQUENCES):
@@ -173,7 +173,7 @@ def test_load_from_a_snapshot_counts_the_removed_messages_of_a_record(bench: Ben
     assert bench.got(bench.consumer()) == ["waits", "waits, too"]
 
 
-def test_a_snapshot_that_was_never_announced_is_not_used(bench: Bench) -> None:
+def test_snapshot_without_announcement_is_not_used(bench: Bench) -> None:
     bench.fill(1)
     bench.broker.take_snapshot()
     bench.acknowledge(bench.consumer())  # with the announcement in flight
@@ -192,7 +192,7 @@ def test_acknowledgements_in_flight_at_a_snapshot_are_undone_by_a_crash(bench: B
     assert bench.counts(bench.consumer()) == [1]
 
 
-def test_an_open_transaction_holds_its_messages_in_the_snapshot_with_their_counts(bench: Bench) -> None:
+def test_snapshot_contains_messages_of_open_transaction_with_delivery_counts(bench: Bench) -> None:
     bench.fill(1)
     consumer = bench.consumer(credit=3)
     for number in range(2):
@@ -217,7 +217,7 @@ def test_an_unstored_delivery_count_is_lost_in_a_crash_and_the_mark_stays(bench:
     assert bench.counts(bench.consumer()) == [1]
 
 
-def test_a_broker_that_never_wrote_anything_can_take_a_snapshot(bench: Bench) -> None:
+def test_snapshot_of_empty_broker_is_loaded(bench: Bench) -> None:
     bench.broker.take_snapshot()
     bench.broker.settle()
     bench.crash()
@@ -226,7 +226,7 @@ def test_a_broker_that_never_wrote_anything_can_take_a_snapshot(bench: Bench) ->
     assert bench.waiting(bench.queue()) == [1]
 
 
-def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
+def test_snapshot_needs_journal_from_oldest_waiting_message(bench: Bench) -> None:
     for number in range(5):
         bench.fill(number)
     consumer = bench.consumer()
@@ -239,7 +239,7 @@ def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
     assert snapshot_of(bench.engine, bench.broker.offsets).first_offset() == len(bench.broker.log.records)
 
 
-def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: Bench) -> None:
+def test_message_with_missing_body_stops_load_from_snapshot(bench: Bench) -> None:
     bench.fill(1)
     data = snapshots.encode(snapshot_of(bench.engine, bench.broker.offsets)).joined()
     bench.broker.log.records[1] = (b"", encode_record(Kind.DATA, 0, 1, b""))

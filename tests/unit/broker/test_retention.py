@@ -26,7 +26,7 @@ def said(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: 
     return [(pin.keeper, pin.name, pin.offset, pin.released) for pin in found]
 
 
-def test_oldest_message_outside_of_the_store_keeps_the_journal(taken: Snapshot) -> None:
+def test_oldest_message_outside_of_store_pins_journal(taken: Snapshot) -> None:
     assert said(taken, taken.next_offset, {}) == [("queue", "first", taken.first_offset(), False)]
     taken.stored = taken.mids[0]
     assert said(taken, taken.next_offset, {}) == [("queue", "second", taken.first_offset(), False)]
@@ -34,7 +34,7 @@ def test_oldest_message_outside_of_the_store_keeps_the_journal(taken: Snapshot) 
     assert said(taken, taken.next_offset, {}) == []
 
 
-def test_branch_that_has_received_the_oldest_message_keeps_the_journal(taken: Snapshot) -> None:
+def test_branch_that_received_oldest_message_pins_journal(taken: Snapshot) -> None:
     (mid,) = taken.mids[0]
     assert said(taken, taken.next_offset, {mid: "7:a:b"}) == [("branch", "7:a:b", taken.first_offset(), False)]
 

@@ -39,21 +39,21 @@ def test_route_has_all_matching_queues_in_the_order_of_their_creation() -> None:
     assert "#.uk.*" not in book
 
 
-def test_more_specific_setting_wins_whatever_the_order_of_the_rules() -> None:
+def test_more_specific_setting_wins_in_any_order_of_rules() -> None:
     rules = (("a.b", {"max_bytes": 4}), ("a.*", {"max_bytes": 3}), ("a.#", {"max_bytes": 2}), ("#", {"max_bytes": 1}))
     for ordered in (rules, rules[::-1]):
         policy = Policy(rules=ordered)
         assert [policy.of(address).max_bytes for address in ("a.b", "a.c", "a.c.d", "b")] == [4, 3, 2, 1]
 
 
-def test_temporary_topic_is_matched_by_no_pattern() -> None:
+def test_temporary_topic_matches_no_pattern() -> None:
     book = AddressBook(Policy(), MemoryAccount(1 << 20))
     for number, address in enumerate(("#", "temp.*", "temp.x")):
         book.add(BrokerQueue(number, f"s{number}", address, Routing.MULTICAST, AddressPolicy(), durable=False))
     assert [queue.address for queue in book.route("temp.x", Routing.MULTICAST).queues] == ["temp.x"]
 
 
-def test_route_costs_the_same_among_few_and_among_thousands_of_patterns() -> None:
+def test_route_lookup_cost_does_not_grow_with_number_of_patterns() -> None:
     few, many = book_of(30), book_of(5_000)
     for book in (few, many):
         book.policy.of("first")  # sorts the rules once

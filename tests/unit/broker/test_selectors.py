@@ -53,7 +53,7 @@ def test_selectors_of_all_subscriptions_of_an_address_have_a_limit_of_steps(benc
     bench.subscription("more", address, selector=slow)
 
 
-def test_a_selector_finds_its_message_behind_a_deep_queue_without_looking_again(bench: Bench) -> None:
+def test_selector_evaluates_each_message_of_deep_queue_once(bench: Bench) -> None:
     looked_at: list[BrokerMessage] = []
 
     def looked_for(message: BrokerMessage, _allowance: Allowance) -> bool:
@@ -117,7 +117,7 @@ def test_a_view_and_a_queue_forget_messages_that_others_took(bench: Bench) -> No
     assert len(bench.queue().ready.line(4).head) == 1
 
 
-def test_priorities_hold_within_a_selector(bench: Bench) -> None:
+def test_selector_delivers_messages_by_priority(bench: Bench) -> None:
     for content, priority in ((1, 4), (3, 9), (5, 4)):
         bench.put(content, priority=priority, properties={"colour": "red"})
     bench.broker.settle()
@@ -161,7 +161,7 @@ def test_unreadable_application_properties_match_no_selector_and_affect_no_other
     assert bench.waiting(bench.queue()) == ["bad", "bad"]
 
 
-def test_the_selector_of_a_subscription_is_compiled_once_however_long_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selector_of_subscription_is_compiled_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     monkeypatch.setattr("bascule.broker.queue.compile_selector", lambda text: compiled.append(text) or compile_selector(text))
     text = " OR ".join(["colour = 'red'"] * 100)

@@ -24,7 +24,7 @@ def test_an_old_message_is_loaded_from_the_store_and_only_the_needed_part_of_the
     assert [bench.content(message) for message in engine.queue("q").delayed] == ["older than its time"]
 
 
-def test_a_message_in_several_subscriptions_is_stored_once_and_is_in_each_of_them(bench: Bench) -> None:
+def test_message_of_several_subscriptions_is_stored_once_and_loaded_into_each(bench: Bench) -> None:
     bench.subscription("one")
     bench.subscription("two")
     bench.fill("news", to="t")

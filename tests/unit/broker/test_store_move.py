@@ -40,7 +40,7 @@ class FaultyStore:
 
 
 @pytest.mark.parametrize("options", [{}, {"delivery_delay_ms": 1_000}, {"group": "g"}])
-def test_message_that_waits_alone_in_a_record_moves_and_frees_the_record(bench: Bench, options: dict[str, Any]) -> None:
+def test_message_alone_in_its_record_moves_to_store_and_record_is_no_longer_needed(bench: Bench, options: dict[str, Any]) -> None:
     records_of(bench, **options)
     taken, stored = moved(bench)
     assert len(stored) == 10
@@ -50,7 +50,7 @@ def test_message_that_waits_alone_in_a_record_moves_and_frees_the_record(bench: 
     assert [bench.content(message) for message in left] == [f"left {number}" for number in range(10)]
 
 
-def test_messages_that_are_most_of_the_journal_do_not_move(bench: Bench) -> None:
+def test_queue_that_needs_most_of_journal_does_not_move_to_store(bench: Bench) -> None:
     bench.fill(*range(50))
     for number in range(230):
         bench.put(number)  # one record
@@ -75,7 +75,7 @@ def test_large_message_moves_if_more_than_twice_its_size_is_freed(bench: Bench, 
     assert len(moved(bench)[1]) == moves
 
 
-def test_deep_queue_behind_an_old_message_does_not_move_with_it(bench: Bench) -> None:
+def test_deep_queue_behind_old_message_does_not_move_to_store(bench: Bench) -> None:
     bench.fill("old")
     traffic(bench, 20)
     bench.fill(*range(50))
@@ -98,7 +98,7 @@ def test_round_moves_a_limited_number_of_messages_and_later_rounds_the_rest(benc
         assert bench.waiting(load(bench, taken, stored).engine.queue("q")) == [*range(12), "last"]
 
 
-def test_batches_of_a_move_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_store_move_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_move, "BATCH_BYTES", 1000)
     monkeypatch.setattr(store_move, "ROUND_BYTES_MAX", 10_000)
     for _ in range(20):
@@ -132,7 +132,7 @@ def test_message_whose_removal_is_not_stored_yet_stops_the_move_for_one_round(be
     assert len(moved(bench)[1]) == 9
 
 
-def test_move_ends_at_a_message_whose_body_cannot_be_read() -> None:
+def test_store_move_ends_at_message_with_unreadable_body() -> None:
     spilled = FaultyStore()
     bench = Bench(Policy(), bodies=lambda _: Bodies(spilled, 0))
     records_of(bench)
@@ -143,7 +143,7 @@ def test_move_ends_at_a_message_whose_body_cannot_be_read() -> None:
     assert not move.more
 
 
-def test_move_is_made_in_short_pieces(bench: Bench) -> None:
+def test_store_move_takes_short_steps(bench: Bench) -> None:
     records_of(bench, size=3, count=400)
     engine = bench.engine
     move = StoreMove(engine, snapshot_of(engine, bench.broker.offsets), engine.journaling.sequence)
@@ -166,7 +166,7 @@ def test_messages_in_the_store_are_skipped_in_short_pieces(bench: Bench) -> None
     assert [*move.batch] == mids[:1]
 
 
-def test_search_begins_behind_the_messages_of_the_store(bench: Bench) -> None:
+def test_store_move_search_starts_behind_stored_messages(bench: Bench) -> None:
     records_of(bench)
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
@@ -197,7 +197,7 @@ def test_message_received_by_a_prepared_branch_moves_and_exists_once_when_the_br
     assert bench.waiting(engine.queue("out")) == ([] if ending is Ending.ROLLED_BACK else ["bill"])
 
 
-def test_message_whose_record_has_a_branch_too_moves_and_the_branch_stays(work: Work) -> None:
+def test_message_sharing_record_with_branch_moves_to_store_and_branch_stays_listed(work: Work) -> None:
     bench = work.bench
     consumer = bench.consumer(bench.queue("busy"))
     work.prepare()

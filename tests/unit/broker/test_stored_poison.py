@@ -62,7 +62,7 @@ class Poisoned(Bench):
 
 
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
-def test_poisonous_message_is_loaded_and_delivered_with_the_good_ones(body: bytes) -> None:
+def test_malformed_stored_message_is_loaded_and_delivered_with_valid_messages(body: bytes) -> None:
     bench = Poisoned(body)
     for queue in (bench.queue(), bench.engine.addresses.subscriptions["sub"]):
         receiver = bench.consumer(queue)
@@ -75,7 +75,7 @@ def test_poisonous_message_is_loaded_and_delivered_with_the_good_ones(body: byte
 
 @pytest.mark.parametrize("again", [False, True], ids=["at work", "after a restart"])
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
-def test_poisonous_message_is_dead_lettered_and_returned(body: bytes, again: bool) -> None:
+def test_malformed_stored_message_is_dead_lettered_and_returned(body: bytes, again: bool) -> None:
     bench = Poisoned(body)
     receiver = bench.consumer()
     for message in receiver.messages:
@@ -99,7 +99,7 @@ def test_poisonous_message_is_dead_lettered_and_returned(body: bytes, again: boo
 
 @pytest.mark.parametrize("again", [False, True], ids=["at work", "after a restart"])
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
-def test_poisonous_message_expires_and_is_moved_by_an_administrator(body: bytes, again: bool) -> None:
+def test_malformed_stored_message_expires_and_is_moved_by_administrator(body: bytes, again: bool) -> None:
     bench = Poisoned(body, expiry_ms=1)
     bench.look(60)
     if again:
@@ -116,7 +116,7 @@ def test_poisonous_message_expires_and_is_moved_by_an_administrator(body: bytes,
 
 
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
-def test_poisonous_message_is_matched_by_selectors_and_taken_by_a_branch(body: bytes) -> None:
+def test_malformed_stored_message_is_evaluated_by_selectors_and_received_by_branch(body: bytes) -> None:
     bench = Poisoned(body)
     picky = bench.consumer(selector="JMSMessageID = 'x' AND a = 'x' AND JMSXGroupID = 'g'")
     assert picky.messages == []
@@ -134,7 +134,7 @@ def test_poisonous_message_is_matched_by_selectors_and_taken_by_a_branch(body: b
     assert bench.faults.contained == []
 
 
-def test_subscription_whose_name_has_half_of_a_surrogate_pair_is_loaded_and_its_messages_expire() -> None:
+def test_subscription_with_lone_surrogate_in_name_is_loaded_and_its_messages_expire() -> None:
     bench = Bench(Policy())
     content = {
         "id": 77, "name": "client.\ud800", "address": "t", "routing": 1, "selector": "", "no_local": "\ud800", "subscription": "\ud800",
@@ -170,7 +170,7 @@ def test_subscription_whose_selector_no_longer_compiles_takes_no_messages_and_do
 # -- what a move adds --------------------------------------------------------------------------------------------------------
 
 
-def test_move_copies_the_senders_sections_byte_by_byte() -> None:
+def test_move_copies_sections_of_sender_byte_for_byte() -> None:
     annotations = raw(MESSAGE_ANNOTATIONS, b"\xd1\x00\x00\x00\x0c\x00\x00\x00\x02\xa3\x01a\xe0\x03\x01\x56\x01")
     properties = raw(PROPERTIES, b"\xd0\x00\x00\x00\x07\x00\x00\x00\x01\xa1\x01i")
     moved = annotated(header_bytes(durable=True) + annotations + properties + BODY, {REASON: "expired"})
@@ -188,7 +188,7 @@ def test_move_removes_the_expiry_time_and_keeps_the_bytes_around_it() -> None:
 
 
 @pytest.mark.parametrize(("size", "copied"), [(ANNOTATION_BYTES_MAX - 5, True), (ANNOTATION_BYTES_MAX - 4, False)])
-def test_message_id_is_copied_into_an_annotation_up_to_a_size(size: int, copied: bool) -> None:
+def test_message_id_is_copied_into_annotation_up_to_size_limit(size: int, copied: bool) -> None:
     moved = annotated(section_bytes(PROPERTIES, ["i" * size]) + BODY, {REASON: "expired"})
     assert (message_annotation(moved, ORIGINAL_MESSAGE_ID) == "i" * size) is copied
     assert message_annotation(moved, REASON) == "expired"
@@ -242,7 +242,7 @@ def test_message_too_large_for_a_record_stays_in_its_queue(narrow: Bench) -> Non
     assert narrow.queue().held_messages == 1
 
 
-def test_commit_that_grows_too_large_by_new_subscriptions_is_rolled_back(narrow: Bench) -> None:
+def test_commit_that_grows_beyond_record_size_through_new_subscriptions_is_rolled_back(narrow: Bench) -> None:
     transaction = narrow.engine.begin(b"1")
     for number in range(20):
         narrow.put(number, to="t", transaction=transaction, message_id=str(number))
@@ -260,7 +260,7 @@ def test_commit_that_grows_too_large_by_new_subscriptions_is_rolled_back(narrow:
     assert narrow.sender.accepted_tokens[-1] == "after"
 
 
-def test_branch_that_grows_too_large_by_new_subscriptions_stays_prepared_until_it_fits(narrow: Bench) -> None:
+def test_branch_that_grows_beyond_record_size_stays_prepared_until_it_fits(narrow: Bench) -> None:
     xid, engine = Xid(1, b"a", b"b"), narrow.engine
     transaction = engine.begin(b"1")
     for number in range(20):
@@ -278,7 +278,7 @@ def test_branch_that_grows_too_large_by_new_subscriptions_stays_prepared_until_i
     assert (ended, queues[0].held_messages) == (["committed"], 20)
 
 
-def test_addresses_beyond_ascii_count_as_the_bytes_that_they_have_in_the_journal(narrow: Bench) -> None:
+def test_non_ascii_addresses_count_with_their_encoded_size(narrow: Bench) -> None:
     transaction = narrow.engine.begin(b"1")
     for _ in range(4):
         narrow.put("x", to="\U0001f40c" * 1000, transaction=transaction)

@@ -10,7 +10,7 @@ def ops_of(value: bytes) -> list[str]:
     return [Op(op).name for op, _, _ in entries(value)]
 
 
-def test_nothing_is_answered_or_delivered_before_its_record_is_stored(bench: Bench) -> None:
+def test_message_is_not_answered_or_delivered_before_its_record_is_stored(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.put(1)
     bench.engine.dispatch()
@@ -33,7 +33,7 @@ def test_decisions_of_one_turn_are_one_record(bench: Bench) -> None:
     assert ops_of(value) == ["SEND"] * 10 + ["ACK"]
 
 
-def test_a_record_without_messages_says_so_in_its_key(bench: Bench) -> None:
+def test_key_of_record_shows_that_it_has_no_messages(bench: Bench) -> None:
     bench.fill(1)
     bench.acknowledge(bench.consumer())
     bench.broker.flush()
@@ -51,7 +51,7 @@ def test_many_records_are_in_flight_and_answered_in_order_as_they_are_stored(ben
     assert bench.sender.accepted_tokens == [1, 2, 3]
 
 
-def test_sequences_follow_one_another_and_name_the_epoch(bench: Bench) -> None:
+def test_record_sequences_are_consecutive_and_records_name_epoch(bench: Bench) -> None:
     for number in range(3):
         bench.fill(number)
     epochs, sequences = zip(*((header.epoch, header.sequence) for header in map(decode_header, bench.values())), strict=True)
@@ -59,7 +59,7 @@ def test_sequences_follow_one_another_and_name_the_epoch(bench: Bench) -> None:
     assert sequences == (0, 1, 2, 3)
 
 
-def test_a_record_is_closed_when_it_is_large(bench: Bench) -> None:
+def test_record_with_messages_is_closed_at_size_limit(bench: Bench) -> None:
     half = b"x" * (RECORD_BYTES_SOFT // 2)
     for _ in range(5):
         bench.put(half)
@@ -67,7 +67,7 @@ def test_a_record_is_closed_when_it_is_large(bench: Bench) -> None:
     assert all(len(value) < 2 * RECORD_BYTES_SOFT for _, value in bench.broker.in_flight)
 
 
-def test_a_record_without_messages_is_closed_when_it_is_large(bench: Bench) -> None:
+def test_record_with_acknowledgements_is_closed_at_size_limit(bench: Bench) -> None:
     queues = [bench.queue(name) for name in ("a", "b")]
     bench.broker.settle()
     told: list[int] = []
@@ -88,7 +88,7 @@ def test_a_record_without_messages_is_closed_when_it_is_large(bench: Bench) -> N
     assert told == list(mids)
 
 
-def test_a_record_of_entries_without_a_body_is_closed_when_it_is_large(bench: Bench) -> None:
+def test_record_with_created_queues_is_closed_at_size_limit(bench: Bench) -> None:
     for number in range(RECORD_BYTES_SOFT // 150):
         bench.queue(f"a queue with a name as long as some people like it {number}")
     assert len(bench.broker.in_flight) == 1
@@ -107,7 +107,7 @@ def test_entries_of_a_transaction_are_one_record_however_large(bench: Bench) -> 
     assert ops_of(value) == ["ACK"]
 
 
-def test_bytes_in_flight_are_known(bench: Bench) -> None:
+def test_bytes_in_flight_are_counted_until_stored(bench: Bench) -> None:
     bench.put(1)
     bench.broker.flush()
     assert bench.engine.journaling.in_flight_bytes == len(bench.broker.in_flight[0][1]) > HEADER_SIZE
@@ -115,7 +115,7 @@ def test_bytes_in_flight_are_known(bench: Bench) -> None:
     assert bench.engine.journaling.in_flight_bytes == 0
 
 
-def test_the_shell_is_woken_once_for_each_record_and_again_when_an_action_waits(bench: Bench) -> None:
+def test_work_is_signalled_once_for_record_and_once_more_for_waiting_sender(bench: Bench) -> None:
     bench.fill(1, 2)
     consumer = bench.consumer()
     urgent: list[bool] = []

@@ -47,7 +47,7 @@ def test_subscription_without_a_consumer_expires_with_its_messages(bench: Bench)
     assert found(bench) is None
 
 
-def test_subscription_with_a_consumer_stays_and_its_time_begins_when_the_last_consumer_leaves(bench: Bench) -> None:
+def test_expiry_time_of_subscription_starts_when_last_consumer_leaves(bench: Bench) -> None:
     queue = abandoned(bench)
     later(bench, EXPIRY_MS - 1)
     consumer = bench.consumer(queue)

@@ -37,7 +37,7 @@ def fail(bench: Bench, receiver: Receiver) -> None:
     bench.broker.settle()
 
 
-def test_a_delayed_message_is_delivered_at_its_time_and_not_before(bench: Bench) -> None:
+def test_delayed_message_is_delivered_at_its_delivery_time(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     bench.fill("now")
@@ -48,7 +48,7 @@ def test_a_delayed_message_is_delivered_at_its_time_and_not_before(bench: Bench)
     assert bench.counts(consumer) == [0, 0]
 
 
-def test_a_delay_is_counted_from_the_send_and_kept_over_a_restart(bench: Bench) -> None:
+def test_delivery_delay_counts_from_send_and_survives_restart(bench: Bench) -> None:
     bench.fill("later", delivery_delay_ms=SECOND)
     bench.crash()
     consumer = bench.consumer()
@@ -131,7 +131,7 @@ def test_a_standby_that_loaded_a_delayed_message_marks_it_after_its_delivery(ben
     assert [queue.delivery_count(message) for message in queue.ready] == [1]
 
 
-def test_messages_are_delivered_in_the_order_of_their_times(bench: Bench) -> None:
+def test_delayed_messages_are_delivered_in_order_of_delivery_time(bench: Bench) -> None:
     for number in (3, 1, 2):
         bench.fill(number, delivery_time_ms=START_MS + number * SECOND)
     consumer = bench.consumer()
@@ -139,7 +139,7 @@ def test_messages_are_delivered_in_the_order_of_their_times(bench: Bench) -> Non
     assert bench.got(consumer) == [1, 2, 3]
 
 
-def test_a_delayed_message_in_a_transaction_waits_from_its_send(bench: Bench) -> None:
+def test_delivery_delay_in_transaction_counts_from_send(bench: Bench) -> None:
     transaction = bench.engine.begin(b"1")
     bench.put("later", transaction=transaction, delivery_delay_ms=SECOND)
     bench.now_ms += SECOND // 2
@@ -395,6 +395,6 @@ def test_an_expired_message_with_unreadable_annotations_goes_to_the_expiry_addre
 
 
 @pytest.mark.parametrize("when", ["delivery_time_ms", "delivery_delay_ms"])
-def test_an_invalid_time_is_refused(when: str) -> None:
+def test_delivery_time_after_year_9999_is_refused(when: str) -> None:
     with pytest.raises(MalformedMessage, match=f"invalid delivery time: {1 << 63} ms is after the year 9999"):
         scan(message_bytes("never", **{when: ULong(1 << 63)}))

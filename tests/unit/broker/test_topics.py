@@ -3,7 +3,7 @@ from __future__ import annotations
 from tests.unit.broker.conftest import Bench
 
 
-def test_every_subscription_gets_every_message_once(bench: Bench) -> None:
+def test_each_subscription_receives_every_message_once(bench: Bench) -> None:
     one, two = bench.subscription("one"), bench.subscription("two", durable=False)
     bench.fill(1, 2, to="t")
     assert bench.got(bench.consumer(one)) == [1, 2]
@@ -52,14 +52,14 @@ def test_no_local_excludes_messages_of_the_same_connection(bench: Bench) -> None
     assert bench.waiting(queue) == ["yours"]
 
 
-def test_a_subscription_to_a_pattern_gets_all_topics_below_it(bench: Bench) -> None:
+def test_subscription_to_pattern_receives_messages_of_matching_topics(bench: Bench) -> None:
     queue = bench.subscription("news", "t.news.#")
     for topic in ("t.news", "t.news.uk", "t.sport"):
         bench.fill(topic, to=topic)
     assert bench.waiting(queue) == ["t.news", "t.news.uk"]
 
 
-def test_a_queue_of_the_same_name_is_another_destination(bench: Bench) -> None:
+def test_queue_and_topic_with_same_name_are_separate_destinations(bench: Bench) -> None:
     queue = bench.subscription("one", "q")
     bench.fill(1)
     assert bench.waiting(queue) == []

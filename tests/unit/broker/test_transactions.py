@@ -80,7 +80,7 @@ def test_a_large_transaction_stays_in_one_record(bench: Bench, outcome: list[Any
     assert len(bench.waiting(bench.queue())) == 41
 
 
-def test_acknowledgements_of_a_large_commit_are_in_the_record_of_its_sends(bench: Bench, outcome: list[Any]) -> None:
+def test_acknowledgements_and_sends_of_large_commit_share_one_record(bench: Bench, outcome: list[Any]) -> None:
     """A crash between two records would leave the copies and redeliver the source message."""
     bench.fill("order", to="q1")
     bench.queue("q2")
@@ -133,7 +133,7 @@ def test_acknowledgements_of_a_transaction_survive_their_consumer(bench: Bench, 
     assert bench.waiting(bench.queue()) == []
 
 
-def test_a_non_persistent_send_waits_for_the_commit_of_its_transaction_and_keeps_its_place(bench: Bench, outcome: list[Any]) -> None:
+def test_non_persistent_send_in_transaction_is_delivered_in_order_after_commit(bench: Bench, outcome: list[Any]) -> None:
     consumer = bench.consumer()
     transaction = bench.engine.begin(b"1")
     bench.put("first", transaction=transaction)
@@ -146,7 +146,7 @@ def test_a_non_persistent_send_waits_for_the_commit_of_its_transaction_and_keeps
     assert bench.got(consumer) == ["first", "light", "last"]
 
 
-def test_a_transaction_of_non_persistent_messages_alone_writes_nothing(bench: Bench, outcome: list[Any]) -> None:
+def test_transaction_with_only_non_persistent_messages_writes_no_record(bench: Bench, outcome: list[Any]) -> None:
     consumer = bench.consumer()
     records = len(bench.broker.log.records)
     transaction = bench.engine.begin(b"1")
@@ -184,7 +184,7 @@ def test_a_transaction_too_large_for_one_record_is_rolled_back(
     assert bench.waiting(bench.queue()) == []
 
 
-def test_while_the_journal_is_stalled_a_commit_of_persistent_messages_is_rolled_back(bench: Bench, outcome: list[Any]) -> None:
+def test_commit_of_persistent_messages_is_rolled_back_while_journal_is_stalled(bench: Bench, outcome: list[Any]) -> None:
     transaction = bench.engine.begin(b"1")
     bench.put(1, transaction=transaction)
     bench.engine.stalled = JournalUnavailable("Kafka is away")

@@ -85,7 +85,7 @@ def in_order(receiver: Receiver) -> bool:
     return positions == sorted(positions)
 
 
-def test_a_search_for_a_selector_takes_many_turns_and_others_are_served_in_each() -> None:
+def test_selector_search_takes_many_turns_and_other_queues_are_served_in_each_turn() -> None:
     run = Turns()
     seen: list[BrokerMessage] = []
     picky, other = run.consumer(selector=RED), run.consumer(queue="other")
@@ -106,7 +106,7 @@ def test_a_search_for_a_selector_takes_many_turns_and_others_are_served_in_each(
     assert len(seen) == MANY + 1
 
 
-def test_a_consumer_without_selector_is_served_during_the_search_of_another_one() -> None:
+def test_consumer_without_selector_is_served_during_selector_search_of_other_consumer() -> None:
     run = Turns()
     picky, plain = run.consumer(selector=RED), run.consumer(credit=5)
     run.turn()
@@ -235,7 +235,7 @@ def test_a_snapshot_waits_until_a_record_is_completely_carried_out() -> None:
     assert len(run.loaded_from_snapshot()) == 2 * MANY
 
 
-def test_a_large_transaction_is_rolled_back_in_many_turns_and_in_order() -> None:
+def test_large_transaction_rolls_back_over_many_turns_in_order() -> None:
     run = Turns()
     consumer = run.begin_rollback()
     consumer.received.clear()

@@ -117,7 +117,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize(("arguments", "path", "content"), ACTIONS, ids=lambda value: value if isinstance(value, str) else "")
-def test_an_action_is_asked_for_by_name(
+def test_administrative_command_posts_its_action_to_the_broker(
     arguments: list[str], path: str, content: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.answers[path] = (200, {"done": 3})
@@ -126,7 +126,7 @@ def test_an_action_is_asked_for_by_name(
     assert capsys.readouterr().out == "done 3\n"
 
 
-def test_what_had_to_be_left_is_told_and_the_exit_code_is_1(
+def test_command_reports_messages_left_behind_and_exits_with_1(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.answers["/dead-letters/return"] = (200, {"returned": 1, "left": {"queue 'q' is full": 2}})
@@ -135,7 +135,7 @@ def test_what_had_to_be_left_is_told_and_the_exit_code_is_1(
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (403, 2), (404, 2), (409, 2), (503, 3)])
-def test_what_the_broker_says_of_an_error_is_the_error(
+def test_error_text_of_the_broker_is_the_error_of_the_command(
     status: int, code: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.answers["/queues/purge"] = (status, {"error": "because of this"})
@@ -143,14 +143,16 @@ def test_what_the_broker_says_of_an_error_is_the_error(
     assert capsys.readouterr() == ("", "error: because of this\n")
 
 
-def test_the_token_of_the_settings_is_given(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_sends_admin_token_from_settings(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bascule.toml").write_text(f"[admin]\nport = {broker.server_address[1]}\ntoken = 'hush'\n")
     broker.answers["/queues"] = (200, [])
     assert run(monkeypatch, "queue", "list") == 0
     assert broker.token == "Bearer hush"
 
 
-def test_what_is_looked_at_is_a_table_or_json(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_administrative_output_is_a_table_or_json(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     broker.answers |= {
         "/queues": (200, [QUEUE]), "/subscriptions": (200, []), "/connections": (200, []), "/dead-letters": (200, [DEAD]),
         "/status": (200, STATUS),

@@ -29,7 +29,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_help_of_each_command_shows_an_example(command: list[str], bascule: Bascule) -> None:
+def test_help_of_each_command_shows_an_example(command: list[str], bascule: Bascule) -> None:
     done = bascule(*command, "--help")
     assert done.returncode == 0
     assert "Example:" in done.stdout
@@ -48,7 +48,7 @@ def test_no_text_of_the_help_is_taken_for_markup() -> None:
         assert [text for text in texts if text and MARKUP.search(text)] == [], f"bascule {name}"
 
 
-def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_path: Path) -> None:
+def test_help_imports_no_spark_kafka_client_or_server(tmp_path: Path) -> None:
     program = (
         "import sys; from bascule.cli.main import app, main; app(['up', '--help'], standalone_mode=False); "
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'confluent_kafka', 'pydantic_settings', 'uvicorn'}))"
@@ -58,14 +58,14 @@ def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_pat
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_good_settings_are_said_to_be_good(tmp_path: Path, bascule: Bascule) -> None:
+def test_config_check_reports_valid_settings(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
     assert bascule("config", "check").stdout == "bascule.toml: valid (1 diverts, 0 ingresses)\n"
     done = bascule("config", "check", "--format", "json")
     assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": []}
 
 
-def test_wrong_settings_are_told_on_standard_error_without_a_traceback_and_the_exit_code_is_2(tmp_path: Path, bascule: Bascule) -> None:
+def test_invalid_settings_are_reported_on_stderr_without_traceback_and_exit_code_is_2(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text("[broker]\nprot = 1\n")
     for command in (["config", "check"], ["up"], ["broker"]):
         done = bascule(*command)
@@ -74,9 +74,7 @@ def test_wrong_settings_are_told_on_standard_error_without_a_traceback_and_the_e
         assert done.stderr == "error: bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?\n"
 
 
-def test_settings_are_shown_with_their_sources_and_without_secrets(
-    tmp_path: Path, bascule: Bascule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_show_prints_sources_and_masks_secrets(tmp_path: Path, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASCULE_ADMIN__PORT", "1")
     (tmp_path / "bascule.toml").write_text("[broker.users]\nann = 'hush'\n")
     done = bascule("config", "show", "--format", "json")
@@ -86,7 +84,7 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(
     assert "hush" not in bascule("config", "show").stdout
 
 
-def test_a_hash_is_that_of_the_password_and_another_each_time(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_hash_fits_the_password_and_has_a_new_salt_each_time(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
     for _ in range(2):
         monkeypatch.setattr(sys, "stdin", io.StringIO("pässword\n"))
@@ -95,12 +93,12 @@ def test_a_hash_is_that_of_the_password_and_another_each_time(bascule: Bascule, 
     assert shown[0] != shown[1]
 
 
-def test_no_password_has_no_hash(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_hash_without_password_is_refused(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert bascule("user", "hash") == (2, "", "error: no password was given\n")
 
 
-def test_a_certificate_that_cannot_be_used_is_found_by_the_check(tmp_path: Path, bascule: Bascule) -> None:
+def test_config_check_finds_unusable_certificate(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text("[broker.tls]\ncertificate = 'server.pem'\n")
     assert bascule("config", "check").stderr == "error: broker.tls.certificate: server.pem: No such file or directory\n"
 
@@ -132,7 +130,7 @@ def test_a_certificate_that_cannot_be_used_is_found_by_the_check(tmp_path: Path,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: int, text: str, bascule: Bascule) -> None:
+def test_command_error_is_one_message_with_its_exit_code(arguments: list[str], code: int, text: str, bascule: Bascule) -> None:
     done = bascule(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"error: {text}")
@@ -149,7 +147,7 @@ def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: i
     ],
     ids=" ".join,
 )
-def test_commands_about_kafka_write_their_log_as_the_settings_say(bascule: Bascule, arguments: tuple[str, ...]) -> None:
+def test_kafka_commands_configure_their_log_from_settings(bascule: Bascule, arguments: tuple[str, ...]) -> None:
     Path("bascule.toml").write_text('[log]\nlevel = "debug"\n')
     assert bascule(*arguments, "--log-format", "json").stderr.startswith("error: ")
     assert configured() == LogSettings("json", "debug")
@@ -158,7 +156,7 @@ def test_commands_about_kafka_write_their_log_as_the_settings_say(bascule: Bascu
     assert configured() == LogSettings("text", "warning")
 
 
-def test_the_reference_names_every_option_of_every_command() -> None:
+def test_reference_page_names_every_option_of_every_command() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
     common = {"--help", "-h", "--install-completion", "--show-completion", "--version"}
     found = list(commands(typer.main.get_command(app)))

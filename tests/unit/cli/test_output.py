@@ -15,16 +15,16 @@ CONTROLS = set(HOSTILE) - set("[2J")
 
 
 @pytest.mark.parametrize("text", ["orders", "é 😀", "'quoted' \\ back"])
-def test_what_is_printable_stays_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
-def test_controls_are_written_as_json_writes_them() -> None:
+def test_control_characters_are_escaped_as_in_json() -> None:
     assert printable(f"a{HOSTILE}\n") == r"a\u001b[2J\u009b2J\u202e\u0007\u007f\n"
     assert json.loads(f'"{printable(HOSTILE)}"') == HOSTILE
 
 
-def test_tables_notes_and_errors_print_no_controls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_notes_and_errors_contain_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     table(("name", "reason"), [(HOSTILE, f"one\n{HOSTILE}")])
     note(HOSTILE)
     fail(HOSTILE)
@@ -32,7 +32,7 @@ def test_tables_notes_and_errors_print_no_controls(capsys: pytest.CaptureFixture
     assert CONTROLS & set(printed.out + printed.err) == set()
 
 
-def test_lines_are_printed_as_they_are_into_a_pipe_and_without_controls_on_a_terminal(
+def test_lines_are_printed_raw_to_a_pipe_and_without_control_characters_to_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line(HOSTILE)

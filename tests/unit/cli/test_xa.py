@@ -52,12 +52,12 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
-def test_nothing_left_is_said(bascule: Bascule, shop: Shop) -> None:
+def test_xa_list_says_when_no_branches_are_left(bascule: Bascule, shop: Shop) -> None:
     done = bascule("xa", "list")
     assert done == (0, "shop: nothing is left to finish\n", "")
 
 
-def test_what_is_left_is_listed_with_what_becomes_of_it(bascule: Bascule, shop: Shop) -> None:
+def test_xa_list_shows_each_branch_left_with_its_next_action(bascule: Bascule, shop: Shop) -> None:
     xid, young = shop.leave(), shop.leave(timeout_s=50)
     done = bascule("xa", "list", "--format", "json")
     assert done.returncode == 0
@@ -70,7 +70,7 @@ def test_what_is_left_is_listed_with_what_becomes_of_it(bascule: Bascule, shop: 
     assert shop.database.prepared
 
 
-def test_recovery_explains_or_does_what_the_log_says(bascule: Bascule, shop: Shop) -> None:
+def test_xa_recover_carries_out_the_logged_decision_and_explains_without_changes(bascule: Bascule, shop: Shop) -> None:
     xid = shop.leave()
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
     assert "the log says commit, by host/1" in bascule("xa", "recover", "--explain").stdout
@@ -79,7 +79,7 @@ def test_recovery_explains_or_does_what_the_log_says(bascule: Bascule, shop: Sho
     assert (shop.database.committed, shop.kafka.committed) == (["row"], ["message"])
 
 
-def test_recovery_that_leaves_something_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+def test_recovery_that_leaves_branches_exits_with_1(bascule: Bascule, shop: Shop) -> None:
     shop.leave()
     shop.kafka_down = True
     done = bascule("xa", "recover")
@@ -87,7 +87,7 @@ def test_recovery_that_leaves_something_ends_with_1(bascule: Bascule, shop: Shop
     assert "kafka does not answer: XAER_RMFAIL: no route" in done.stderr
 
 
-def test_resource_that_was_removed_or_renamed_is_named_and_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+def test_removed_or_renamed_resource_is_named_and_recovery_exits_with_1(bascule: Bascule, shop: Shop) -> None:
     removed, renamed = new_gtrid("shop", 0), new_gtrid("shop", 0)
     foreign = new_gtrid("other", 0)
     for gtrid, names in ((removed, ("db", "stock")), (renamed, ("db",)), (foreign, ("billing",))):
@@ -102,7 +102,7 @@ def test_resource_that_was_removed_or_renamed_is_named_and_ends_with_1(bascule: 
     assert removed in shop.log.decisions
 
 
-def test_branch_of_another_decision_log_is_named_and_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+def test_branch_of_another_decision_log_is_named_and_recovery_exits_with_1(bascule: Bascule, shop: Shop) -> None:
     shop.log.log_id = "aaaaaaaa"
     xid = branch(new_gtrid("shop", 0, "bbbbbbbb"), "db")
     shop.database.prepared[xid] = ["row"]
@@ -115,7 +115,7 @@ def test_branch_of_another_decision_log_is_named_and_ends_with_1(bascule: Bascul
     assert "Use decision log bbbbbbbb" in " ".join(bascule("xa", "rollback", str(xid)).stderr.split())
 
 
-def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(bascule: Bascule, shop: Shop) -> None:
+def test_transaction_before_its_deadline_is_left_alone_unless_now_is_given(bascule: Bascule, shop: Shop) -> None:
     shop.leave(timeout_s=50)
     assert "wait" in bascule("xa", "recover").stdout
     assert shop.database.prepared
@@ -124,7 +124,7 @@ def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(b
 
 
 @pytest.mark.parametrize("command", ["commit", "rollback"])
-def test_the_operator_finishes_a_transaction_in_all_resources(bascule: Bascule, shop: Shop, command: str) -> None:
+def test_operator_finishes_transaction_in_all_resources(bascule: Bascule, shop: Shop, command: str) -> None:
     xid = shop.leave()
     done = bascule("xa", command, str(xid))
     assert (done.returncode, done.stderr) == (0, f"{command}: {xid}\n")
@@ -132,7 +132,7 @@ def test_the_operator_finishes_a_transaction_in_all_resources(bascule: Bascule, 
     assert shop.kafka.committed == (["message"] if command == "commit" else [])
 
 
-def test_transaction_is_shown_with_its_decision_branches_and_what_would_be_done(bascule: Bascule, shop: Shop) -> None:
+def test_xa_show_prints_decision_branches_and_next_actions(bascule: Bascule, shop: Shop) -> None:
     xid = shop.leave()
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
     shop.log.add(Heuristic(branch(xid.gtrid, "kafka"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0))
@@ -150,7 +150,7 @@ def test_transaction_is_shown_with_its_decision_branches_and_what_would_be_done(
     assert shop.database.prepared
 
 
-def test_the_log_goes_before_the_operator(bascule: Bascule, shop: Shop) -> None:
+def test_logged_decision_takes_precedence_over_the_operator(bascule: Bascule, shop: Shop) -> None:
     xid = shop.leave()
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
     done = bascule("xa", "rollback", str(xid))
@@ -159,7 +159,7 @@ def test_the_log_goes_before_the_operator(bascule: Bascule, shop: Shop) -> None:
     assert shop.kafka.committed == ["message"]
 
 
-def test_a_heuristic_outcome_is_shown_until_it_is_forgotten(bascule: Bascule, shop: Shop) -> None:
+def test_xa_list_shows_heuristic_outcome_until_forgotten(bascule: Bascule, shop: Shop) -> None:
     xid = branch(new_gtrid("shop", 0), "db")
     shop.log.add(Heuristic(xid, Code.XA_HEURRB, Outcome.COMMIT, "rolled back by hand", 0))
     shown = bascule("xa", "list").stdout
@@ -172,7 +172,7 @@ def test_a_heuristic_outcome_is_shown_until_it_is_forgotten(bascule: Bascule, sh
 
 @pytest.mark.parametrize("code", [Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ], ids=lambda code: code.name)
 @pytest.mark.parametrize(("wanted", "finding"), [(Outcome.COMMIT, "committed"), (Outcome.ROLLBACK, "rolled back")])
-def test_order_that_meets_a_heuristic_outcome_shows_it_until_it_is_forgotten(
+def test_operator_command_that_meets_heuristic_outcome_shows_it_until_forgotten(
     bascule: Bascule, shop: Shop, wanted: Outcome, finding: str, code: Code
 ) -> None:
     xid = shop.leave()
@@ -200,18 +200,20 @@ def test_order_that_meets_a_heuristic_outcome_shows_it_until_it_is_forgotten(
         ("shop_of_test:other", "is a str, not a TransactionManager"),
     ],
 )
-def test_a_manager_that_is_not_there_is_told(bascule: Bascule, shop: Shop, where: str, said: str) -> None:
+def test_unusable_manager_option_is_refused_with_the_reason(bascule: Bascule, shop: Shop, where: str, said: str) -> None:
     done = bascule("xa", "list", "--manager", where)
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_what_is_no_xid_is_refused(bascule: Bascule, shop: Shop) -> None:
+def test_invalid_xid_is_refused_by_the_command(bascule: Bascule, shop: Shop) -> None:
     assert "invalid Xid" in bascule("xa", "commit", "nonsense").stderr
 
 
 @pytest.mark.parametrize("how", ["flags", "environment", "file"])
-def test_log_of_recovery_is_written_as_the_settings_say(bascule: Bascule, shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_log_of_xa_recover_follows_flags_environment_and_file(
+    bascule: Bascule, shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     xid = shop.leave()
     flags: tuple[str, ...] = ()
     if how == "flags":
@@ -228,12 +230,12 @@ def test_log_of_recovery_is_written_as_the_settings_say(bascule: Bascule, shop: 
 
 
 @pytest.mark.parametrize("command", ["list", "recover"])
-def test_without_a_level_only_what_needs_attention_is_logged(bascule: Bascule, shop: Shop, command: str) -> None:
+def test_xa_commands_log_nothing_below_warning_by_default(bascule: Bascule, shop: Shop, command: str) -> None:
     shop.leave()
     assert bascule("xa", command).stderr == ""
 
 
-def test_format_alone_leaves_the_level_at_warning(bascule: Bascule, shop: Shop) -> None:
+def test_log_format_alone_leaves_the_level_at_warning(bascule: Bascule, shop: Shop) -> None:
     shop.leave()
     shop.kafka_down = True
     lines = bascule("xa", "recover", "--log-format", "json").stderr.splitlines()
@@ -243,7 +245,7 @@ def test_format_alone_leaves_the_level_at_warning(bascule: Bascule, shop: Shop) 
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("recover",), ("commit", "7:67:62"), ("rollback", "7:67:62"), ("forget", "7:67:62")])
-def test_settings_that_cannot_be_used_are_told_before_anything_is_done(bascule: Bascule, shop: Shop, arguments: tuple[str, ...]) -> None:
+def test_invalid_settings_are_reported_before_xa_command_acts(bascule: Bascule, shop: Shop, arguments: tuple[str, ...]) -> None:
     shop.leave()
     Path("bascule.toml").write_text('[log]\nlevel = "loud"\n')
     done = bascule("xa", *arguments)

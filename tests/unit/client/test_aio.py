@@ -31,7 +31,7 @@ from tests.unit.client.server import BODIES, obliging, server, serving
 
 
 @run_async
-async def test_messages_are_sent_received_and_browsed() -> None:
+async def test_async_context_sends_receives_and_browses_messages() -> None:
     with server(obliging) as url:
         async with connect_async(url) as context:
             assert await context.producer(QUEUE).send_many(map(str, range(1_200))) == 1_200
@@ -42,7 +42,7 @@ async def test_messages_are_sent_received_and_browsed() -> None:
 
 
 @run_async
-async def test_a_context_that_is_awaited_is_closed_by_hand() -> None:
+async def test_awaited_async_context_is_closed_explicitly() -> None:
     with server(obliging) as url:
         context = await connect_async(url)
         await context.send(QUEUE, "x")
@@ -52,7 +52,7 @@ async def test_a_context_that_is_awaited_is_closed_by_hand() -> None:
 
 
 @run_async
-async def test_a_listener_may_be_a_coroutine_function_and_a_stop_waits_for_it() -> None:
+async def test_coroutine_listener_is_supported_and_stop_waits_for_it() -> None:
     bodies: list[Any] = []
 
     async def listener(message: Message) -> None:
@@ -78,7 +78,7 @@ async def test_a_listener_may_be_a_coroutine_function_and_a_stop_waits_for_it() 
 
 
 @run_async
-async def test_a_message_on_which_a_listener_raises_that_something_was_cancelled_is_given_back_as_failed(
+async def test_message_is_returned_as_failed_when_listener_raises_cancelled_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outcomes: list[Any] = []
@@ -103,7 +103,7 @@ async def test_a_message_on_which_a_listener_raises_that_something_was_cancelled
 
 
 @run_async
-async def test_several_tasks_share_a_context() -> None:
+async def test_several_tasks_share_async_context() -> None:
     with server(obliging) as url:
         async with connect_async(url) as context:
             consumer = await context.consumer(QUEUE)
@@ -113,7 +113,7 @@ async def test_several_tasks_share_a_context() -> None:
 
 
 @run_async
-async def test_two_tasks_in_one_transaction_declare_it_once() -> None:
+async def test_concurrent_sends_in_transaction_declare_it_once() -> None:
     asked: list[str] = []
     sent: list[bytes | None] = []
 
@@ -138,7 +138,7 @@ async def test_two_tasks_in_one_transaction_declare_it_once() -> None:
 
 
 @run_async
-async def test_requests_of_several_tasks_each_get_their_own_answer_in_whatever_order_they_come() -> None:
+async def test_concurrent_requests_get_their_own_answers_in_any_order() -> None:
     requests: list[JmsMessage] = []
 
     def answer(link: SenderLink, request: JmsMessage) -> None:
@@ -155,7 +155,7 @@ async def test_requests_of_several_tasks_each_get_their_own_answer_in_whatever_o
 
 
 @run_async
-async def test_time_limits_hold_and_a_lost_connection_is_told() -> None:
+async def test_async_send_raises_timeout_and_connection_lost() -> None:
     def silent(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
             if event.payload.endswith(b"cut"):
@@ -172,7 +172,7 @@ async def test_time_limits_hold_and_a_lost_connection_is_told() -> None:
 
 
 @run_async
-async def test_a_context_belongs_to_its_loop() -> None:
+async def test_async_context_refuses_use_from_other_event_loop() -> None:
     with server(obliging) as url:
         async with connect_async(url) as context:
             with pytest.raises(IllegalState, match="another event loop"):
@@ -180,7 +180,7 @@ async def test_a_context_belongs_to_its_loop() -> None:
 
 
 @run_async
-async def test_listeners_go_on_in_the_next_transaction_after_the_connection_took_one_with_it() -> None:
+async def test_listeners_continue_in_next_transaction_after_connection_loss() -> None:
     bodies: list[Any] = []
     told: list[BasculeError] = []
 
@@ -232,7 +232,7 @@ class Lazy:
 
 
 @run_async
-async def test_a_receive_without_prefetch_that_is_cancelled_keeps_no_message_from_others() -> None:
+async def test_cancelled_receive_without_prefetch_releases_its_message() -> None:
     broker = Lazy()
     with server(broker) as url:
         async with connect_async(url, prefetch=0, timeout_s=10.0) as context:
@@ -245,7 +245,7 @@ async def test_a_receive_without_prefetch_that_is_cancelled_keeps_no_message_fro
 
 
 @run_async
-async def test_the_broker_is_asked_before_a_receive_says_that_there_is_nothing() -> None:
+async def test_receive_drains_broker_before_it_returns_none() -> None:
     broker = Lazy()
     with server(broker) as url:
         async with connect_async(url, prefetch=1, timeout_s=10.0) as context:
@@ -256,7 +256,7 @@ async def test_the_broker_is_asked_before_a_receive_says_that_there_is_nothing()
 
 
 @run_async
-async def test_two_tasks_that_receive_from_one_consumer_without_prefetch_each_get_a_message() -> None:
+async def test_concurrent_receives_without_prefetch_each_get_message() -> None:
     with server(obliging) as url:
         async with connect_async(url, prefetch=0, timeout_s=10.0) as context:
             consumer = await context.consumer(QUEUE)

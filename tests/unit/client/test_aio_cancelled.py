@@ -70,7 +70,7 @@ class Reluctant:
 
 
 @run_async
-async def test_a_block_whose_commit_is_cancelled_is_rolled_back_at_once_and_the_next_one_is_committed() -> None:
+async def test_transaction_block_with_cancelled_commit_is_rolled_back_and_next_block_commits() -> None:
     broker = Reluctant()
 
     async def work() -> None:
@@ -85,7 +85,7 @@ async def test_a_block_whose_commit_is_cancelled_is_rolled_back_at_once_and_the_
 
 
 @run_async
-async def test_a_rollback_that_is_cancelled_happens_all_the_same_and_its_consumers_go_on() -> None:
+async def test_cancelled_rollback_is_completed_and_consumers_continue() -> None:
     broker = Reluctant(drains=False)
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
@@ -118,7 +118,7 @@ class LateToDrain:
 
 
 @run_async
-async def test_consumers_go_on_after_a_recover_that_is_cancelled() -> None:
+async def test_consumers_continue_after_cancelled_recover() -> None:
     broker = LateToDrain()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
@@ -131,7 +131,7 @@ async def test_consumers_go_on_after_a_recover_that_is_cancelled() -> None:
 
 
 @run_async
-async def test_a_consumer_whose_close_is_cancelled_is_closed_with_its_last_acknowledgement() -> None:
+async def test_consumer_with_cancelled_close_is_closed_after_last_acknowledgement() -> None:
     broker = LateToDrain()
     ended: list[str] = []
 
@@ -157,7 +157,7 @@ async def test_a_consumer_whose_close_is_cancelled_is_closed_with_its_last_ackno
 
 
 @run_async
-async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
+async def test_cancelled_close_raises_and_context_is_closed() -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -183,7 +183,7 @@ async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
 
 
 @run_async
-async def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_a_receive_raises_it() -> None:
+async def test_consumer_ended_by_broker_is_reported_to_on_exception_and_receive() -> None:
     told: asyncio.Future[BasculeError] = asyncio.get_running_loop().create_future()
     with server(ending_the_first_consumer("amqp:resource-deleted"), ending_the_first_consumer("amqp:resource-deleted")) as url:
         async with connect_async(url, on_exception=told.set_result) as context:
@@ -214,7 +214,7 @@ class SlowToBegin:
 
 
 @run_async
-async def test_a_stop_while_a_transaction_begins_leaves_its_message_until_the_start() -> None:
+async def test_stop_during_transaction_begin_keeps_message_until_start() -> None:
     broker = SlowToBegin()
     bodies: list[Any] = []
     with server(broker) as url:
@@ -231,7 +231,7 @@ async def test_a_stop_while_a_transaction_begins_leaves_its_message_until_the_st
 
 
 @run_async
-async def test_a_consumer_that_loses_its_listener_while_a_transaction_begins_keeps_its_message() -> None:
+async def test_consumer_keeps_message_when_listener_is_removed_during_transaction_begin() -> None:
     broker = SlowToBegin()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
@@ -244,7 +244,7 @@ async def test_a_consumer_that_loses_its_listener_while_a_transaction_begins_kee
 
 
 @run_async
-async def test_a_transaction_whose_begin_was_cancelled_is_used_by_the_next_send_and_none_stays_open_at_the_broker() -> None:
+async def test_transaction_with_cancelled_begin_is_used_by_next_send_and_not_leaked() -> None:
     broker = SlowToBegin()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
@@ -258,7 +258,7 @@ async def test_a_transaction_whose_begin_was_cancelled_is_used_by_the_next_send_
 
 
 @run_async
-async def test_a_listener_ends_with_its_task_where_that_is_cancelled() -> None:
+async def test_cancelled_listener_task_ends_listener() -> None:
     at_work = asyncio.Event()
     seen: list[Any] = []
 
@@ -279,7 +279,7 @@ async def test_a_listener_ends_with_its_task_where_that_is_cancelled() -> None:
 
 
 @run_async
-async def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then() -> None:
+async def test_close_waits_for_running_listener_which_can_use_context_until_end() -> None:
     happened: list[str] = []
     outcomes: list[Any] = []
     closing: list[asyncio.Task[None]] = []
@@ -313,7 +313,7 @@ async def test_a_close_waits_for_the_listener_at_work_which_has_its_context_unti
 
 
 @run_async
-async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
+async def test_close_stop_and_consumer_close_wait_for_listener_up_to_timeout() -> None:
     at_work, enough = asyncio.Event(), asyncio.Event()
 
     async def listener(_: Message) -> None:
@@ -337,7 +337,7 @@ async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
 
 
 @run_async
-async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_answer() -> None:
+async def test_send_future_fails_when_context_closes_without_answer() -> None:
     def silent(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
             obliging(connection, event)
@@ -352,7 +352,7 @@ async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_an
 
 
 @run_async
-async def test_error_of_a_send_is_told_to_on_done_and_needs_no_await_of_its_future() -> None:
+async def test_send_error_is_passed_to_on_done_without_unretrieved_future_warning() -> None:
     def silent(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
             obliging(connection, event)
@@ -371,7 +371,7 @@ async def test_error_of_a_send_is_told_to_on_done_and_needs_no_await_of_its_futu
 
 
 @run_async
-async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_send_waiting_for_window_raises_when_context_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
             obliging(connection, event)

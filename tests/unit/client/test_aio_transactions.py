@@ -67,7 +67,7 @@ async def slow_send(slow: Slow) -> AsyncIterator[tuple[AsyncContext, AsyncContex
 
 
 @run_async
-async def test_commit_waits_for_a_send_of_another_task() -> None:
+async def test_commit_waits_for_concurrent_send_of_other_task() -> None:
     slow = Slow()
     async with slow_send(slow) as (context, other, sending):
         committing = asyncio.create_task(context.commit())
@@ -79,7 +79,7 @@ async def test_commit_waits_for_a_send_of_another_task() -> None:
 
 
 @run_async
-async def test_commit_that_waits_too_long_for_a_send_decides_nothing() -> None:
+async def test_commit_that_times_out_waiting_for_send_ends_no_transaction() -> None:
     slow = Slow()
     async with slow_send(slow) as (context, other, sending):
         with pytest.raises(TimedOut, match="commit"):
@@ -91,7 +91,7 @@ async def test_commit_that_waits_too_long_for_a_send_decides_nothing() -> None:
 
 
 @run_async
-async def test_send_that_is_within_a_transaction_that_is_rolled_back_is_told_so_and_sends_nothing() -> None:
+async def test_send_in_transaction_rolled_back_meanwhile_raises_and_sends_nothing() -> None:
     slow = Slow()
     async with slow_send(slow) as (context, other, sending):
         await context.rollback()
@@ -104,7 +104,7 @@ async def test_send_that_is_within_a_transaction_that_is_rolled_back_is_told_so_
 
 
 @run_async
-async def test_send_that_begins_while_a_commit_is_under_way_is_in_the_next_transaction_or_in_this_one_as_a_whole() -> None:
+async def test_send_started_during_commit_is_entirely_in_this_or_next_transaction() -> None:
     slow = Slow()
     async with slow_send(slow) as (context, other, sending):
         committing = asyncio.create_task(context.commit())
@@ -119,7 +119,7 @@ async def test_send_that_begins_while_a_commit_is_under_way_is_in_the_next_trans
     assert late_at < commits[0] or declared[-1] < late_at
 
 
-def test_block_that_ends_beside_a_call_of_another_thread_is_rolled_back_and_leaves_the_context_usable() -> None:
+def test_block_that_ends_during_call_of_other_thread_is_rolled_back_and_context_stays_usable() -> None:
     slow = Slow()
     with server(slow) as url, connect(url, timeout_s=WAIT_S) as context, context.create_context() as other:
 
@@ -180,7 +180,7 @@ async def until_said(late: Late, what: str, other: AsyncContext) -> None:
 
 
 @run_async
-async def test_send_beside_the_commit_of_a_block_that_is_not_answered_yet_is_not_lost() -> None:
+async def test_send_during_unanswered_commit_of_block_is_not_lost() -> None:
     """It was sent in one more transaction of the block, which the end of the block gave up."""
     late = Late(Discharged)
     with server(late) as url:
@@ -194,7 +194,7 @@ async def test_send_beside_the_commit_of_a_block_that_is_not_answered_yet_is_not
 
 
 @run_async
-async def test_block_that_begins_beside_the_commit_of_another_one_outlives_that() -> None:
+async def test_block_started_during_commit_of_other_block_continues_after_it() -> None:
     late = Late(Discharged)
     with server(late) as url:
         async with connect_async(url, timeout_s=WAIT_S) as context, await context.create_context() as other:
@@ -209,7 +209,7 @@ async def test_block_that_begins_beside_the_commit_of_another_one_outlives_that(
 
 
 @run_async
-async def test_transaction_that_is_declared_when_it_is_over_is_left_to_the_next_one() -> None:
+async def test_transaction_declared_after_rollback_is_reused_by_next_send() -> None:
     """Nobody would end it at the broker."""
     late = Late(DeclareReceived)
     with server(late) as url:
@@ -229,7 +229,7 @@ async def test_transaction_that_is_declared_when_it_is_over_is_left_to_the_next_
 
 
 @run_async
-async def test_transaction_that_two_tasks_end_is_ended_once() -> None:
+async def test_transaction_committed_by_two_tasks_is_discharged_once() -> None:
     """The second one was told that the broker had rolled back what the first one had committed."""
     late = Late(Discharged)
     with server(late) as url:

@@ -35,12 +35,12 @@ from tests.unit.client.blocking_servers import QUEUE, cut, eventually, failover
 from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server
 
 
-def test_messages_are_sent_ahead_and_all_accepted_at_the_end() -> None:
+def test_send_many_pipelines_messages_and_waits_for_all_answers() -> None:
     with server(obliging) as url, connect(url) as context:
         assert context.producer(QUEUE).send_many("x" for _ in range(2_600)) == 2_600
 
 
-def test_a_send_gives_the_message_with_what_sending_fills_in() -> None:
+def test_send_returns_message_with_generated_headers() -> None:
     with server(obliging) as url, connect(url) as context:
         message = context.producer(QUEUE, priority=7, time_to_live_s=60).send("x")
         assert (message.destination, message.priority, message.persistent) == (QUEUE, 7, True)
@@ -49,7 +49,7 @@ def test_a_send_gives_the_message_with_what_sending_fills_in() -> None:
         assert message.expiration_ms - message.timestamp_ms == 60_000
 
 
-def test_an_async_send_is_told_when_it_is_done() -> None:
+def test_send_async_reports_completion() -> None:
     told: list[tuple[Any, BasculeError | None]] = []
     with server(obliging) as url, connect(url) as context:
         future = context.producer(QUEUE).send_async("x", on_done=lambda message, error: told.append((message.body, error)))
@@ -57,13 +57,13 @@ def test_an_async_send_is_told_when_it_is_done() -> None:
         eventually(lambda: told == [("x", None)])
 
 
-def test_messages_are_received_until_there_are_none() -> None:
+def test_consumer_receives_all_messages() -> None:
     with server(obliging) as url, connect(url) as context:
         consumer = context.consumer(QUEUE)
         assert all_bodies(consumer, 3) == list(BODIES)
 
 
-def test_without_prefetch_each_message_is_asked_for() -> None:
+def test_consumer_without_prefetch_requests_each_message() -> None:
     with server(obliging) as url, connect(url, prefetch=0) as context:
         consumer = context.consumer(QUEUE)
         assert [message.body for message in consumer.messages(0.2)] == list(BODIES)
@@ -82,7 +82,7 @@ def silent_at_no_credit(connection: Connection, event: Any) -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
-def test_a_consumer_goes_on_after_a_message_that_it_did_not_wait_for(broker: Any, prefetch: int) -> None:
+def test_consumer_receives_remaining_messages_after_receive_no_wait(broker: Any, prefetch: int) -> None:
     with server(broker) as url, connect(url, prefetch=prefetch) as context:
         consumer = context.consumer(QUEUE)
         first = consumer.receive_no_wait()
@@ -90,7 +90,7 @@ def test_a_consumer_goes_on_after_a_message_that_it_did_not_wait_for(broker: Any
         assert [first.body, *all_bodies(consumer, 2)] == list(BODIES)
 
 
-def test_a_drain_that_the_broker_forgets_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_forgotten_by_broker_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_links, "DRAIN_AGAIN_S", 0.05)
     forgotten = 0
 
@@ -113,14 +113,14 @@ def late(connection: Connection, event: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 10])
-def test_the_broker_is_asked_before_a_receive_says_that_there_is_nothing(prefetch: int) -> None:
+def test_receive_drains_broker_before_it_returns_none(prefetch: int) -> None:
     with server(late) as url, connect(url, prefetch=prefetch) as context:
         consumer = context.consumer(QUEUE)
         assert [message.body for message in consumer.messages(0.01)] == list(BODIES)
 
 
 @pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
-def test_a_consumer_goes_on_after_a_rollback_that_found_its_credit_used_up(broker: Any) -> None:
+def test_consumer_credit_is_restored_after_rollback_that_used_it_up(broker: Any) -> None:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Flowed) and event.link.drain:  # what was on its way when the drain came
             event.link.send(encode(Message("at the last moment")))
@@ -133,7 +133,7 @@ def test_a_consumer_goes_on_after_a_rollback_that_found_its_credit_used_up(broke
         eventually(lambda: consumer.state.link.credit == 4)
 
 
-def test_two_threads_at_once_are_refused() -> None:
+def test_concurrent_use_of_context_by_two_threads_is_refused() -> None:
     with server(obliging) as url, connect(url) as context:
         consumer = context.consumer(Queue("q"))
         for _ in BODIES:
@@ -167,12 +167,12 @@ def refusing(error: AmqpError) -> Any:
         (AmqpError("amqp:unauthorized-access", "not yours"), SecurityDenied, ""),
     ],
 )
-def test_a_refused_consumer_says_why(error: AmqpError, kind: type[BasculeError], selector: str) -> None:
+def test_refused_consumer_raises_error_with_reason(error: AmqpError, kind: type[BasculeError], selector: str) -> None:
     with server(refusing(error)) as url, connect(url) as context, pytest.raises(kind, match=error.description):
         context.consumer(QUEUE, selector=selector)
 
 
-def test_a_refused_producer_says_why_and_the_context_lives_on() -> None:
+def test_refused_producer_raises_error_and_context_stays_usable() -> None:
     with server(refusing(AmqpError(NOT_FOUND, "no such place"))) as url, connect(url) as context:
         for _ in range(2):
             with pytest.raises(InvalidDestination, match="amqp:not-found: no such place"):
@@ -186,7 +186,7 @@ def test_a_refused_producer_says_why_and_the_context_lives_on() -> None:
         (Released(), "did not accept the message; outcome: released"),
     ],
 )
-def test_a_message_not_taken_is_an_error_of_the_sender(outcome: Any, text: str) -> None:
+def test_rejected_or_released_message_raises_message_refused(outcome: Any, text: str) -> None:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
             event.link.settle(event.delivery_id, outcome)
@@ -200,7 +200,7 @@ def test_a_message_not_taken_is_an_error_of_the_sender(outcome: Any, text: str) 
             context.producer(QUEUE).send_many(["x", "y"])
 
 
-def test_a_refusal_is_raised_though_the_thread_of_the_connection_tells_of_completions_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_many_raises_refusal_before_completion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     flushed, report = threading.Event(), Pump.report
 
     def late(pump: Pump) -> None:
@@ -224,7 +224,7 @@ def test_a_refusal_is_raised_though_the_thread_of_the_connection_tells_of_comple
             flushed.set()
 
 
-def test_a_server_that_does_not_answer_is_told_as_in_doubt_after_the_time() -> None:
+def test_send_without_answer_times_out_as_in_doubt() -> None:
     def react(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
             obliging(connection, event)
@@ -243,7 +243,7 @@ def silent_at_sends(connection: Connection, event: Any) -> None:
 
 
 @pytest.mark.parametrize("reaction", [silent_at_sends, cut(Transferred)])
-def test_whoever_waits_for_a_send_is_told_when_its_context_closes_without_the_answer(reaction: Any) -> None:
+def test_pending_send_is_failed_when_context_closes_without_answer(reaction: Any) -> None:
     told: list[BasculeError | None] = []
     with server(reaction) as url:
         context = connect(failover(url))
@@ -257,7 +257,7 @@ def test_whoever_waits_for_a_send_is_told_when_its_context_closes_without_the_an
         eventually(lambda: told == [sent.exception()])
 
 
-def test_a_context_that_closes_without_its_answers_leaves_its_neighbour_alone() -> None:
+def test_close_of_context_without_answers_does_not_affect_other_contexts() -> None:
     with server(silent_at_sends) as url, connect(url) as context:
         other = context.create_context()
         sent = other.producer(QUEUE).send_async("x")
@@ -268,7 +268,7 @@ def test_a_context_that_closes_without_its_answers_leaves_its_neighbour_alone() 
         assert context.consumer(QUEUE).receive(10)
 
 
-def test_a_connection_that_breaks_is_told_as_lost_where_it_is_not_to_be_made_again() -> None:
+def test_broken_connection_without_failover_raises_connection_lost() -> None:
     with server(cut(Transferred)) as url, connect(url) as context:
         with pytest.raises(ConnectionLost):
             context.send(QUEUE, "x")
@@ -276,7 +276,7 @@ def test_a_connection_that_breaks_is_told_as_lost_where_it_is_not_to_be_made_aga
             context.consumer(QUEUE)
 
 
-def test_a_receive_that_waits_raises_what_the_broker_ends_its_consumer_with() -> None:
+def test_waiting_receive_raises_error_that_ended_its_consumer() -> None:
     with server(ending_the_first_consumer("amqp:illegal-state")) as url, connect(url) as context:
         consumer = context.consumer(QUEUE, prefetch=0)
         for _ in range(2):
@@ -284,7 +284,7 @@ def test_a_receive_that_waits_raises_what_the_broker_ends_its_consumer_with() ->
                 consumer.receive()
 
 
-def test_a_server_that_closes_says_why() -> None:
+def test_connection_closed_by_server_raises_reason() -> None:
     def react(connection: Connection, event: Any) -> None:
         obliging(connection, event)
         if isinstance(event, Transferred):

@@ -40,7 +40,7 @@ from tests.unit.client.blocking_servers import QUEUE, cut, eventually, failover
 from tests.unit.client.server import BODIES, obliging, server, serving
 
 
-def test_unanswered_sends_are_repeated_in_order_under_the_same_ids_and_bytes() -> None:
+def test_unanswered_sends_are_repeated_in_order_with_same_ids_and_bytes() -> None:
     received: list[list[bytes]] = [[], []]
 
     def silent(connection: Connection, event: Any) -> None:
@@ -63,7 +63,7 @@ def test_unanswered_sends_are_repeated_in_order_under_the_same_ids_and_bytes() -
 
 
 @pytest.mark.parametrize("last_word", [None, AmqpError("amqp:connection:forced", "going down")])
-def test_a_client_leaves_a_broker_that_stands_still_with_more_on_its_way_than_sockets_take(
+def test_client_fails_over_from_stalled_broker_with_full_socket_buffers(
     last_word: AmqpError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = threading.Event()
@@ -92,7 +92,7 @@ def test_a_client_leaves_a_broker_that_stands_still_with_more_on_its_way_than_so
         assert len(sent.result(SOON_S).body) == 32 << 20
 
 
-def test_a_consumer_is_attached_again_after_a_reconnect() -> None:
+def test_consumer_is_reattached_after_reconnect() -> None:
     with server(cut(Dispositioned), obliging) as url, connect(failover(url)) as context:
         consumer = context.consumer(QUEUE)
         bodies: list[Any] = []
@@ -103,7 +103,7 @@ def test_a_consumer_is_attached_again_after_a_reconnect() -> None:
     assert bodies[-3:] == list(BODIES)
 
 
-def test_a_commit_without_an_answer_is_in_doubt_and_not_repeated() -> None:
+def test_commit_without_answer_is_in_doubt_and_not_repeated() -> None:
     discharges: list[Any] = []
 
     def second(connection: Connection, event: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_commit_without_an_answer_is_in_doubt_and_not_repeated() -> None:
         assert len(discharges) == 1
 
 
-def test_a_transaction_that_lost_its_connection_is_rolled_back_and_says_so() -> None:
+def test_transaction_with_lost_connection_is_rolled_back() -> None:
     transfers: list[bytes] = []
 
     def second(connection: Connection, event: Any) -> None:
@@ -141,14 +141,14 @@ def test_a_transaction_that_lost_its_connection_is_rolled_back_and_says_so() -> 
         assert transfers == []
 
 
-def test_a_client_that_is_refused_is_not_tried_again() -> None:
+def test_refused_login_is_not_retried() -> None:
     with server(obliging) as url, connect(url.replace("//", "//ann:hush@")) as context:
         context.send(QUEUE, "x")
     with server(obliging) as url, pytest.raises(SecurityDenied, match="amqp:unauthorized-access"):
         connect(failover(url), user="ann", password="wrong")
 
 
-def test_a_client_id_in_use_is_told_so() -> None:
+def test_client_id_in_use_raises_invalid_client_id() -> None:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Opened):
             assert event.open.container_id == "billing"
@@ -159,7 +159,7 @@ def test_a_client_id_in_use_is_told_so() -> None:
         connect(url, client_id="billing")
 
 
-def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
+def test_unreachable_broker_raises_at_once_or_after_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(Unavailable, match=f"cannot connect to broker 127.0.0.1:{port}: "):
@@ -179,7 +179,7 @@ def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
         Endpoint(".example", 5671, tls=True),
     ],
 )
-def test_an_address_that_leads_nowhere_is_one_attempt_and_the_next_is_tried(bad: Endpoint) -> None:
+def test_invalid_address_counts_as_one_attempt_and_next_address_is_tried(bad: Endpoint) -> None:
     with server(obliging) as url:
         client = core.Core(core.ConnectionSettings(), time.monotonic)
         thread = ConnectionThread(client, Plan([bad, *BrokerUrl.parse(url).endpoints], Reconnect(startup_attempts_max=0)), None)
@@ -189,12 +189,12 @@ def test_an_address_that_leads_nowhere_is_one_attempt_and_the_next_is_tried(bad:
             thread.stop()
 
 
-def test_an_address_that_can_be_none_is_told() -> None:
+def test_unresolvable_address_is_reported() -> None:
     with pytest.raises(Unavailable, match=r"cannot connect to broker broker1\.\.example:5672: .*idna"):
         connect("amqp://broker1..example")
 
 
-def test_what_ends_the_thread_of_a_connection_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_that_ends_connection_thread_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: Plan) -> None:
         raise ZeroDivisionError
 
@@ -203,7 +203,7 @@ def test_what_ends_the_thread_of_a_connection_is_told(monkeypatch: pytest.Monkey
         connect("failover:(amqp://127.0.0.1:1)")
 
 
-def test_transactions_do_not_nest() -> None:
+def test_nested_transaction_is_refused() -> None:
     with (
         server(obliging) as url,
         connect(url) as context,
@@ -214,7 +214,7 @@ def test_transactions_do_not_nest() -> None:
         pass
 
 
-def test_a_message_refused_within_a_transaction_rolls_it_back() -> None:
+def test_refused_message_in_transaction_rolls_it_back() -> None:
     failed: list[bool] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -235,7 +235,7 @@ def test_a_message_refused_within_a_transaction_rolls_it_back() -> None:
     assert failed == [True]
 
 
-def test_what_a_transacted_context_receives_is_acknowledged_in_the_transaction() -> None:
+def test_messages_received_in_transacted_context_are_acknowledged_in_transaction() -> None:
     txn_ids: list[Any] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -249,7 +249,7 @@ def test_what_a_transacted_context_receives_is_acknowledged_in_the_transaction()
     assert txn_ids == [b"txn"] * 3
 
 
-def test_a_send_that_waited_for_credit_when_its_transaction_was_rolled_back_is_told_so() -> None:
+def test_send_waiting_for_credit_fails_when_its_transaction_is_rolled_back() -> None:
     told: list[BasculeError | None] = []
 
     def without_credit(connection: Connection, event: Any) -> None:
@@ -267,12 +267,12 @@ def test_a_send_that_waited_for_credit_when_its_transaction_was_rolled_back_is_t
         context.commit()
 
 
-def test_only_a_transaction_is_committed() -> None:
+def test_commit_without_transaction_raises_illegal_state() -> None:
     with server(obliging) as url, connect(url) as context, pytest.raises(IllegalState, match="no transaction"):
         context.commit()
 
 
-def test_a_request_takes_its_own_answer_and_no_other() -> None:
+def test_request_receives_only_answer_with_its_correlation_id() -> None:
     def answer(link: SenderLink, request: JmsMessage) -> None:
         for correlation_id in ("somebody else's", request.message_id):
             link.send(encode(Message(f"to {correlation_id}", correlation_id=correlation_id)))
@@ -282,7 +282,7 @@ def test_a_request_takes_its_own_answer_and_no_other() -> None:
         assert context.request(QUEUE, request).body == f"to {request.message_id}"
 
 
-def test_an_answer_without_a_correlation_id_is_that_of_the_only_request() -> None:
+def test_answer_without_correlation_id_completes_only_pending_request() -> None:
     def answer(link: SenderLink, _: JmsMessage) -> None:
         link.send(encode(Message("!")))
 
@@ -290,7 +290,7 @@ def test_an_answer_without_a_correlation_id_is_that_of_the_only_request() -> Non
         assert [context.request(QUEUE, "?").body for _ in range(2)] == ["!", "!"]
 
 
-def test_an_answer_that_cannot_be_read_is_rejected_and_the_request_waits_for_another() -> None:
+def test_unreadable_answer_is_rejected_and_request_waits_for_next_answer() -> None:
     rejected: list[Any] = []
 
     def answer(link: SenderLink, request: JmsMessage) -> None:

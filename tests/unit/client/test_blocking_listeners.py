@@ -32,12 +32,12 @@ from tests.unit.client.blocking_servers import QUEUE, cut, eventually, failover
 from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server
 
 
-def test_a_browser_sees_all_and_ends() -> None:
+def test_browser_returns_all_messages_and_ends() -> None:
     with server(obliging) as url, connect(url) as context:
         assert [message.body for message in context.browse(QUEUE)] == list(BODIES)
 
 
-def test_a_listener_gets_every_message_on_a_thread_that_the_context_is_then_for() -> None:
+def test_listener_receives_all_messages_on_listener_thread_and_owns_context() -> None:
     bodies: list[Any] = []
     with server(obliging) as url, connect(url) as context:
         consumer = context.consumer(QUEUE)
@@ -51,7 +51,7 @@ def test_a_listener_gets_every_message_on_a_thread_that_the_context_is_then_for(
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_message_is_returned_as_failed_when_listener_raises(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     outcomes: list[Any] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -81,7 +81,7 @@ def outcomes_of(react: Any, told: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("mode", [Acknowledge.AUTO, Acknowledge.DUPS_OK, Acknowledge.CLIENT])
-def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then(mode: Acknowledge) -> None:
+def test_close_waits_for_running_listener_which_can_use_context_until_end(mode: Acknowledge) -> None:
     outcomes: list[Any] = []
     sent: list[Any] = []
     at_work = threading.Event()
@@ -103,7 +103,7 @@ def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then
     assert (sent, outcomes) == (["one"], [ACCEPTED, RELEASED, RELEASED])  # what was not seen goes back as such
 
 
-def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
+def test_close_stop_and_consumer_close_wait_for_listener_up_to_timeout() -> None:
     at_work, enough = threading.Event(), threading.Event()
     met: list[BasculeError] = []
 
@@ -130,7 +130,7 @@ def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
     assert len(met) == 1
 
 
-def test_a_consumer_that_closes_waits_for_its_listener_unless_that_is_who_closes_it() -> None:
+def test_consumer_close_waits_for_its_listener_unless_listener_closes_it() -> None:
     happened: list[str] = []
     outcomes: list[Any] = []
     at_work = threading.Event()
@@ -158,7 +158,7 @@ def test_a_consumer_that_closes_waits_for_its_listener_unless_that_is_who_closes
 
 
 @pytest.mark.parametrize("what", ["close", "stop"])
-def test_a_listener_cannot_wait_for_itself(what: str) -> None:
+def test_close_or_stop_by_listener_of_same_context_is_refused(what: str) -> None:
     met: list[str] = []
     with server(obliging) as url, connect(url) as context:
 
@@ -172,7 +172,7 @@ def test_a_listener_cannot_wait_for_itself(what: str) -> None:
     assert met[0] == f"a listener cannot {what} its own context, because {what}() waits for it; use another thread"
 
 
-def test_a_message_that_cannot_be_read_is_rejected_and_its_listener_gets_the_next() -> None:
+def test_unreadable_message_is_rejected_and_listener_gets_next_message() -> None:
     outcomes: list[Any] = []
     bodies: list[Any] = []
 
@@ -188,7 +188,7 @@ def test_a_message_that_cannot_be_read_is_rejected_and_its_listener_gets_the_nex
     assert outcomes == [Rejected(), ACCEPTED]
 
 
-def test_listeners_end_with_the_connection_and_say_so() -> None:
+def test_listeners_end_with_connection_and_on_exception_is_called() -> None:
     errors: list[BasculeError] = []
     with server(cut(Dispositioned)) as url, connect(url, on_exception=errors.append) as context:
         context.consumer(QUEUE).listener = lambda message: None
@@ -197,7 +197,7 @@ def test_listeners_end_with_the_connection_and_say_so() -> None:
 
 
 @pytest.mark.parametrize(("condition", "kind"), [("amqp:resource-deleted", InvalidDestination), ("amqp:illegal-state", Refused)])
-def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_may_make_another(condition: str, kind: type[BasculeError]) -> None:
+def test_consumer_ended_by_broker_is_reported_and_on_exception_can_create_another(condition: str, kind: type[BasculeError]) -> None:
     told: list[BasculeError] = []
     bodies: list[Any] = []
 
@@ -227,7 +227,7 @@ def one_message(connection: Connection, event: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_rest")
-def test_listeners_go_on_in_the_next_transaction_after_the_connection_took_one_with_it() -> None:
+def test_listeners_continue_in_next_transaction_after_connection_loss() -> None:
     batch: list[Any] = []
     committed: list[list[Any]] = []
     told: list[BasculeError] = []
@@ -262,7 +262,7 @@ def test_listeners_go_on_in_the_next_transaction_after_the_connection_took_one_w
 
 @pytest.mark.usefixtures("no_rest")
 @pytest.mark.parametrize("answers", [True, False])
-def test_listeners_go_on_after_a_transaction_that_could_not_begin(caplog: pytest.LogCaptureFixture, *, answers: bool) -> None:
+def test_listeners_continue_after_transaction_that_could_not_begin(caplog: pytest.LogCaptureFixture, *, answers: bool) -> None:
     told: list[BasculeError] = []
     bodies: list[Any] = []
     asked: list[Any] = []

@@ -16,7 +16,7 @@ from bascule.client.branch import BranchSession, ended
 from tests.unit.client.server import obliging, server
 
 
-def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_the_reason() -> None:
+def test_branch_request_on_connection_closed_by_broker_raises_connection_lost() -> None:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
             connection.close(AmqpError(INTERNAL_ERROR, "another's frame"))
@@ -32,13 +32,13 @@ def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_
         workplace.ask(Message())
 
 
-def test_a_connection_has_ended_when_it_is_not_made_again() -> None:
+def test_connection_that_is_not_reconnected_has_ended() -> None:
     with server(obliging) as url, connect(url) as context:
         assert not ended(context)
     assert ended(context)
 
 
-def test_a_request_that_is_refused_is_not_carried_out() -> None:
+def test_refused_branch_request_is_not_carried_out() -> None:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
             event.link.settle(event.delivery_id, Rejected(Error(INTERNAL_ERROR, "no")))

@@ -76,7 +76,7 @@ class Wired:
             return session
 
 
-def test_a_session_that_timed_out_while_the_broker_was_away_is_not_begun_when_it_is_back() -> None:
+def test_session_that_timed_out_during_outage_is_not_begun_after_reconnect() -> None:
     wired = Wired()
     first = ClientSession(wired.core, Acknowledge.AUTO)
     wired.core.sessions.append(first)
@@ -88,7 +88,7 @@ def test_a_session_that_timed_out_while_the_broker_was_away_is_not_begun_when_it
     assert first.begun
 
 
-def test_a_session_that_timed_out_before_its_begin_was_answered_is_ended() -> None:
+def test_session_that_timed_out_before_answer_is_ended_after_begin() -> None:
     wired = Wired()
     wired.core.sessions.append(ClientSession(wired.core, Acknowledge.AUTO))
     wired.connect()
@@ -99,7 +99,7 @@ def test_a_session_that_timed_out_before_its_begin_was_answered_is_ended() -> No
     assert wired.core.up
 
 
-def test_a_context_that_is_closed_before_its_begin_was_answered_again_is_ended() -> None:
+def test_context_closed_before_its_session_begins_again_is_ended() -> None:
     wired = Wired()
     first, second = (ClientSession(wired.core, Acknowledge.AUTO) for _ in range(2))
     wired.core.sessions += [first, second]
@@ -111,7 +111,7 @@ def test_a_context_that_is_closed_before_its_begin_was_answered_again_is_ended()
     assert wired.to_broker().count(SessionEnded) == 1
 
 
-def test_the_connection_goes_with_a_session_that_could_not_be_begun_when_it_was_the_last() -> None:
+def test_failed_begin_of_last_session_closes_connection() -> None:
     wired = Wired()
     with pytest.raises(TimedOut):
         wired.open_session()
@@ -154,7 +154,7 @@ def send(session: ClientSession, body: str) -> tuple[Operation[Message], Wait]:
 
 
 @pytest.mark.parametrize("how", ["timed out", "cancelled"])
-def test_a_message_is_sent_after_a_reconnect_though_the_task_that_asked_for_its_link_has_given_up(how: str) -> None:
+def test_queued_message_is_sent_after_reconnect_when_task_that_requested_link_gave_up(how: str) -> None:
     wired = Wired()
     session = session_of(wired)
     wired.lose()
@@ -167,7 +167,7 @@ def test_a_message_is_sent_after_a_reconnect_though_the_task_that_asked_for_its_
 
 
 @pytest.mark.parametrize("how", ["timed out", "cancelled"])
-def test_a_task_gets_the_link_for_which_another_does_not_wait_any_more(how: str) -> None:
+def test_task_gets_link_requested_by_task_that_gave_up(how: str) -> None:
     wired = Wired()
     session = session_of(wired)
     first, _ = send(session, "one")
@@ -182,7 +182,7 @@ def test_a_task_gets_the_link_for_which_another_does_not_wait_any_more(how: str)
 
 @pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize("how", ["timed out", "cancelled"])
-def test_a_link_goes_with_the_last_task_that_gives_up(how: str, *, connected: bool) -> None:
+def test_link_request_is_dropped_when_last_waiting_task_gives_up(how: str, *, connected: bool) -> None:
     wired = Wired()
     session = session_of(wired)
     if not connected:
@@ -198,7 +198,7 @@ def test_a_link_goes_with_the_last_task_that_gives_up(how: str, *, connected: bo
     assert list(session.flush(5.0)) == []
 
 
-def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_after_a_reconnect() -> None:
+def test_link_to_temporary_queue_is_requested_again_after_reconnect() -> None:
     wired = Wired()
     session = session_of(wired)
     sending = session.send(TemporaryQueue("temp.1"), "one", SendOptions(), 5.0)
@@ -231,7 +231,7 @@ def _send_in_a_transaction(session: ClientSession) -> Operation[Any]:
     ],
     ids=["send", "send in a transaction", "temporary", "consumer", "session"],
 )
-def test_what_is_asked_for_between_the_brokers_close_and_the_end_of_the_socket_is_done_on_the_next_connection(
+def test_requests_between_close_of_broker_and_end_of_socket_are_done_on_next_connection(
     ask: Callable[[ClientSession], Operation[Any]],
 ) -> None:
     wired = Wired()
@@ -256,7 +256,7 @@ def test_what_is_asked_for_between_the_brokers_close_and_the_end_of_the_socket_i
 # --- transactions ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_whose_beginning_was_answered_just_before_the_connection_broke_begins_on_the_next() -> None:
+def test_transaction_declared_just_before_connection_loss_is_declared_again() -> None:
     wired = Wired()
     session = session_of(wired)
     session.begin()
@@ -280,7 +280,7 @@ def test_a_transaction_whose_beginning_was_answered_just_before_the_connection_b
 # --- listeners -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_listener_leaves_a_lost_transaction_to_the_block_of_another_task() -> None:
+def test_listener_leaves_lost_transaction_to_block_of_other_task() -> None:
     wired = Wired()
     session = session_of(wired)
     consuming = session.consumer(Subscription(Queue("q")), None, 1, 5.0)
@@ -323,7 +323,7 @@ def served(wired: Wired, operation: Operation[T]) -> T:
         return result
 
 
-def test_transaction_is_handed_over_when_all_frames_of_its_messages_are_written() -> None:
+def test_transaction_is_handed_over_after_all_message_frames_are_written() -> None:
     wired = Wired(ConnectionLimits(incoming_window_frames=4))
     session = session_of(wired, Acknowledge.TRANSACTED)
     large = "x" * 10 * DELIVERY_FRAME_SIZE_BYTES_MAX
@@ -341,7 +341,7 @@ def test_transaction_is_handed_over_when_all_frames_of_its_messages_are_written(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_transaction_that_was_declared_ahead_is_declared_anew_after_a_reconnect(*, answered: bool) -> None:
+def test_transaction_declared_in_advance_is_declared_again_after_reconnect(*, answered: bool) -> None:
     wired = Wired()
     session = session_of(wired, Acknowledge.TRANSACTED)
     served(wired, session.send(Queue("q"), "one", SendOptions(), 5.0))

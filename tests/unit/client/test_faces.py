@@ -41,12 +41,12 @@ def methods() -> Iterator[tuple[type, str]]:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
-def test_both_faces_have_the_same_public_names(face: type) -> None:
+def test_blocking_and_async_api_have_same_public_names(face: type) -> None:
     assert set(public(face)) == set(public(FACES[face]))
 
 
 @pytest.mark.parametrize(("face", "name"), list(methods()), ids=lambda part: part if isinstance(part, str) else part.__name__)
-def test_a_method_has_the_same_signature_in_both_faces(face: type, name: str) -> None:
+def test_blocking_and_async_methods_have_same_signature(face: type, name: str) -> None:
     here, there = public(face)[name], public(FACES[face])[name]
     assert isinstance(here, property) == isinstance(there, property)
     assert signature(there) == signature(here)

@@ -21,11 +21,11 @@ def on_the_wire(message: Message) -> JmsMessage:
     ("body", "kind"),
     [("a", "text"), (b"a", "bytes"), (bytearray(b"a"), "bytes"), ({"a": 1}, "map"), ([1], "stream"), ((1,), "stream"), (None, "message")],
 )
-def test_the_body_says_which_kind_of_message_it_is(body: Any, kind: str) -> None:
+def test_python_type_of_body_determines_message_kind(body: Any, kind: str) -> None:
     assert on_the_wire(Message(body)).body_kind == kind
 
 
-def test_an_int_is_an_int_of_java_where_it_fits_and_a_long_where_it_says_so() -> None:
+def test_python_int_is_sent_as_java_int_or_long() -> None:
     sent = Message({"nested": [1, Long(2)]}, properties={"small": 1, "large": 1 << 31, "long": Long(1), "byte": Byte(1), "truth": True})
     found = on_the_wire(sent)
     assert {name: type(value) for name, value in found.properties.items()} == {
@@ -48,12 +48,12 @@ def test_an_int_is_an_int_of_java_where_it_fits_and_a_long_where_it_says_so() ->
         (Message(properties={"JMSXGroupID": "g"}), "field group_id"),
     ],
 )
-def test_what_jms_has_not_is_refused(message: Message, text: str) -> None:
+def test_message_that_jms_cannot_express_is_refused(message: Message, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         encode(message)
 
 
-def test_a_message_goes_before_its_producer() -> None:
+def test_options_of_message_override_options_of_producer() -> None:
     options = SendOptions(persistent=False, priority=2, time_to_live_s=1.0, delivery_delay_s=0.5)
     message, own = Message("a"), Message("b", persistent=True, priority=9, time_to_live_s=0.0, delivery_delay_s=0.0)
     for each in (message, own):
@@ -63,12 +63,12 @@ def test_a_message_goes_before_its_producer() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"priority": 10}, {"priority": -1}, {"time_to_live_s": -1.0}, {"delivery_delay_s": -0.1}])
-def test_options_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_send_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         SendOptions(**wrong)
 
 
-def test_destinations_are_equal_by_kind_and_name() -> None:
+def test_destinations_are_equal_by_type_and_name() -> None:
     assert Queue("a") == Queue("a") != Topic("a")
     assert Queue("a") != TemporaryQueue("a")
     assert len({Queue("a"), Queue("a"), Topic("a")}) == 2
@@ -76,7 +76,7 @@ def test_destinations_are_equal_by_kind_and_name() -> None:
         Queue("")
 
 
-def test_an_answer_goes_where_the_request_says_with_its_id() -> None:
+def test_answer_goes_to_reply_to_destination_with_correlation_id() -> None:
     request = Message("?", message_id="ID:1", reply_to=Queue("answers"))
     to, answer = request.answer("!")
     assert (to, answer.correlation_id) == (Queue("answers"), "ID:1")

@@ -30,12 +30,12 @@ def of_broker(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def test_a_trusted_broker_takes_messages_over_tls(certificate: Path) -> None:
+def test_client_sends_messages_to_trusted_broker_over_tls(certificate: Path) -> None:
     trusting = ssl.create_default_context(cafile=certificate)
     with server(obliging, tls=of_broker(certificate)) as url, connect(url, tls=trusting) as context:
         assert context.producer(Queue("q")).send_many(["x" * 100_000] * 20) == 20
 
 
-def test_a_broker_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
+def test_client_refuses_broker_with_untrusted_certificate(certificate: Path) -> None:
     with server(obliging, tls=of_broker(certificate)) as url, pytest.raises(Unavailable, match="certificate"):
         connect(url)

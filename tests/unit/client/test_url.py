@@ -13,13 +13,13 @@ from bascule.core.errors import InvalidInput
 A, B = Endpoint("a", 5672), Endpoint("b", 1234)
 
 
-def test_one_broker_with_its_user() -> None:
+def test_broker_url_is_parsed_with_user_password_and_default_ports() -> None:
     assert BrokerUrl.parse("amqp://ann:h%40sh@broker:1234") == BrokerUrl((Endpoint("broker", 1234),), None, "ann", "h@sh")
     assert BrokerUrl.parse("amqp://[::1]").endpoints == (Endpoint("::1", 5672),)
     assert BrokerUrl.parse("amqps://broker").endpoints == (Endpoint("broker", 5671, tls=True),)
 
 
-def test_options_of_qpid_jms_are_understood_inside_and_behind_failover() -> None:
+def test_qpid_jms_options_are_parsed_inside_and_after_failover() -> None:
     address = BrokerUrl.parse(
         "failover:(amqp://a,amqp://b:1234)?jms.clientID=billing&failover.reconnectDelay=20&failover.maxReconnectDelay=200"
         "&failover.maxReconnectAttempts=3&failover.randomize=true&jms.prefetchPolicy.all=5&jms.requestTimeout=1500"
@@ -44,7 +44,7 @@ def test_options_of_qpid_jms_are_understood_inside_and_behind_failover() -> None
         ("failover:(amqp://a)?failover.reconnectDelay=soon", "reconnectDelay: 'soon'"),
     ],
 )
-def test_what_is_wrong_is_named(url: str, text: str) -> None:
+def test_invalid_broker_url_is_named_in_error(url: str, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         BrokerUrl.parse(url)
 
@@ -54,26 +54,26 @@ def steps(plan: Plan, count: int) -> list[tuple[str, float] | None]:
     return [step and (step[0].host, step[1]) for step in found]
 
 
-def test_one_broker_without_failover_is_tried_once() -> None:
+def test_broker_without_failover_is_tried_once() -> None:
     plan = Plan([A], None)
     assert steps(plan, 2) == [("a", 0.0), None]
     plan.succeeded(A)
     assert steps(plan, 1) == [None]
 
 
-def test_each_round_waits_longer_up_to_a_maximum() -> None:
+def test_reconnect_delay_grows_each_round_up_to_maximum() -> None:
     plan = Plan([A, B], Reconnect(delay_s=1.0, delay_max_s=3.0))
     assert steps(plan, 8) == [("a", 0.0), ("b", 0.0), ("a", 1.0), ("b", 0.0), ("a", 2.0), ("b", 0.0), ("a", 3.0), ("b", 0.0)]
 
 
-def test_after_a_success_the_same_broker_is_the_first_and_the_delays_begin_anew() -> None:
+def test_reconnect_after_success_starts_with_same_broker_and_initial_delay() -> None:
     plan = Plan([A, B], Reconnect(delay_s=1.0, initial_delay_s=0.5))
     steps(plan, 4)
     plan.succeeded(B)
     assert steps(plan, 3) == [("b", 0.5), ("a", 0.0), ("b", 1.0)]
 
 
-def test_so_many_rounds_are_repeated_and_no_more() -> None:
+def test_reconnect_attempts_are_limited() -> None:
     policy = Reconnect(attempts_max=1)
     assert [step and step[0] for step in steps(Plan([A, B], policy), 5)] == ["a", "b", "a", "b", None]
     startup = Plan([A], replace(policy, startup_attempts_max=0))
@@ -82,7 +82,7 @@ def test_so_many_rounds_are_repeated_and_no_more() -> None:
     assert [step and step[0] for step in steps(startup, 3)] == ["a", "a", None]
 
 
-def test_brokers_that_another_names_are_learnt_where_there_is_failover() -> None:
+def test_failover_list_of_broker_is_added_only_with_failover() -> None:
     for policy, known in ((Reconnect(), [A, B]), (None, [A])):
         plan = Plan([A], policy)
         plan.learn(B)
@@ -90,7 +90,7 @@ def test_brokers_that_another_names_are_learnt_where_there_is_failover() -> None
         assert plan.endpoints == known
 
 
-def test_a_random_order_has_every_broker_in_each_round() -> None:
+def test_random_failover_order_contains_every_broker_in_each_round() -> None:
     plan = Plan([A, B], Reconnect(randomize=True), random.Random(1))
     rounds = [{step[0] for step in steps(plan, 2) if step} for _ in range(10)]
     assert rounds == [{"a", "b"}] * 10

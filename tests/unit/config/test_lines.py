@@ -22,7 +22,7 @@ last = {k = 1}
 '''
 
 
-def test_keys_tables_and_arrays_of_tables_have_their_lines() -> None:
+def test_line_numbers_of_keys_tables_and_arrays_of_tables_are_found() -> None:
     assert key_lines(TEXT) == {
         ("a",): 1,
         ("a", "b"): 1,
@@ -40,6 +40,6 @@ def test_keys_tables_and_arrays_of_tables_have_their_lines() -> None:
     }
 
 
-def test_a_key_without_a_line_of_its_own_has_that_of_its_table() -> None:
+def test_key_without_line_of_its_own_has_the_line_of_its_table() -> None:
     assert line_of(("divert", 1, "inner", "last", "k"), key_lines(TEXT)) == 17
     assert line_of(("nowhere",), key_lines(TEXT)) is None

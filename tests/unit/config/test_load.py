@@ -34,7 +34,7 @@ def error_of(text: str, **flags: Any) -> str:
     return str(raised.value)
 
 
-def test_the_example_of_the_documentation_loads() -> None:
+def test_example_of_the_documentation_loads() -> None:
     settings = load(
         written("""
             [bridge]
@@ -68,7 +68,7 @@ def test_the_example_of_the_documentation_loads() -> None:
     assert (ingress.topics, ingress.routing, ingress.unbound, ingress.start_ms) == (("airport.alerts",), "multicast", "drop", None)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     file = written("[broker]\nport = 1\nhost = '127.0.0.2'\n[broker.users]\nann = 'a'\n[admin]\nport = 3\n")
     monkeypatch.setenv("BASCULE_BROKER__PORT", "2")
     monkeypatch.setenv("BASCULE_ADMIN__PORT", "4")
@@ -86,19 +86,19 @@ def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pyte
     assert sources["journal.prefix"] == "default"
 
 
-def test_the_file_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_names_the_settings_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("other.toml").write_text("[bridge]\nid = 'other'\n")
     monkeypatch.setenv("BASCULE_CONFIG", "other.toml")
     assert load().settings.bridge.id == "other"
 
 
-def test_without_a_name_the_file_of_the_working_directory_is_read_if_there() -> None:
+def test_settings_file_of_the_working_directory_is_read_if_present() -> None:
     assert load().settings.bridge.id == "bascule"
     written("[bridge]\nid = 'here'\n")
     assert load().settings.bridge.id == "here"
 
 
-def test_kafka_client_settings_pass_through_and_an_underscore_of_the_environment_is_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_client_settings_pass_through_with_underscores_of_environment_as_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASCULE_KAFKA__CLIENT__SASL_PASSWORD", "hush")
     configuration = load(
         written("[kafka]\nbootstrap_servers = 'k:9092'\n[kafka.client]\n'security.protocol' = 'SASL_SSL'\n'socket.timeout.ms' = 5\n")
@@ -109,7 +109,7 @@ def test_kafka_client_settings_pass_through_and_an_underscore_of_the_environment
     assert shown['kafka.client."security.protocol"'].value == "SASL_SSL"
 
 
-def test_a_password_may_stand_in_a_file() -> None:
+def test_password_may_be_read_from_a_file() -> None:
     Path("password").write_text("hush\n")
     assert load(written("[broker]\nusers = {ann = 'file:password'}")).settings.broker.passwords == {"ann": "hush"}
 
@@ -118,7 +118,7 @@ def test_a_password_may_stand_in_a_file() -> None:
     ("start", "milliseconds"),
     [("2026-01-31T08:00:00Z", 1769846400000), ("2026-01-31T10:00:00+02:00", 1769846400000), ("2026-01-31 08:00", 1769846400000)],
 )
-def test_a_start_may_be_a_timestamp_in_quotes_or_of_toml(start: str, milliseconds: int) -> None:
+def test_start_may_be_a_quoted_or_toml_timestamp(start: str, milliseconds: int) -> None:
     assert load(written(f"{DIVERT}start = '{start}'")).settings.divert[0].start_ms == milliseconds
     toml = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
     assert load(written(f"{DIVERT}start = {toml}")).settings.divert[0].start_ms == milliseconds
@@ -220,15 +220,15 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "message"), ERRORS, ids=[message[-50:] for _, message in ERRORS])
-def test_an_error_names_place_key_value_and_remedy(text: str, message: str) -> None:
+def test_settings_error_names_place_key_value_and_remedy(text: str, message: str) -> None:
     assert message in error_of(text)
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_settings_errors_are_reported_at_once() -> None:
     assert len(error_of("[broker]\nport = -1\nprot = 1\n[admin]\nport = -1").splitlines()) == 3
 
 
-def test_a_wrong_selector_is_shown_with_its_column() -> None:
+def test_invalid_selector_in_settings_is_shown_with_its_column() -> None:
     first, *caret = error_of(f"{DIVERT}selector = \"dep_delay > 30 ADN origin = 'JFK'\"").splitlines()
     assert first.startswith('bascule.toml:4: divert["delayed"].selector = "dep_delay > 30 ADN origin = \'JFK\'": ')
     assert "column 16" in first
@@ -236,7 +236,7 @@ def test_a_wrong_selector_is_shown_with_its_column() -> None:
     assert caret[1].index("^") == caret[0].index("ADN")
 
 
-def test_a_secret_is_never_shown_in_an_error() -> None:
+def test_secret_is_never_shown_in_an_error() -> None:
     assert "hush" not in error_of("[broker.users]\nann = ['hush']\n[kafka.client]\n'sasl.password' = ['hush']")
 
 
@@ -260,7 +260,7 @@ def test_a_secret_at_the_wrong_place_or_under_a_misspelt_key_is_not_shown_in_an_
     assert "hush" not in message
 
 
-def test_only_what_an_address_is_given_is_shown_and_the_token_is_not() -> None:
+def test_address_shows_only_its_explicit_settings_and_admin_token_is_masked() -> None:
     text = "[[address]]\nmatch = 'orders.#'\nmax_messages = 10\n[[address]]\nmatch = 'orders.*'\nexpiry_s = 2\n[admin]\ntoken = 'hush'\n"
     configuration = load(written(text))
     shown = {value.key: value.value for value in configuration.explain()}
@@ -273,7 +273,7 @@ def test_only_what_an_address_is_given_is_shown_and_the_token_is_not() -> None:
     assert configuration.settings.address[0].given() == {"max_messages": 10}
 
 
-def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASCULE_BROKER__PORT", "abc")
     assert error_of("").startswith('environment BASCULE_BROKER__PORT: broker.port = "abc": should be')
     monkeypatch.setenv("BASCULE_BROKER__PORT", "1")
@@ -283,10 +283,10 @@ def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.Monkey
     assert error_of("") == "environment BASCULE_BROKR__PORT: unknown section 'brokr'; did you mean 'broker'?"
 
 
-def test_a_missing_file_is_named() -> None:
+def test_missing_settings_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^nowhere\.toml: No such file or directory$"):
         load(Path("nowhere.toml"))
 
 
-def test_a_flag_that_is_wrong_is_named_as_one() -> None:
+def test_invalid_flag_is_named_as_a_flag() -> None:
     assert error_of("", broker={"port": -1}) == "flag: broker.port = -1: should be greater than or equal to 0"

@@ -78,7 +78,7 @@ def table_of(model: type[BaseModel]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def test_the_page_has_each_setting_with_its_type_default_and_meaning() -> None:
+def test_reference_page_lists_each_setting_with_type_default_and_meaning() -> None:
     page = PAGE.read_text()
     for name, model in SECTIONS.items():
         heading = re.escape(f"## `[{name}]`\n\n") + r"(?:[^|#\n].*\n)*\n?"  # and what the section is for
@@ -89,13 +89,13 @@ def test_the_page_has_each_setting_with_its_type_default_and_meaning() -> None:
     assert PAGE.read_text() == page, "run this test with REWRITE=1, and look at the difference"
 
 
-def test_every_setting_is_explained() -> None:
+def test_every_setting_has_a_description() -> None:
     fields = {f"{name}.{key}": field for name, model in SECTIONS.items() for key, field in model.model_fields.items()}
     assert len(fields) > len(SECTIONS)
     assert [name for name, field in fields.items() if not field.description] == []
 
 
-def test_the_settings_on_which_promises_hang_are_there() -> None:
+def test_settings_named_by_the_guarantees_page_exist() -> None:
     section = PAGE.parents[1].joinpath("guarantees.md").read_text().partition("## For which settings\n")[2].partition("\n## ")[0]
     named = re.findall(r"`(\w+)\.(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)))
     assert named

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from bascule.config.settings import MIB, Broker, Settings
 
 
-def test_settings_are_complete_without_any_source_and_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_have_defaults_and_ignore_the_environment_without_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASCULE_BROKER__PORT", "1")
     settings = Settings()
     assert settings.broker.port == 5672
@@ -16,7 +16,7 @@ def test_settings_are_complete_without_any_source_and_ignore_the_environment(mon
     assert settings.journal_topics.dead_letters == "bascule.dead-letter"
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError):
         Settings().broker.port = 1
 
@@ -33,22 +33,22 @@ def test_settings_cannot_be_changed() -> None:
         ("0.0.0.0", {}, True, True),
     ],
 )
-def test_anonymous_clients_are_let_in_by_default_only_on_loopback_without_users(
+def test_anonymous_clients_are_allowed_by_default_only_on_loopback_without_users(
     host: str, users: dict[str, str], said: bool | None, allowed: bool
 ) -> None:
     assert Broker.model_validate({"host": host, "users": users, "allow_anonymous": said}).anonymous_allowed is allowed
 
 
-def test_a_password_is_never_in_the_repr() -> None:
+def test_password_is_never_in_the_repr() -> None:
     broker = Broker.model_validate({"users": {"ann": "hush"}})
     assert "hush" not in repr(broker)
     assert broker.passwords == {"ann": "hush"}
 
 
-def test_a_transaction_of_the_pipelines_ends_before_kafka_aborts_it() -> None:
+def test_pipeline_transaction_longer_than_20_s_is_refused() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 20"):
         Settings.model_validate({"pipelines": {"transaction_s": 21}})
 
 
-def test_sizes_may_be_given_with_a_unit() -> None:
+def test_size_may_be_given_with_a_unit() -> None:
     assert Broker.model_validate({"max_message_bytes": "4 MiB"}).max_message_bytes == 4 * MIB

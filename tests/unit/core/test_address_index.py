@@ -20,7 +20,7 @@ def matching(patterns: list[str], address: str) -> list[str]:
     return [pattern for pattern in patterns if address_matches(pattern, address)]
 
 
-def test_finds_what_the_matcher_of_one_pattern_says_in_the_order_of_addition() -> None:
+def test_index_agrees_with_single_pattern_matcher_in_order_of_addition() -> None:
     chance = random.Random(1)
     patterns = chance.sample(PATTERNS, len(PATTERNS))
     index = AddressIndex((pattern, pattern) for pattern in patterns)
@@ -29,7 +29,7 @@ def test_finds_what_the_matcher_of_one_pattern_says_in_the_order_of_addition() -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_additions_and_removals_leave_what_was_added_and_not_removed(seed: int) -> None:
+def test_index_is_correct_after_random_additions_and_removals(seed: int) -> None:
     chance = random.Random(seed)
     words = ("a", "b", "c", "aa", "*", "#", "##", "a*", "", "é")
     index, there = AddressIndex[int](), dict[int, str]()
@@ -48,7 +48,7 @@ def test_random_additions_and_removals_leave_what_was_added_and_not_removed(seed
     assert not any(root.children or root.values for root in index._roots)
 
 
-def test_value_that_is_not_there_is_not_removed() -> None:
+def test_removal_of_absent_value_changes_nothing() -> None:
     index = AddressIndex((("a.#", 1), ("b", 2)))
     for pattern, value in (("a.#", 2), ("b", 1), ("c", 1), ("a.*", 1)):
         index.remove(pattern, value)
@@ -60,13 +60,13 @@ def test_value_that_is_not_there_is_not_removed() -> None:
     "form", ["#.x{0}", "x{0}.#", "news.*.x{0}.#", "*.{0}.*.y", "#.x{0}.#.y{0}.#", "*.*.{0}", "{0}.*.a.a.a.#.b", "a.a.#.{0}.*"]
 )
 @pytest.mark.parametrize("address", ["news.uk.x7.a", "a." * 20 + "b", "x7.a.a.y7", "7.a.7"])
-def test_the_cost_of_an_address_does_not_grow_with_the_patterns(form: str, address: str) -> None:
+def test_cost_of_matching_an_address_is_independent_of_the_number_of_patterns(form: str, address: str) -> None:
     few, many = (AddressIndex((form.format(number), number) for number in range(count)) for count in (30, 10_000))
     few_calls, many_calls = (calls_of(lambda index=index: index.matching(address)) for index in (few, many))  # type: ignore[misc]
     assert many_calls <= few_calls + 2 * len(address.split("."))
 
 
-def test_patterns_that_match_as_far_as_their_last_word_are_visited_once_each() -> None:
+def test_each_pattern_that_matches_up_to_its_last_word_is_visited_once() -> None:
     """Wherever in an address they can begin."""
     patterns = ["#." + ".".join("*a"[number >> bit & 1] for bit in range(10)) + ".z" for number in range(1 << 10)]
     index = AddressIndex((pattern, number) for number, pattern in enumerate(patterns))

@@ -9,7 +9,7 @@ from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 
-def test_a_result_is_remembered_only_for_arguments_that_are_short() -> None:
+def test_peer_cache_keeps_results_only_of_short_arguments() -> None:
     forget_peers()
     calls: list[str] = []
 
@@ -29,7 +29,7 @@ def test_a_result_is_remembered_only_for_arguments_that_are_short() -> None:
         caches._CACHES.pop()
 
 
-def test_nothing_is_remembered_once_the_peers_are_forgotten() -> None:
+def test_forget_peers_empties_all_peer_caches() -> None:
     broker, sender = BrokerInMemory(), Sender()
     broker.send("q", message_bytes("x", message_id="ID:1"), sender, 1, container="somebody")
     broker.settle()

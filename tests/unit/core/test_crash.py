@@ -37,13 +37,13 @@ def named_in_source() -> Iterator[str]:
                 yield name.value
 
 
-def test_the_table_has_every_point_of_the_source_and_each_stands_in_one_place() -> None:
+def test_crash_point_table_equals_the_points_in_the_source() -> None:
     found = Counter(named_in_source())
     assert found == dict.fromkeys(crash.POINTS, 1)
     assert len(found) >= POINTS_MIN
 
 
-def test_tests_end_a_process_at_each_point_and_at_many_of_them_in_every_run() -> None:
+def test_tests_kill_a_process_at_every_crash_point_and_at_many_in_every_run() -> None:
     ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
     assert ended == set(crash.POINTS)
     in_every_run = {*SHORT_BROKER, *SHORT_PIPELINES, *SHORT_XA, *SHORT_INBOUND, *BRANCH_POINTS}
@@ -51,7 +51,7 @@ def test_tests_end_a_process_at_each_point_and_at_many_of_them_in_every_run() ->
     assert len(in_every_run) >= POINTS_MIN
 
 
-def test_the_documentation_says_of_each_point_which_test_ends_a_process_there() -> None:
+def test_documentation_names_the_test_of_each_crash_point() -> None:
     page = (SOURCE.parents[1] / "docs" / "internals" / "crash-points.md").read_text()
     rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (?:`(tests/[^`]+)`|the same) \|$", page, re.MULTILINE)
     patterns = [pattern for names, _ in rows for pattern in re.findall(r"`([^`]+)`", names)]
@@ -73,21 +73,21 @@ def run(armed: str, once: str = "") -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.split(), done.stderr
 
 
-def test_a_process_is_killed_at_the_pass_that_is_asked_for_and_says_so_before() -> None:
+def test_process_is_killed_at_the_requested_pass_and_reports_the_crash_point_before() -> None:
     assert run("journal.append.before:1,epoch.loaded:3") == (-signal.SIGKILL, ["0", "1", "2"], "crash point epoch.loaded, pass 3\n")
 
 
-def test_nothing_happens_where_nothing_is_armed() -> None:
+def test_process_without_armed_crash_points_runs_to_its_end() -> None:
     assert run("") == (0, ["0", "1", "2", "3", "4"], "")
 
 
-def test_a_point_that_kills_once_leaves_a_file_and_lets_the_next_process_live(tmp_path: Path) -> None:
+def test_crash_point_that_kills_once_leaves_a_file_and_spares_the_next_process(tmp_path: Path) -> None:
     assert run("epoch.loaded", str(tmp_path))[0] == -signal.SIGKILL
     assert [each.name for each in tmp_path.iterdir()] == ["epoch.loaded"]
     assert run("epoch.loaded", str(tmp_path))[0] == 0
 
 
-def test_a_name_that_does_not_exist_is_refused() -> None:
+def test_unknown_crash_point_or_action_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown crash point 'epoch\.lost'"):
         crash.arm("epoch.lost:1")
     with pytest.raises(ValueError, match=r"invalid action in 'epoch\.loaded:1:halt'"):

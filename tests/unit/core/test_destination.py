@@ -23,7 +23,7 @@ def as_expression(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(out))
 
 
-def test_a_pattern_matches_what_the_rule_says() -> None:
+def test_address_pattern_agrees_with_the_documented_rule() -> None:
     addresses = [".".join(words) for size in range(1, 6) for words in itertools.product(("a", "b", ""), repeat=size)]
     assert len(addresses) == 3 + 9 + 27 + 81 + 243
     for size in range(1, 5):
@@ -56,12 +56,12 @@ class CountedAddress(str):
 
 
 @pytest.mark.parametrize("pattern", ["#.a" * 100 + ".b", "#.*" * 100 + ".b", "#." * 200 + "b", "*.#." * 100 + "b"])
-def test_a_pattern_takes_one_step_for_each_word_however_it_is_made(pattern: str) -> None:
+def test_pattern_match_takes_at_most_one_step_per_word_of_the_address(pattern: str) -> None:
     CountedWord.looked_up = 0
     assert not AddressPattern(pattern).matches(CountedAddress("a." * 499 + "a"))
     assert CountedWord.looked_up <= 500
 
 
-def test_an_address_matches_itself_whatever_it_contains() -> None:
+def test_address_with_special_characters_matches_itself() -> None:
     assert address_matches("a.+", "a.+")
     assert not address_matches("a.+", "a.aa")

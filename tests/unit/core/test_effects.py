@@ -11,14 +11,14 @@ async def blocking(value: int) -> int:
     return value
 
 
-def test_run_blocking_returns_what_the_protocol_returns() -> None:
+def test_run_blocking_returns_the_result_of_the_protocol() -> None:
     async def protocol() -> int:
         return await blocking(1) + await blocking(2)
 
     assert run_blocking(protocol()) == 3
 
 
-def test_run_blocking_raises_what_the_protocol_raises() -> None:
+def test_run_blocking_raises_the_error_of_the_protocol() -> None:
     async def protocol() -> None:
         raise ValueError("from the protocol")
 

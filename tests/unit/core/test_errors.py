@@ -37,7 +37,7 @@ CLASSES = classes()
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda each: each.__name__)
-def test_error_class_has_legal_answers(error: type[BasculeError]) -> None:
+def test_error_class_has_valid_attributes(error: type[BasculeError]) -> None:
     assert isinstance(error.retriable, bool)
     assert isinstance(error.scope, Scope)
     assert error.condition in CONDITIONS
@@ -50,15 +50,15 @@ def test_error_class_has_legal_answers(error: type[BasculeError]) -> None:
 
 
 @pytest.mark.parametrize("error", [each for each in CLASSES if BasculeError in each.__bases__], ids=lambda each: each.__name__)
-def test_direct_subclass_states_retriable_and_scope_itself(error: type[BasculeError]) -> None:
+def test_direct_subclass_declares_retriable_and_scope(error: type[BasculeError]) -> None:
     assert {"retriable", "scope"} <= vars(error).keys()
 
 
-def test_name_of_an_error_class_occurs_once_in_the_product() -> None:
+def test_error_class_names_are_unique() -> None:
     assert [name for name, count in Counter(each.__name__ for each in CLASSES).items() if count > 1] == []
 
 
-def test_the_walk_finds_classes_of_every_package_that_defines_errors() -> None:
+def test_error_classes_of_every_package_are_found() -> None:
     packages = {each.__module__.split(".")[1] for each in CLASSES}
     assert packages >= {
         "core",
@@ -77,7 +77,7 @@ def test_the_walk_finds_classes_of_every_package_that_defines_errors() -> None:
     }
 
 
-def test_rolled_back_transaction_answers_as_its_cause_does() -> None:
+def test_rolled_back_transaction_takes_condition_and_codes_from_its_cause() -> None:
     cause = TransactionTimedOut("the transaction took longer than 1 s")
     error = TransactionRolledBack(str(cause), cause=cause)
     assert (error.condition, error.xa_code, error.http_status) == ("amqp:transaction:timeout", Code.XA_RBTIMEOUT, 409)
@@ -86,11 +86,11 @@ def test_rolled_back_transaction_answers_as_its_cause_does() -> None:
     assert TransactionRolledBack("x").xa_code is Code.XA_RBROLLBACK
 
 
-def test_error_of_a_named_transaction_begins_with_its_name() -> None:
+def test_error_message_begins_with_the_transaction_name() -> None:
     error = TransactionRolledBack("was rolled back", transaction_id="shop-1")
     assert str(error) == "transaction shop-1 was rolled back"
     assert (error.transaction_id, error.cause) == ("shop-1", None)
 
 
-def test_exit_codes_of_input_and_of_a_missing_service_differ() -> None:
+def test_exit_codes_of_invalid_input_and_unavailable_service_differ() -> None:
     assert (InvalidInput.exit_code, Unavailable.exit_code, BasculeError.exit_code) == (2, 3, 1)

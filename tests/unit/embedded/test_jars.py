@@ -73,7 +73,7 @@ def pin(monkeypatch: pytest.MonkeyPatch, repository: Repository, *coordinates: s
     return pinned
 
 
-def test_coordinates_give_the_path_of_mavens_layout() -> None:
+def test_maven_coordinates_give_the_repository_path() -> None:
     assert Jar("org.example:lib:1.0", 0, "").path == "org/example/lib/1.0/lib-1.0.jar"
     assert Jar("org.example:lib:1.0:linux", 0, "").path == "org/example/lib/1.0/lib-1.0-linux.jar"
     assert Jar("org.example:lib:1.0:bin@tar.gz", 0, "").path == "org/example/lib/1.0/lib-1.0-bin.tar.gz"
@@ -85,7 +85,7 @@ def test_every_pinned_file_has_size_and_hash() -> None:
     assert all(jar.size_bytes > 0 and len(jar.sha256) == 64 for each in sets.values() for jar in each)
 
 
-def test_a_set_is_fetched_once(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
+def test_jar_set_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
     pin(monkeypatch, repository, "org.example:a:1", "org.example:b:2")
     files = store.classpath("parts")
     assert [file.name for file in files] == ["a-1.jar", "b-2.jar"]
@@ -94,14 +94,14 @@ def test_a_set_is_fetched_once(monkeypatch: pytest.MonkeyPatch, repository: Repo
     assert sorted(repository.asked) == [("/maven2/org/example/a/1/a-1.jar", None), ("/maven2/org/example/b/2/b-2.jar", None)]
 
 
-def test_a_broken_download_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
+def test_interrupted_download_resumes(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
     pin(monkeypatch, repository, "org.example:a:1")
     repository.break_off_after = [300_000]
     assert store.classpath("parts")[0].read_bytes() == BODY
     assert [wanted for _, wanted in repository.asked] == [None, "bytes=300000-"]
 
 
-def test_an_overloaded_repository_is_asked_again(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
+def test_overloaded_repository_is_asked_again(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
     pin(monkeypatch, repository, "org.example:a:1")
     repository.fail_with = [503, 429]
     assert store.classpath("parts")[0].read_bytes() == BODY
@@ -109,7 +109,7 @@ def test_an_overloaded_repository_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("sent", [BODY[:-1] + b"x", BODY + b"x"], ids=["other bytes", "longer"])
-def test_a_file_that_is_not_the_pinned_one_is_not_used(
+def test_file_that_differs_from_the_pinned_one_is_refused(
     monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore, sent: bytes
 ) -> None:
     (jar,) = pin(monkeypatch, repository, "org.example:a:1")
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_the_pinned_one_is_not_used(
     assert store.classpath("parts")[0].read_bytes() == BODY
 
 
-def test_a_missing_file_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
+def test_missing_jar_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore) -> None:
     pin(monkeypatch, repository, "org.example:a:1")
     repository.files.clear()
     with pytest.raises(JarUnavailable, match=r"(?s)org\.example:a:1 .*404.*BASCULE_MAVEN_REPOSITORY"):
@@ -138,12 +138,12 @@ def test_password_of_the_repository_is_not_shown_in_an_error(
     assert "hunter2" not in str(raised.value)
 
 
-def test_an_unknown_set_is_refused_with_the_known_ones(store: JarStore) -> None:
+def test_unknown_jar_set_is_refused_with_the_known_sets(store: JarStore) -> None:
     with pytest.raises(InvalidInput, match="'spark'; known are artemis, artemis-client, atomikos, kafka"):
         store.classpath("spark")
 
 
-def test_a_distribution_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore, tmp_path: Path) -> None:
+def test_distribution_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, repository: Repository, store: JarStore, tmp_path: Path) -> None:
     (tmp_path / "lib-1").mkdir()
     (tmp_path / "lib-1" / "run").write_text("here")
     with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as tar:

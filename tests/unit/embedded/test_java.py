@@ -23,13 +23,13 @@ def release(home: Path, version: str, modules: str) -> None:
     (home / "release").write_text(f'IMPLEMENTOR="Nobody"\nJAVA_VERSION="{version}"\nMODULES="{modules}"\n')
 
 
-def test_a_full_jdk_is_recognised_by_its_release_file(home: Path) -> None:
+def test_full_jdk_is_recognised_by_its_release_file(home: Path) -> None:
     release(home, "21.0.4", "java.base jdk.compiler jdk.incubator.vector")
     assert find_jdk().version == 21
     assert find_jdk().executable == home / "bin" / "java"
 
 
-def test_java_8_is_refused_by_number(home: Path) -> None:
+def test_java_8_is_refused_with_its_version(home: Path) -> None:
     release(home, "1.8.0_402", "java.base")
     with pytest.raises(NoJdk, match=r"is Java 8, but 17 or newer is needed: .*JAVA_HOME"):
         find_java()
@@ -38,14 +38,14 @@ def test_java_8_is_refused_by_number(home: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "missing"), [("java.base jdk.compiler", "jdk.incubator.vector"), ("java.base jdk.incubator.vector", "jdk.compiler")]
 )
-def test_a_cut_down_java_serves_kafka_only(home: Path, modules: str, missing: str) -> None:
+def test_java_without_required_modules_is_accepted_for_kafka_but_not_as_jdk(home: Path, modules: str, missing: str) -> None:
     release(home, "17.0.15", modules)
     assert find_java().version == 17
     with pytest.raises(NoJdk, match=f"without the module {missing}"):
         find_jdk()
 
 
-def test_without_a_release_file_java_itself_is_asked(home: Path) -> None:
+def test_java_without_release_file_is_queried_for_version_and_modules(home: Path) -> None:
     install(
         home,
         "case $1 in -version) echo 'openjdk version \"17.0.9\" 2023-10-17' >&2;; "
@@ -54,7 +54,7 @@ def test_without_a_release_file_java_itself_is_asked(home: Path) -> None:
     assert find_jdk().version == 17
 
 
-def test_behind_a_version_managers_launcher_the_real_home_is_found(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_found_behind_a_version_manager_shim(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release(home, "17.0.15", "java.base jdk.compiler jdk.incubator.vector")
     launchers = tmp_path / "shims"
     (launchers / "bin").mkdir(parents=True)
@@ -64,19 +64,19 @@ def test_behind_a_version_managers_launcher_the_real_home_is_found(home: Path, t
     assert find_jdk().home == home
 
 
-def test_a_java_that_does_not_answer_is_refused(home: Path) -> None:
+def test_java_that_does_not_report_its_version_is_refused(home: Path) -> None:
     install(home, "echo broken")
     with pytest.raises(NoJdk, match="does not report its version"):
         find_java()
 
 
-def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_java_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/jdk/here")
     with pytest.raises(NoJdk, match=r"JAVA_HOME is /no/jdk/here, which has no bin/java: install a full JDK"):
         find_java()
 
 
-def test_no_java_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoJdk, match=r"no Java found: .*install a full JDK 17 or 21"):

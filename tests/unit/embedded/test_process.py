@@ -20,7 +20,7 @@ def said(child: Child, text: str) -> bool:
     return text in child.log_file.read_text()
 
 
-def test_a_child_is_ready_runs_and_stops(tmp_path: Path) -> None:
+def test_child_becomes_ready_runs_and_stops(tmp_path: Path) -> None:
     child = python(tmp_path, SLEEPS)
     assert child.pid is None
     child.start()
@@ -32,7 +32,7 @@ def test_a_child_is_ready_runs_and_stops(tmp_path: Path) -> None:
     assert child.pid is None
 
 
-def test_a_killed_child_starts_again(tmp_path: Path) -> None:
+def test_killed_child_can_be_started_again(tmp_path: Path) -> None:
     child = python(tmp_path, SLEEPS)
     child.start()
     first = child.pid
@@ -43,7 +43,7 @@ def test_a_killed_child_starts_again(tmp_path: Path) -> None:
     child.kill()
 
 
-def test_a_child_that_ends_too_early_shows_its_own_words_only(tmp_path: Path) -> None:
+def test_child_that_exits_early_shows_only_its_own_log_lines(tmp_path: Path) -> None:
     child = python(tmp_path, "raise SystemExit('no heart for it')")
     child.log_file.parent.mkdir()
     child.log_file.write_text("words of an earlier run\n")
@@ -53,7 +53,7 @@ def test_a_child_that_ends_too_early_shows_its_own_words_only(tmp_path: Path) ->
     assert "earlier run" not in str(caught.value)
 
 
-def test_a_child_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+def test_child_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     child = python(tmp_path, SLEEPS)
     child.start()
     with pytest.raises(NotStarted, match=r"was not ready after 0\.1 s"):
@@ -61,7 +61,7 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert not child.running
 
 
-def test_a_child_that_ignores_sigterm_is_killed_when_the_time_is_up(tmp_path: Path) -> None:
+def test_child_that_ignores_sigterm_is_killed_after_the_timeout(tmp_path: Path) -> None:
     child = python(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS)
     child.start()
     child.wait_ready(lambda: said(child, "here"), 20)
@@ -69,7 +69,7 @@ def test_a_child_that_ignores_sigterm_is_killed_when_the_time_is_up(tmp_path: Pa
     assert child.returncode == -signal.SIGKILL
 
 
-def test_a_child_gets_an_unblocked_sigterm_from_a_parent_that_blocks_it(tmp_path: Path) -> None:
+def test_child_has_sigterm_unblocked_though_its_parent_blocks_the_signal(tmp_path: Path) -> None:
     child = python(tmp_path, SLEEPS)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -81,12 +81,12 @@ def test_a_child_gets_an_unblocked_sigterm_from_a_parent_that_blocks_it(tmp_path
     assert child.returncode == -signal.SIGTERM
 
 
-def test_a_missing_program_is_named(tmp_path: Path) -> None:
+def test_missing_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="/no/such/program"):
         Child(["/no/such/program"], log_file=tmp_path / "log").start()
 
 
-def test_free_ports_are_different_ones_and_none_that_the_system_might_give_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_distinct_and_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
     passing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = process.free_ports(20)
     assert len(set(ports)) == 20
@@ -95,12 +95,12 @@ def test_free_ports_are_different_ones_and_none_that_the_system_might_give_away(
     assert free_port() >= passing  # better than none
 
 
-def test_no_port_is_given_twice_since_nobody_may_listen_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_port_is_never_handed_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LASTING_PORT_MIN", process._first_passing_port() - 300)
     assert set(process.free_ports(50)).isdisjoint(process.free_ports(50))
 
 
-def test_a_port_in_use_is_refused_and_a_free_one_taken() -> None:
+def test_port_in_use_is_refused_and_free_port_is_accepted() -> None:
     check_port(free_port(), "Kafka", "--kafka-port")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_message_that_could_not_be_used_is_refused_at_once(name: str) -> None:
+def test_unusable_message_is_refused_in_little_time(name: str) -> None:
     data, reason = REFUSED[name]
 
     def refuse() -> None:
@@ -108,7 +108,7 @@ ODD: dict[Symbol, Any] = {
 }  # fmt: skip
 
 
-def test_odd_values_that_are_good_are_taken_and_stay_when_the_message_is_moved() -> None:
+def test_unusual_valid_values_are_accepted_and_survive_a_move() -> None:
     message = (
         section_bytes(MESSAGE_ANNOTATIONS, ODD)
         + section_bytes(PROPERTIES, [ULong((1 << 64) - 1), b"\xff", *[None] * 6, Timestamp((1 << 63) - 1), Timestamp(-1)])

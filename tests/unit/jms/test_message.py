@@ -41,12 +41,12 @@ def compact(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_what_qpid_wrote_is_encoded_to_the_same_bytes(name: str) -> None:
+def test_message_of_qpid_jms_is_encoded_to_the_same_octets(name: str) -> None:
     data = bytes.fromhex(GOLDEN[name])
     assert encode_message(decode_message(data)) == compact(data)
 
 
-def test_header_fields_of_qpid() -> None:
+def test_header_fields_of_qpid_jms_are_decoded() -> None:
     assert qpid("text-all-headers") == JmsMessage(
         message_id="ID:golden:1:1:1-1", correlation_id="order-1", destination="news.uk", destination_kind="topic", reply_to="temp-1",
         reply_to_kind="temporary-queue", type="booking", delivery_mode="NON_PERSISTENT", priority=7, timestamp_ms=1_700_000_000_000,
@@ -81,7 +81,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_of_qpid(name: str) -> None:
+def test_bodies_of_qpid_jms_are_decoded(name: str) -> None:
     message = qpid(name)
     assert (message.body_kind, message.body) == BODIES[name]
 
@@ -100,7 +100,7 @@ def test_map_items_keep_their_types() -> None:
         ("correlation-ulong", "ID:AMQP_ULONG:18446744073709551615"),
     ],
 )
-def test_correlation_ids_of_other_types_than_string(name: str, identity: object) -> None:
+def test_binary_uuid_and_ulong_correlation_ids_are_decoded(name: str, identity: object) -> None:
     assert qpid(name).correlation_id == identity
 
 
@@ -118,7 +118,7 @@ IDS = [
 
 
 @pytest.mark.parametrize(("identity", "message_id", "correlation_id"), IDS)
-def test_ids_as_jms_shows_them(identity: object, message_id: str, correlation_id: str) -> None:
+def test_amqp_ids_round_trip_through_their_jms_text(identity: object, message_id: str, correlation_id: str) -> None:
     assert message_id_text(identity) == message_id  # type: ignore[arg-type]
     assert correlation_id_text(identity) == correlation_id  # type: ignore[arg-type]
     for text in (message_id, correlation_id):
@@ -129,7 +129,7 @@ def test_ids_as_jms_shows_them(identity: object, message_id: str, correlation_id
 @pytest.mark.parametrize(
     "text", ["ID:AMQP_UUID:x", "ID:AMQP_ULONG:-1", f"ID:AMQP_ULONG:{1 << 64}", "ID:AMQP_BINARY:ABC", "ID:AMQP_BINARY:XY"]
 )
-def test_an_id_that_is_not_what_it_says_is_refused(text: str) -> None:
+def test_id_text_with_invalid_content_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="message id"):
         amqp_id(text)
 
@@ -164,7 +164,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("content_type", "sections", "kind", "body"), FOREIGN)
-def test_messages_that_no_jms_client_wrote_are_told_apart_as_qpid_does(
+def test_messages_of_other_clients_are_classified_as_in_qpid_jms(
     content_type: object, sections: list[tuple[int, object]], kind: str, body: object
 ) -> None:
     data = section_bytes(PROPERTIES, [None] * 6 + [content_type]) + b"".join(section_bytes(*each) for each in sections)
@@ -174,19 +174,19 @@ def test_messages_that_no_jms_client_wrote_are_told_apart_as_qpid_does(
     assert decode_message(encode_message(message)) == message
 
 
-def test_old_clients_name_destination_kinds_in_words() -> None:
+def test_destination_kinds_in_words_of_older_clients_are_decoded() -> None:
     annotations = {Symbol("x-opt-to-type"): "topic", Symbol("x-opt-reply-type"): "temporary, queue"}
     message = decode_message(section_bytes(MESSAGE_ANNOTATIONS, annotations) + section_bytes(VALUE, "x"))
     assert (message.destination_kind, message.reply_to_kind) == ("topic", "temporary-queue")
 
 
-def test_a_life_without_an_end_counts_from_the_creation() -> None:
+def test_expiration_without_absolute_expiry_is_creation_time_plus_ttl() -> None:
     fields = [None] * 9 + [Timestamp(1000)]
     data = section_bytes(HEADER, [None, None, UInt(500)]) + section_bytes(PROPERTIES, fields) + section_bytes(VALUE, "x")
     assert decode_message(data).expiration_ms == 1500
 
 
-def test_redelivered_is_what_was_delivered_before() -> None:
+def test_message_with_earlier_delivery_is_redelivered() -> None:
     message = decode_message(section_bytes(HEADER, [True, None, None, None, UInt(2)]) + section_bytes(VALUE, "x"))
     assert (message.delivery_count, message.redelivered) == (3, True)
     assert not JmsMessage().redelivered
@@ -212,7 +212,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_jms_message_is_refused(name: str) -> None:
+def test_invalid_jms_message_is_refused(name: str) -> None:
     data, reason = BROKEN[name]
     with pytest.raises(MalformedMessage) as caught:
         decode_message(data)
@@ -232,7 +232,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_a_message_that_amqp_cannot_carry_is_refused(name: str) -> None:
+def test_message_that_amqp_cannot_carry_is_refused(name: str) -> None:
     message, reason = UNFIT[name]
     with pytest.raises(InvalidInput) as caught:
         encode_message(message)

@@ -38,7 +38,7 @@ def test_every_header_field_and_property_has_a_kafka_header() -> None:
     assert kafka_headers(MESSAGE) == HEADERS
 
 
-def test_headers_read_back_to_the_same_message_with_the_same_types() -> None:
+def test_kafka_headers_round_trip_to_the_same_message_and_types() -> None:
     message = from_kafka_headers(HEADERS)
     message.body = body_from_value(message.body_kind, record_value(MESSAGE))
     assert message == MESSAGE
@@ -47,11 +47,11 @@ def test_headers_read_back_to_the_same_message_with_the_same_types() -> None:
     }
 
 
-def test_a_message_with_nothing_set_says_how_it_is_delivered_and_no_more() -> None:
+def test_empty_message_has_kafka_headers_for_body_mode_and_priority_only() -> None:
     assert kafka_headers(JmsMessage()) == [("jms.body", b"message"), ("jms.JMSDeliveryMode", b"PERSISTENT"), ("jms.JMSPriority", b"4")]
 
 
-def test_headers_of_others_are_left_alone_and_a_null_header_is_empty() -> None:
+def test_foreign_headers_are_ignored_and_null_header_is_an_empty_string() -> None:
     message = from_kafka_headers([("traceparent", b"\xff"), ("jms.empty", None), ("jmsx", b"1")])
     assert message.properties == {"empty": ""}
 
@@ -65,12 +65,12 @@ def test_headers_of_others_are_left_alone_and_a_null_header_is_empty() -> None:
         ("jms.JMSCorrelationID", b"ID:AMQP_UUID:x"),
     ],
 )  # fmt: skip
-def test_a_header_that_does_not_hold_what_its_name_says_is_refused(header: str, octets: bytes) -> None:
+def test_header_whose_value_contradicts_its_type_is_refused(header: str, octets: bytes) -> None:
     with pytest.raises(InvalidInput):
         from_kafka_headers([(header, octets)])
 
 
-def test_a_property_that_has_no_text_form_is_refused_by_name() -> None:
+def test_property_without_text_form_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="property x: a value of type list"):
         kafka_headers(JmsMessage(properties={"x": [1]}))
 
@@ -87,21 +87,21 @@ MAP_JSON = (
 )
 
 
-def test_a_map_body_is_json_with_types() -> None:
+def test_map_body_is_typed_json() -> None:
     assert json_body(JmsMessage(body_kind="map", body=MAP)).decode() == MAP_JSON
     back = map_from_json(MAP_JSON.encode())
     assert back == MAP
     assert [type(value) for value in back.values()] == [type(value) for value in MAP.values()]
 
 
-def test_a_stream_body_is_a_json_list_with_types() -> None:
+def test_stream_body_is_a_typed_json_list() -> None:
     value = json_body(JmsMessage(body_kind="stream", body=[Byte(1), "two"]))
     assert value == b'[{"type":"byte","value":1},{"type":"string","value":"two"}]'
     assert stream_from_json(value) == [Byte(1), "two"]
 
 
 @pytest.mark.parametrize("kind", ["message", "object", "map", "bytes", "stream", "text"])
-def test_a_kafka_value_is_never_null(kind: str) -> None:
+def test_kafka_value_of_empty_body_is_never_null(kind: str) -> None:
     assert record_value(JmsMessage(body_kind=kind)) == {"map": b"{}", "stream": b"[]"}.get(kind, b"")
 
 
@@ -115,13 +115,13 @@ def test_a_kafka_value_is_never_null(kind: str) -> None:
         (b'{"a":{"type":"map","value":[]}}', "unknown type 'map'"), (b"[" * 100_000, "not valid JSON"), (b"\xff", "not valid JSON"),
     ],
 )  # fmt: skip
-def test_json_that_is_no_map_body_is_refused_with_the_place(value: bytes, reason: str) -> None:
+def test_json_other_than_a_map_body_is_refused_with_its_position(value: bytes, reason: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         map_from_json(value)
     assert reason in str(caught.value)
 
 
-def test_text_must_be_utf8() -> None:
+def test_text_body_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(InvalidInput, match="not UTF-8 text: invalid start byte at byte 1"):
         body_from_value("text", b"a\xff")
 
@@ -130,11 +130,11 @@ def test_text_must_be_utf8() -> None:
     ("value", "text"),
     [(0.1, b"0.1"), (1e10, b"1e+10"), (16777216.0, b"16777216.0"), (3.4028235e38, b"3.4028235e+38"), (float("inf"), b"Infinity")],
 )
-def test_a_float_is_written_with_the_fewest_digits_that_it_is_known_by(value: float, text: bytes) -> None:
+def test_float_property_is_written_in_shortest_round_trip_form(value: float, text: bytes) -> None:
     assert kafka_headers(JmsMessage(properties={"x": single(value)}))[-1] == ("jms.float.x", text)
 
 
-def test_a_float_that_is_no_number_crosses() -> None:
+def test_nan_float_property_round_trips() -> None:
     ((_, text),) = kafka_headers(JmsMessage(properties={"x": Float("nan")}))[3:]
     found = from_kafka_headers([("jms.float.x", text)]).properties["x"]
     assert (text, type(found), found != found) == (b"NaN", Float, True)

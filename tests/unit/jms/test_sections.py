@@ -37,7 +37,7 @@ TEXT = bytes.fromhex(GOLDEN["text"])
 FULL = bytes.fromhex(GOLDEN["text-all-headers"])
 
 
-def test_scan_of_a_persistent_text_message_of_qpid() -> None:
+def test_scan_finds_header_fields_of_persistent_text_message() -> None:
     facts = scan(TEXT)
     assert (facts.durable, facts.priority, facts.ttl_ms, facts.first_acquirer, facts.delivery_count) == (True, 4, 0, False, 0)
     assert facts.message_id == encode("ID:golden:1:1:1-1")
@@ -47,7 +47,7 @@ def test_scan_of_a_persistent_text_message_of_qpid() -> None:
     assert TEXT[: facts.body_start] == header_bytes(True)
 
 
-def test_scan_of_a_message_with_every_header_set() -> None:
+def test_scan_finds_header_fields_of_message_with_all_headers() -> None:
     facts = scan(FULL)
     assert (facts.durable, facts.priority, facts.ttl_ms) == (False, 7, 60_000)
     assert facts.absolute_expiry_ms == 1_700_000_060_000
@@ -57,7 +57,7 @@ def test_scan_of_a_message_with_every_header_set() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_delivery_is_a_new_header_and_the_rest_of_the_message(name: str) -> None:
+def test_delivery_replaces_only_the_header_of_the_message(name: str) -> None:
     sent = bytes.fromhex(GOLDEN[name])
     before = scan(sent)
     after = scan(header_bytes(before.durable, before.priority, before.ttl_ms, False, 3) + sent[before.body_start :])
@@ -65,30 +65,30 @@ def test_a_delivery_is_a_new_header_and_the_rest_of_the_message(name: str) -> No
     assert after.delivery_count == 3
 
 
-def test_delivery_annotations_are_for_one_hop_and_do_not_travel_on() -> None:
+def test_delivery_annotations_are_not_forwarded() -> None:
     head = section_bytes(HEADER, [True]) + section_bytes(DELIVERY_ANNOTATIONS, {Symbol("x-opt-hop"): 1})
     body = section_bytes(VALUE, "text")
     assert scan(head + body).body_start == len(head)
 
 
 @pytest.mark.parametrize("sent", ["none", "header"])
-def test_a_message_without_a_header_has_the_defaults(sent: str) -> None:
+def test_message_without_header_values_has_the_defaults(sent: str) -> None:
     facts = scan((section_bytes(HEADER, []) if sent == "header" else b"") + section_bytes(VALUE, None))
     assert (facts.durable, facts.priority, facts.ttl_ms, facts.delivery_count) == (False, 4, 0, 0)
 
 
-def test_a_priority_beyond_nine_counts_as_nine() -> None:
+def test_priority_above_nine_counts_as_nine() -> None:
     assert scan(section_bytes(HEADER, [False, UByte(200)])).priority == 9
 
 
-def test_every_type_of_message_id_tells_ids_apart() -> None:
+def test_message_ids_of_different_types_are_distinct() -> None:
     identities = ["1", ULong(1), b"1", uuid.UUID(int=1)]
     scanned = [scan(section_bytes(PROPERTIES, [identity])).message_id for identity in identities]
     assert scanned == [encode(identity) for identity in identities]
     assert scan(section_bytes(PROPERTIES, [None])).message_id is None
 
 
-def test_sections_named_by_symbol_and_in_wide_forms_are_the_same() -> None:
+def test_sections_with_symbolic_descriptors_and_wide_encodings_are_scanned() -> None:
     wide = encode(Described(Symbol("amqp:header:list"), [True, UByte(7)])) + encode(
         Described(Symbol("amqp:properties:list"), ["id", b"me", "q" * 300])
     )
@@ -97,7 +97,7 @@ def test_sections_named_by_symbol_and_in_wide_forms_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("value", [5000, Timestamp(5000), UInt(5000), ULong(5000), Int(5000)])
-def test_a_delivery_time_may_be_of_any_integer_type(value: int) -> None:
+def test_delivery_time_of_any_integer_type_is_accepted(value: int) -> None:
     annotations = {Symbol("x-opt-other"): "x-opt-delivery-time", Symbol("x-opt-delivery-time"): value}
     assert scan(section_bytes(MESSAGE_ANNOTATIONS, annotations)).delivery_time_ms == 5000
     assert scan(section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-delivery-delay"): value})).delivery_delay_ms == 5000
@@ -135,7 +135,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_message_is_refused_by_section_and_byte(name: str) -> None:
+def test_malformed_message_is_refused_with_section_and_byte(name: str) -> None:
     data, reason = BROKEN[name]
     with pytest.raises(MalformedMessage) as caught:
         scan(data)
@@ -144,13 +144,13 @@ def test_a_broken_message_is_refused_by_section_and_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("section", [DATA, SEQUENCE])
-def test_a_body_may_come_in_several_sections_of_one_kind(section: int) -> None:
+def test_body_may_consist_of_several_sections_of_one_kind(section: int) -> None:
     body = section_bytes(section, b"x" if section == DATA else [1])
     scan(section_bytes(HEADER, []) + body * 3 + section_bytes(FOOTER, {}))
 
 
 @pytest.mark.parametrize("name", ["mixed body", "subject that is no text"])
-def test_what_was_taken_once_is_read_again_however_strict_the_door_is_by_now(name: str) -> None:
+def test_stored_message_that_scan_would_now_refuse_is_still_readable(name: str) -> None:
     properties = bytes.fromhex("005373c0110b404040a101ff") + b"\x40" * 6 + b"\xa1\x02g1"
     with pytest.raises(MalformedMessage, match="can't decode byte"):
         scan(properties)
@@ -162,7 +162,7 @@ def test_what_was_taken_once_is_read_again_however_strict_the_door_is_by_now(nam
     assert head_of(section_bytes(DATA, b"x")) == ((False, 4, 0, False, 0), 0)
 
 
-def test_a_message_cut_off_anywhere_is_refused_or_ends_at_a_section() -> None:
+def test_truncated_message_is_refused_unless_cut_between_sections() -> None:
     ends = {end for _, _, end in places(TEXT)} | {0}
     for size in range(len(TEXT)):
         if size in ends:
@@ -175,13 +175,13 @@ def test_a_message_cut_off_anywhere_is_refused_or_ends_at_a_section() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "kind"), [("carrier", "UA", str), ("dep_delay", 40, Int), ("late", True, bool), ("none", None, type(None))]
 )
-def test_one_application_property(name: str, value: object, kind: type) -> None:
+def test_application_property_is_found_by_name_with_its_type(name: str, value: object, kind: type) -> None:
     found = application_property(TEXT, name)
     assert found == value
     assert type(found) is kind
 
 
-def test_a_property_s_name_in_a_body_or_value_is_no_property() -> None:
+def test_name_of_property_inside_a_value_or_body_is_not_matched() -> None:
     data = section_bytes(APPLICATION_PROPERTIES, {"a": "_AMQ_DUPL_ID", "b_AMQ_DUPL_ID": "x"}) + section_bytes(VALUE, "_AMQ_DUPL_ID")
     assert application_property(data, "_AMQ_DUPL_ID") is None
     assert application_property(section_bytes(VALUE, "x"), "_AMQ_DUPL_ID") is None
@@ -206,27 +206,27 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_selector_can_ask_for_header_fields_and_properties(name: str) -> None:
+def test_selector_can_refer_to_header_fields_and_properties(name: str) -> None:
     assert (selector_lookup(TEXT)(name), selector_lookup(FULL)(name)) == ASKED[name]
 
 
-def test_a_selector_sees_the_types_of_java() -> None:
+def test_selector_sees_java_types_of_properties() -> None:
     lookup = selector_lookup(TEXT)
     names = ("row", "gate", "dep_delay", "distance", "weight", "price", "late", "carrier")
     assert [type(lookup(name)) for name in names] == [Byte, Short, Int, int, Float, float, bool, str]
     assert compile_selector("weight = 0.1F AND weight <> 0.1 AND gate / 2 = 3 AND dep_delay > 30 AND carrier IN ('UA')").matches(lookup)
 
 
-def test_bytes_lists_and_ids_are_no_selector_values() -> None:
+def test_binary_and_uuid_properties_are_null_to_a_selector() -> None:
     data = section_bytes(APPLICATION_PROPERTIES, {"raw": b"x", "id": uuid.UUID(int=1), "none": None})
     assert [selector_lookup(data)(name) for name in ("raw", "id", "none")] == [None, None, None]
 
 
-def test_a_lookup_of_a_message_without_sections_knows_only_the_defaults() -> None:
+def test_selector_lookup_of_message_without_sections_returns_the_defaults() -> None:
     lookup = selector_lookup(section_bytes(DATA, b""))
     assert [lookup(name) for name in ("JMSPriority", "JMSTimestamp", "JMSMessageID", "x")] == [4, 0, None, None]
 
 
 @pytest.mark.parametrize("facts", [(True, 4, 0, False, 0), (False, 4, 0, False, 0), (True, 9, 5000, True, 70_000), (False, 0, 0, False, 1)])
-def test_header_bytes_say_what_they_were_given(facts: tuple[bool, int, int, bool, int]) -> None:
+def test_header_bytes_round_trip_through_scan(facts: tuple[bool, int, int, bool, int]) -> None:
     assert scan(header_bytes(*facts))[:5] == facts

@@ -73,12 +73,12 @@ FALSE_OR_UNKNOWN = [
 
 
 @pytest.mark.parametrize("text", TRUE)
-def test_true_of_the_message(text: str) -> None:
+def test_selector_matches_message(text: str) -> None:
     assert compile_selector(text).matches(MESSAGE.get)
 
 
 @pytest.mark.parametrize("text", FALSE_OR_UNKNOWN)
-def test_false_or_unknown_of_the_message(text: str) -> None:
+def test_selector_that_is_false_or_unknown_does_not_match(text: str) -> None:
     assert not compile_selector(text).matches(MESSAGE.get)
 
 
@@ -87,7 +87,7 @@ OR = {(False, False): False, (False, None): None, (None, None): None}
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.product((True, False, None), repeat=2)))
-def test_the_truth_tables_of_and_or_and_not(a: bool | None, b: bool | None) -> None:
+def test_truth_tables_of_and_or_and_not_hold(a: bool | None, b: bool | None) -> None:
     lookup = {"a": a, "b": b}.get
     conjunction = False if False in (a, b) else AND.get((a, b), AND.get((b, a)))
     disjunction = True if True in (a, b) else OR.get((a, b), OR.get((b, a)))
@@ -98,17 +98,17 @@ def test_the_truth_tables_of_and_or_and_not(a: bool | None, b: bool | None) -> N
 
 
 @pytest.mark.parametrize("text", [None, "", " \t\n\f\r "])
-def test_a_blank_selector_matches_everything(text: str | None) -> None:
+def test_blank_selector_matches_every_message(text: str | None) -> None:
     assert compile_selector(text).matches({}.get)
     assert compile_selector(text).identifiers == frozenset()
 
 
-def test_identifiers_are_what_the_selector_asks_for() -> None:
+def test_selector_lists_the_identifiers_in_its_text() -> None:
     selector = compile_selector("a > 1 AND (b IS NULL OR c LIKE 'x%') AND d IN ('e') AND -f BETWEEN g AND 3")
     assert selector.identifiers == {"a", "b", "c", "d", "f", "g"}
 
 
-def test_a_selector_is_compiled_once_and_crosses_processes_by_its_text() -> None:
+def test_selector_is_compiled_once_and_pickled_by_its_text() -> None:
     selector = compile_selector("age > 3")
     assert compile_selector("age > 3") is selector
     assert pickle.loads(pickle.dumps(selector)) is selector
@@ -165,7 +165,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "column", "reason"), WRONG, ids=[text[:30] for text, _, _ in WRONG])
-def test_a_wrong_selector_is_refused_with_its_column_and_the_reason(text: str, column: int, reason: str) -> None:
+def test_invalid_selector_is_refused_with_column_and_reason(text: str, column: int, reason: str) -> None:
     with pytest.raises(SelectorError) as caught:
         compile_selector(text)
     assert (caught.value.column, reason in caught.value.reason) == (column, True), caught.value
@@ -173,13 +173,13 @@ def test_a_wrong_selector_is_refused_with_its_column_and_the_reason(text: str, c
     assert shown[caret.index("^") : caret.index("^") + 1] == text[column - 1 : column]
 
 
-def test_a_long_run_of_conditions_is_no_deep_one() -> None:
+def test_long_chain_of_or_conditions_is_not_nested_too_deeply() -> None:
     selector = compile_selector(" OR ".join(f"age = {number}" for number in range(3000)))
     assert selector.matches({"age": Int(2999)}.get)
     assert not selector.matches({"age": Int(3000)}.get)
 
 
-def test_steps_of_like_count_the_pieces_of_its_pattern() -> None:
+def test_steps_of_like_grow_with_the_pieces_of_its_pattern() -> None:
     few, many = (compile_selector(f"x LIKE '{'%a' * count}%'") for count in (10, 5_000))
     assert many.steps - few.steps >= 4_990
 
@@ -192,7 +192,7 @@ LONGEST = {
 
 
 @pytest.mark.parametrize("text", LONGEST.values(), ids=LONGEST)
-def test_no_selector_takes_long_to_compile_or_to_refuse(text: str) -> None:
+def test_longest_selectors_are_compiled_or_refused_in_little_time(text: str) -> None:
     def compile_or_refuse() -> None:
         with suppress(SelectorError):
             compile_selector(text)
@@ -201,7 +201,7 @@ def test_no_selector_takes_long_to_compile_or_to_refuse(text: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["%a%a%a%a%a%a%a%a%a%a%b", "%_a_a_a_a%_b%", "%" * 500 + "b", "_%" * 30 + "b"])
-def test_like_takes_no_time_to_speak_of_for_any_pattern(pattern: str) -> None:
+def test_like_matches_costly_patterns_in_little_time(pattern: str) -> None:
     selector = compile_selector(f"x LIKE '{pattern}'")
     matched: list[object] = []
     limit_s = 1.0 * SLOWNESS
@@ -209,7 +209,7 @@ def test_like_takes_no_time_to_speak_of_for_any_pattern(pattern: str) -> None:
     assert not any(matched)
 
 
-def test_a_long_pattern_takes_memory_in_proportion_to_its_length() -> None:
+def test_memory_of_like_pattern_is_proportional_to_its_length() -> None:
     text = f"x LIKE '{''.join(chr(0x4E00 + number) for number in range(20_000))}'"
     tracemalloc.start()
     try:
@@ -220,14 +220,14 @@ def test_a_long_pattern_takes_memory_in_proportion_to_its_length() -> None:
     assert not selector.matches({"x": "x"}.get)
 
 
-def test_float_values_are_compared_as_java_would() -> None:
+def test_float_values_are_compared_as_in_java() -> None:
     nan = compile_selector("x = x OR x < 1 OR x >= 1")
     assert not nan.matches({"x": float("nan")}.get)
     assert compile_selector("x <> x").matches({"x": float("nan")}.get)
     assert compile_selector("x > 3E38 AND x * 10 > 3E38").matches({"x": Float(3.2e38)}.get)
 
 
-def test_short_selectors_are_compiled_once_and_long_ones_are_not_kept() -> None:
+def test_short_selectors_are_cached_and_long_ones_are_not() -> None:
     long = "a = '" + "x" * 1024 + "'"
     assert compile_selector("a = 1") is compile_selector("a = 1")
     assert compile_selector(long) is not compile_selector(long)

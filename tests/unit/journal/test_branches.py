@@ -18,28 +18,28 @@ def payload(encoded: bytes) -> tuple[bytes, int, int]:
 @pytest.mark.parametrize(
     "prepared", [BRANCH, PreparedEntry(Xid(0, b"g" * 64, b""), 0, "", (), ()), PreparedEntry(XID, 1, "c", (PLAIN, PLAIN), ())]
 )
-def test_a_prepared_branch_is_read_as_it_was_written(prepared: PreparedEntry) -> None:
+def test_prepared_branch_round_trips(prepared: PreparedEntry) -> None:
     assert decode_prepared(*payload(prepared_entry(*prepared))) == prepared
 
 
 @pytest.mark.parametrize("ended", [*ENDS, Ended(Xid((1 << 31) - 1, b"g", b"b" * 64), Ending.FORGOTTEN, 0)])
-def test_an_end_is_read_as_it_was_written(ended: Ended) -> None:
+def test_end_of_branch_round_trips(ended: Ended) -> None:
     assert decode_ended(*payload(ended_entry(*ended))) == ended
 
 
 @pytest.mark.parametrize("size", range(5, len(prepared_entry(*BRANCH)), 7))
-def test_a_prepared_branch_that_is_cut_off_is_damaged_or_another_one(size: int) -> None:
+def test_truncated_prepared_branch_is_damaged_or_differs(size: int) -> None:
     with suppress(DamagedRecord):
         assert decode_prepared(*payload(entry(Op.PREPARED, prepared_entry(*BRANCH)[5:size]))) != BRANCH
 
 
 @pytest.mark.parametrize("more", [b"x", ack_entry(1, [2])])
-def test_what_has_no_place_in_a_branch_is_damage(more: bytes) -> None:
+def test_foreign_content_in_prepared_branch_is_damage(more: bytes) -> None:
     with pytest.raises(DamagedRecord):
         decode_prepared(*payload(entry(Op.PREPARED, prepared_entry(*BRANCH)[5:] + more)))
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:-9] + b"\x09" + data[-8:]])
-def test_an_end_that_makes_no_sense_is_damaged(change: object) -> None:
+def test_invalid_end_of_branch_is_damage(change: object) -> None:
     with pytest.raises(DamagedRecord, match="end of a branch"):
         decode_ended(*payload(entry(Op.ENDED, change(ended_entry(*ENDS[0])[5:]))))  # type: ignore[operator]

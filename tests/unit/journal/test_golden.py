@@ -18,25 +18,25 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "journal-v1"
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_records_are_written_as_they_always_were(name: str) -> None:
+def test_encoded_records_equal_the_golden_files(name: str) -> None:
     path = GOLDEN / f"{name}.bin"
     if os.environ.get("BASCULE_REWRITE_GOLDEN"):
         path.write_bytes(RECORDS[name])
     assert RECORDS[name].hex() == path.read_bytes().hex()
 
 
-def test_there_is_a_file_for_each_sample_and_one_of_each_kind_of_record() -> None:
+def test_golden_files_cover_each_sample_and_each_kind_of_record() -> None:
     files = list(GOLDEN.glob("*.bin"))
     assert {path.stem for path in files} == set(RECORDS)
     assert {decode_header(path.read_bytes()).kind for path in files} == set(Kind)
 
 
-def test_every_operation_is_in_a_file() -> None:
+def test_golden_files_cover_every_operation() -> None:
     found = {op for path in GOLDEN.glob("*.bin") for op, _, _ in entries(path.read_bytes())}
     assert found == set(Op)
 
 
-def test_messages_written_by_version_1_are_read() -> None:
+def test_messages_of_format_version_1_are_read() -> None:
     value = (GOLDEN / "data.bin").read_bytes()
     assert decode_header(value) == (Kind.DATA, 7, 42)
     found = list(entries(value))
@@ -44,14 +44,14 @@ def test_messages_written_by_version_1_are_read() -> None:
     assert decode_ack(value, *found[-1][1:]) == (1, (41 << 16 | 3,))
 
 
-def test_the_start_of_an_epoch_names_the_exclusive_diverts() -> None:
+def test_epoch_record_names_the_exclusive_diverts() -> None:
     value = (GOLDEN / "epoch.bin").read_bytes()
     ((op, start, end),) = entries(value)
     assert op == Op.EPOCH
     assert decode_json(value, start, end)["exclusive"] == ["audit"]
 
 
-def test_branches_written_by_version_1_are_read() -> None:
+def test_branches_of_format_version_1_are_read() -> None:
     value = (GOLDEN / "branches.bin").read_bytes()
     (_, *prepared), *ended = entries(value)
     assert decode_prepared(value, *prepared) == BRANCH

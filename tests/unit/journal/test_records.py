@@ -31,40 +31,40 @@ def read(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"hello", b"BJ", b"XX" + DATA[2:], DATA[: HEADER_SIZE - 1]])
-def test_what_is_not_ours_is_foreign(value: bytes | None) -> None:
+def test_record_of_another_program_is_foreign(value: bytes | None) -> None:
     with pytest.raises(ForeignRecord, match="not a journal record of Bascule"):
         decode_header(value)
 
 
 @pytest.mark.parametrize("at", range(HEADER_SIZE, len(DATA)))
-def test_a_flipped_bit_anywhere_in_the_body_is_noticed(at: int) -> None:
+def test_flipped_bit_in_the_body_fails_the_checksum(at: int) -> None:
     with pytest.raises(DamagedRecord, match="checksum"):
         decode_header(DATA[:at] + bytes([DATA[at] ^ 0x10]) + DATA[at + 1 :])
 
 
 @pytest.mark.parametrize("size", [HEADER_SIZE, HEADER_SIZE + 1, len(DATA) - 1])
-def test_a_truncated_record_is_noticed_by_its_length(size: int) -> None:
+def test_truncated_record_is_detected_by_its_length(size: int) -> None:
     with pytest.raises(DamagedRecord, match=f"body of {size - HEADER_SIZE} bytes, but the header says {len(DATA) - HEADER_SIZE}"):
         decode_header(DATA[:size])
 
 
-def test_a_record_that_grew_is_noticed() -> None:
+def test_record_with_excess_bytes_is_detected() -> None:
     with pytest.raises(DamagedRecord, match="header says"):
         decode_header(DATA + b"x")
 
 
-def test_a_newer_version_is_named() -> None:
+def test_record_of_newer_format_version_is_refused_with_its_version() -> None:
     with pytest.raises(NewerRecord, match="journal format 9; this version of Bascule reads up to 1"):
         decode_header(DATA[:2] + b"\x09" + DATA[3:])
 
 
 @pytest.mark.parametrize(("at", "text"), [(2, "journal format 0"), (3, "unknown kind 0")])
-def test_a_header_that_makes_no_sense_is_damaged(at: int, text: str) -> None:
+def test_invalid_record_header_is_damage(at: int, text: str) -> None:
     with pytest.raises(DamagedRecord, match=text):
         decode_header(DATA[:at] + b"\0" + DATA[at + 1 :])
 
 
-def test_a_reader_that_trusts_kafkas_checksum_need_not_check_ours() -> None:
+def test_decode_without_check_skips_the_checksum() -> None:
     assert decode_header(DATA[:-1] + bytes([DATA[-1] ^ 1]), check=False) == (Kind.DATA, 7, 42)
 
 
@@ -88,18 +88,18 @@ def test_a_reader_that_trusts_kafkas_checksum_need_not_check_ours() -> None:
         (entry(Op.SEND, b"\0" * 27 + b"\0\1\0\0\xff"), "send entry"),
     ],
 )
-def test_an_entry_that_makes_no_sense_is_damaged_though_the_checksum_is_right(body: bytes, text: str) -> None:
+def test_invalid_entry_under_a_correct_checksum_is_damage(body: bytes, text: str) -> None:
     with pytest.raises(DamagedRecord, match=text):
         read(encode_record(Kind.DATA, 0, 1, body))
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_json_that_is_no_object_is_damaged(content: bytes) -> None:
+def test_json_entry_other_than_an_object_is_damage(content: bytes) -> None:
     with pytest.raises(DamagedRecord, match="JSON entry at byte 0"):
         decode_json(content, 0, len(content))
 
 
-def test_the_header_has_28_bytes_and_the_checksum_where_the_format_says() -> None:
+def test_record_header_has_28_bytes_and_begins_with_the_magic() -> None:
     assert HEADER.size == 28
     assert DATA[:2] == b"BJ"
     assert PLAIN.body in DATA

@@ -19,7 +19,7 @@ def noted(distances: list[tuple[int, int]]) -> tuple[JournalSizes, dict[int, int
 
 
 @given(records, st.integers(0, 200), st.integers(0, 200))
-def test_bytes_between_two_offsets_are_known_to_a_step_and_a_record(distances: list[tuple[int, int]], start: int, end: int) -> None:
+def test_size_between_two_offsets_is_accurate_to_steps(distances: list[tuple[int, int]], start: int, end: int) -> None:
     sizes, plain = noted(distances)
     first, end = next(iter(plain)), max(start, end)
     known = sum(size for offset, size in plain.items() if max(first, start) <= offset < end)
@@ -27,7 +27,7 @@ def test_bytes_between_two_offsets_are_known_to_a_step_and_a_record(distances: l
 
 
 @given(records)
-def test_sizes_of_small_records_of_one_size_are_exact(distances: list[tuple[int, int]]) -> None:
+def test_sizes_of_equal_small_records_are_exact(distances: list[tuple[int, int]]) -> None:
     sizes, _ = noted([(1, 1000)] * len(distances))
     assert sizes.between(1, len(distances) + 1) == 1000 * len(distances)
     assert sizes.start_of_last(1000) == len(distances)
@@ -35,14 +35,14 @@ def test_sizes_of_small_records_of_one_size_are_exact(distances: list[tuple[int,
 
 
 @given(records, st.integers(0, 40 * STEP_BYTES))
-def test_start_of_the_last_bytes_has_no_more_behind_it(distances: list[tuple[int, int]], size_bytes: int) -> None:
+def test_start_of_last_bytes_has_at_most_that_size_after_it(distances: list[tuple[int, int]], size_bytes: int) -> None:
     sizes, _ = noted(distances)
     start = sizes.start_of_last(size_bytes)
     assert sizes.between(start, sizes.end) <= size_bytes
 
 
 @given(records, st.integers(0, 200))
-def test_what_is_trimmed_leaves_the_rest_as_it_was(distances: list[tuple[int, int]], trimmed: int) -> None:
+def test_trimming_leaves_sizes_of_remaining_records_unchanged(distances: list[tuple[int, int]], trimmed: int) -> None:
     sizes, plain = noted(distances)
     trimmed = min(trimmed, max(plain))
     before = {start: sizes.between(start, sizes.end) for start in range(max(trimmed, min(plain)), sizes.end)}
@@ -50,7 +50,7 @@ def test_what_is_trimmed_leaves_the_rest_as_it_was(distances: list[tuple[int, in
     assert {start: sizes.between(start, sizes.end) for start in before} == before
 
 
-def test_record_that_is_known_counts_once_and_what_lies_before_all_has_the_mean_size() -> None:
+def test_repeated_record_counts_once_and_earlier_offsets_have_the_mean_size() -> None:
     sizes, _ = noted([(11, 100), (1, 300)])
     sizes.note(11, 100)
     assert sizes.between(11, 13) == 400
@@ -59,12 +59,12 @@ def test_record_that_is_known_counts_once_and_what_lies_before_all_has_the_mean_
     assert JournalSizes().between(0, 5) == 0
 
 
-def test_notes_are_a_step_apart() -> None:
+def test_notes_of_sizes_are_a_step_apart() -> None:
     sizes, _ = noted([(1, 1000)] * 20_000)
     assert len(sizes.offsets) <= 2 + 20_000 * 1000 // STEP_BYTES
 
 
-def test_size_of_a_record_that_is_larger_than_a_step_is_exact() -> None:
+def test_size_of_record_larger_than_a_step_is_exact() -> None:
     sizes, _ = noted([*[(1, 1000)] * 10, (1, 30 * STEP_BYTES), *[(1, 1000)] * 10])
     assert sizes.between(11, 12) == 30 * STEP_BYTES
     assert sizes.between(1, 11) == sizes.between(12, 22) == 10_000

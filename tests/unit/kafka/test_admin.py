@@ -26,7 +26,7 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
 @pytest.mark.parametrize("make", [lambda: Topics(NOBODY), lambda: TopicHistory(NOBODY, "t", 0)], ids=["topics", "history"])
-def test_a_client_is_gone_with_its_last_user_without_a_search_for_cycles(make: Callable[[], Any]) -> None:
+def test_kafka_client_is_freed_with_its_last_user(make: Callable[[], Any]) -> None:
     gc.disable()
     try:
         gone = weakref.ref(make())
@@ -61,7 +61,7 @@ def untrusted(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_reason_why_a_client_trusts_no_kafka_is_told_and_not_that_time_is_up(untrusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_certificate_is_reported_as_reason_of_unreachable_kafka(untrusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "REACH_TIMEOUT_S", 0.1)
     topics = Topics({"bootstrap.servers": untrusted, "security.protocol": "ssl", "log_level": 0})
 

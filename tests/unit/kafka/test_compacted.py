@@ -84,7 +84,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     return Topic(monkeypatch)
 
 
-def test_a_reader_goes_on_where_it_stopped(topic: Topic) -> None:
+def test_table_reader_continues_where_it_stopped(topic: Topic) -> None:
     followed = Followed(topic)
     topic.append(b"a", None)
     topic.now_s += DELETIONS_KEPT_S / 3
@@ -96,7 +96,7 @@ def test_a_reader_goes_on_where_it_stopped(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("by_offset", [False, True])
-def test_what_was_deleted_is_gone_though_the_deletion_was_compacted_away_meanwhile(topic: Topic, by_offset: bool) -> None:
+def test_deleted_key_is_gone_when_its_deletion_was_compacted_meanwhile(topic: Topic, by_offset: bool) -> None:
     followed = Followed(topic)
     topic.append(b"a", None)
     topic.append(b"c", b"3")
@@ -107,7 +107,7 @@ def test_what_was_deleted_is_gone_though_the_deletion_was_compacted_away_meanwhi
     assert followed.keys() == [b"b", b"c"]
 
 
-def test_a_read_in_the_middle_of_which_the_process_stood_still_is_none(topic: Topic) -> None:
+def test_table_read_is_refused_when_process_was_suspended_during_it(topic: Topic) -> None:
     followed = Followed(topic)
     topic.append(b"c", b"3")
     topic.append(b"a", None)
@@ -147,7 +147,7 @@ class Producer:
 @pytest.mark.parametrize(
     ("code", "large"), [(KafkaError.MSG_SIZE_TOO_LARGE, True), (KafkaError.INVALID_MSG_SIZE, True), (KafkaError._MSG_TIMED_OUT, False)]
 )
-def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pytest.MonkeyPatch, code: int, large: bool, late: bool) -> None:
+def test_too_large_record_raises_too_large(monkeypatch: pytest.MonkeyPatch, code: int, large: bool, late: bool) -> None:
     monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Producer(KafkaError(code), late=late))
     appender = Appender({})
     error = appender.append(Outgoing("topic", None, b"value")).exception()
@@ -176,7 +176,7 @@ class Slow(Producer):
         return int(self.report is not None)
 
 
-def test_close_leaves_no_append_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_of_appender_fails_pending_appends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would wake who waits for it: the client is gone."""
     monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Slow())
     appender = Appender({})
@@ -213,7 +213,9 @@ def reported(monkeypatch: pytest.MonkeyPatch, offset: Callable[[], int | None]) 
 
 
 @pytest.mark.parametrize("offset", [None, -1, -1001])
-def test_record_stored_at_unknown_offset_is_stored_and_has_no_offset(monkeypatch: pytest.MonkeyPatch, offset: int | None) -> None:
+def test_record_stored_at_unknown_offset_raises_offset_unknown_and_counts_as_stored(
+    monkeypatch: pytest.MonkeyPatch, offset: int | None
+) -> None:
     future = reported(monkeypatch, lambda: offset)
     with pytest.raises(OffsetUnknown, match="'topic' has stored a record"):
         future.result(0)
@@ -224,7 +226,7 @@ def test_stored_record_has_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported(monkeypatch, lambda: 0).result(0) == 0
 
 
-def test_delivery_report_that_cannot_be_read_fails_append(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_delivery_report_fails_append(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise ValueError("bad report")
 
@@ -234,7 +236,7 @@ def test_delivery_report_that_cannot_be_read_fails_append(monkeypatch: pytest.Mo
         await_stored(future, 0)
 
 
-def test_appender_whose_thread_failed_appends_with_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appender_with_failed_thread_uses_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Reporting] = []
 
     def make(_settings: object) -> Reporting:
@@ -260,7 +262,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_an_appender_waits_for_room_instead_of_failing_what_came_too_fast() -> None:
+def test_appender_waits_when_client_queue_is_full() -> None:
     appender = Appender({**NO_KAFKA, "queue.buffering.max.messages": 2})
     futures = [appender.append(Outgoing("table", b"key", b"value")) for _ in range(5)]
     assert {str(future.exception(SOON_S)) for future in futures} == {"table: Local: Message timed out"}
@@ -268,7 +270,7 @@ def test_an_appender_waits_for_room_instead_of_failing_what_came_too_fast() -> N
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_each_future_of_an_appender_has_ended_when_it_is_closed() -> None:
+def test_every_append_future_is_done_after_close() -> None:
     """Who waits for one would wait for ever: the client fails a record some time after its time is over, and then nobody polls."""
     appender = Appender(NO_KAFKA)
     future = appender.append(Outgoing("table", b"key", b"value"))
@@ -276,7 +278,7 @@ def test_each_future_of_an_appender_has_ended_when_it_is_closed() -> None:
     assert isinstance(future.exception(SOON_S), Unavailable)
 
 
-def test_a_client_that_failed_for_good_takes_no_later_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_drop_of_failed_client_keeps_its_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads meet the failure; the second has found it before the first made another client."""
     monkeypatch.setattr(clients, "producer", lambda _: Broken())
     appender = Appender({})
@@ -300,7 +302,7 @@ class Broken:
         return 0
 
 
-def test_who_is_held_up_by_an_open_transaction_says_so_until_it_is_over(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_blocked_by_open_transaction_is_reported_until_it_ends(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HELD_UP_S", "HELD_UP_AGAIN_S"):
         monkeypatch.setattr(f"bascule.kafka.compacted.{name}", 0.0)
     told: list[dict[bytes, compacted.Stored]] = []
@@ -329,7 +331,7 @@ class Acknowledging(Producer):
 
 
 @pytest.mark.parametrize("untold", [0, 2])
-def test_read_behind_barrier_reaches_the_barrier_though_the_node_that_answers_has_an_old_end(
+def test_read_behind_barrier_includes_barrier_when_stale_end_is_reported(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, untold: int
 ) -> None:
     followed = Followed(topic)
@@ -341,7 +343,7 @@ def test_read_behind_barrier_reaches_the_barrier_though_the_node_that_answers_ha
     assert followed.reader.reached() == {0: topic.end}
 
 
-def test_read_behind_barrier_gives_up_where_no_leader_stores_the_barrier(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_behind_barrier_fails_when_barrier_is_not_stored(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(Producer):
         def produce(self, *_record: object, **_rest: object) -> None: ...
 
@@ -350,7 +352,7 @@ def test_read_behind_barrier_gives_up_where_no_leader_stores_the_barrier(topic: 
         Followed(topic).reader.read_behind_barrier(0.05)
 
 
-def test_a_reader_that_was_closed_makes_no_client_for_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_reader_creates_no_client_for_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr("bascule.kafka.compacted.Appender", made.append)
     reader = TableReader({"bootstrap.servers": "127.0.0.1:9"}, "table", [0])

@@ -88,9 +88,7 @@ def member(
 
 
 @pytest.mark.parametrize(("start", "first"), [("latest", 40), ("earliest", 3)])
-def test_a_group_begins_where_it_is_told_and_the_retry_topic_is_read_from_its_beginning(
-    monkeypatch: pytest.MonkeyPatch, start: str, first: int
-) -> None:
+def test_group_starts_at_configured_offset_and_retry_topic_at_beginning(monkeypatch: pytest.MonkeyPatch, start: str, first: int) -> None:
     """As where a member died between the first failure and the first retry: nothing is committed there, and 'latest' is behind it."""
     group, client = member(monkeypatch, start)
     held = {ORDERS: first, RETRY[0]: 3, RETRY[1]: 17}
@@ -99,7 +97,7 @@ def test_a_group_begins_where_it_is_told_and_the_retry_topic_is_read_from_its_be
     assert client.settings["auto.offset.reset"] == "earliest"
 
 
-def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_group_does_not_start_at_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came while it had no member, or before its first commit, is read."""
     group, client = member(monkeypatch, "latest")
     client.offsets[ORDERS] = 38
@@ -107,7 +105,7 @@ def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatc
     assert client.settings["auto.offset.reset"] == "earliest"
 
 
-def test_offset_that_an_operator_has_set_is_told_from_those_of_members_until_a_member_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offset_set_by_operator_is_recognised_until_next_commit_of_member(monkeypatch: pytest.MonkeyPatch) -> None:
     group, client = member(monkeypatch)
     client.offsets[ORDERS], client.notes[ORDERS] = 5, ""
     assert group.hold([ORDERS]) == {ORDERS: GroupOffset(5, by_member=False)}
@@ -116,13 +114,13 @@ def test_offset_that_an_operator_has_set_is_told_from_those_of_members_until_a_m
     assert group.hold([ORDERS]) == {ORDERS: GroupOffset(6)}
 
 
-def test_reading_goes_on_where_it_is_told_and_at_the_beginning_of_a_topic_that_ends_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_at_given_offset_or_at_beginning_of_shorter_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     group, client = member(monkeypatch)
     assert [group.read_on(ORDERS, offset) for offset in (39, 40, 41)] == [39, 40, 3]
     assert client.read_from == [39, 40, 3]
 
 
-def test_who_is_no_member_any_more_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_member_holds_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     group, client = member(monkeypatch, "latest")
     client.refuses = KafkaError.UNKNOWN_MEMBER_ID
     for at in (ORDERS, RETRY[1]):
@@ -140,7 +138,7 @@ def fence(group: GroupConsumer, client: Client) -> None:
     group.poll(1, 0.0)
 
 
-def test_a_member_whose_name_kafka_has_given_away_joins_once_more_and_tells_that_its_partitions_are_gone(
+def test_fenced_static_member_rejoins_once_and_reports_lost_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost: list[list[At]] = []

@@ -28,7 +28,7 @@ class Member:
         )  # fmt: skip
 
 
-def test_partition_is_read_when_it_is_resumed_and_goes_on_at_another_member_where_it_was_committed(kafka: KafkaInMemory) -> None:
+def test_resumed_partition_is_read_and_next_member_continues_at_committed_offset(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     for number in range(4):
         kafka.put("t", bytes([number]), b"k", h=b"1")
@@ -56,7 +56,7 @@ def test_partition_is_read_when_it_is_resumed_and_goes_on_at_another_member_wher
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_partition_that_is_lost_is_told(kafka: KafkaInMemory, refused: bool) -> None:
+def test_lost_partition_is_reported(kafka: KafkaInMemory, refused: bool) -> None:
     kafka.create("t")
     member = Member("t")
     member.consumer.poll(1, 0)
@@ -69,7 +69,7 @@ def test_partition_that_is_lost_is_told(kafka: KafkaInMemory, refused: bool) -> 
     member.consumer.close()
 
 
-def test_partition_that_goes_to_another_member_is_told_while_it_is_still_ours(kafka: KafkaInMemory) -> None:
+def test_revoked_partition_is_reported_while_still_assigned(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     member = Member("t")
     member.consumer.poll(1, 0)
@@ -79,7 +79,7 @@ def test_partition_that_goes_to_another_member_is_told_while_it_is_still_ours(ka
     member.consumer.close()
 
 
-def test_fault_of_a_fetch_is_raised_behind_what_was_read_and_a_passing_one_never(kafka: KafkaInMemory) -> None:
+def test_fetch_error_is_raised_after_read_records_and_transient_error_is_ignored(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     kafka.put("t", b"1")
     member = Member("t")
@@ -98,7 +98,7 @@ def test_fault_of_a_fetch_is_raised_behind_what_was_read_and_a_passing_one_never
     member.consumer.close()
 
 
-def test_records_are_read_again_by_offset_as_far_as_they_are_there(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_read_again_by_offset_when_present(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "GAP_MAX", 3)
     kafka.create("t")
     for number in range(20):

@@ -20,26 +20,26 @@ def said(
 
 
 @pytest.mark.parametrize("policy", ["compact,delete", "delete,compact", "compact"])
-def test_an_inbound_log_as_it_is_made_is_right(policy: str) -> None:
+def test_default_settings_of_inbound_log_are_accepted(policy: str) -> None:
     assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": policy}) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("cleanup.policy", "delete"), ("retention.ms", "604800000"), ("retention.bytes", "1000000")]
 )
-def test_an_inbound_log_that_forgets_by_age_or_size_is_refused(setting: str, value: str) -> None:
+def test_inbound_log_with_time_or_size_retention_is_refused(setting: str, value: str) -> None:
     assert said(TopicRole.MARKS, INBOUND | {setting: value}) == [(setting, True)]
 
 
-def test_an_inbound_log_with_more_partitions_is_refused() -> None:
+def test_inbound_log_with_different_partition_count_is_refused() -> None:
     assert said(TopicRole.MARKS, INBOUND, PARTITIONS + 1) == [("partitions", True)]
 
 
-def test_retention_counts_for_nothing_where_it_deletes_nothing() -> None:
+def test_retention_is_ignored_when_policy_is_compact_only() -> None:
     assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": "compact", "retention.ms": "604800000"}) == []
 
 
-def test_failed_records_that_are_compacted_are_refused_and_those_that_go_with_time_or_find_no_room_are_told() -> None:
+def test_compacted_retry_topic_is_refused_and_retention_or_small_record_limit_is_warned() -> None:
     assert said(TopicRole.WAITING, WAITING, 1, None) == []
     assert said(TopicRole.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
     assert said(TopicRole.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
@@ -58,14 +58,14 @@ def test_failed_records_that_are_compacted_are_refused_and_those_that_go_with_ti
         ),
     ],
 )
-def test_too_few_replicas_in_sync_for_transactions_are_named(wanted: int, partitions: list[tuple[int, int]], why: str) -> None:
+def test_too_few_in_sync_replicas_for_transactions_are_reported(wanted: int, partitions: list[tuple[int, int]], why: str) -> None:
     found = too_few_in_sync(wanted, partitions)
     assert why in found
     assert bool(why) is bool(found)
 
 
 @pytest.mark.parametrize(("replicas", "breaks"), [(1, False), (2, True)])
-def test_leader_that_lags_loses_what_was_confirmed_only_where_there_are_replicas(replicas: int, breaks: bool) -> None:
+def test_unclean_leader_election_is_unsafe_only_with_replicas(replicas: int, breaks: bool) -> None:
     facts = Facts(INBOUND | {"unclean.leader.election.enable": "true"}, PARTITIONS, replicas=replicas, brokers=3)
     found = {each.setting: each.breaks for each in findings("t", TopicRole.MARKS, facts, PARTITIONS)}
     assert found["unclean.leader.election.enable"] is breaks

@@ -14,7 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.kafka.history import PartitionOffsets, TopicHistory
 
 
-def test_a_question_to_nobody_ends_when_it_was_told_to() -> None:
+def test_offset_query_to_unreachable_kafka_ends_at_timeout() -> None:
     history = TopicHistory({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "t", 0, timeout_s=0.2)
     began_s = time.monotonic()
     with pytest.raises(Unavailable):
@@ -45,7 +45,7 @@ class Client:
         return answers
 
 
-def test_a_client_looks_before_its_first_question_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admin_client_polls_before_first_query_and_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it waits for a second or three, now and then, while its first connection is replaced."""
     client = Client()
     monkeypatch.setattr("bascule.kafka.clients.admin", lambda _: client)
@@ -58,7 +58,7 @@ def test_a_client_looks_before_its_first_question_and_after_a_failure(monkeypatc
     assert client.calls[3:] == ["ask", "look", "ask"]
 
 
-def test_what_comes_while_it_is_asked_from_where_a_topic_is_young_is_not_taken_for_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_that_arrives_during_time_query_is_not_counted_as_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks deletes what is older, or begins behind it."""
     history, latest, end = TopicHistory({}, "t", 0), OffsetSpec.latest(), [5]
 

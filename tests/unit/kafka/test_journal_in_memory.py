@@ -25,7 +25,7 @@ from tests.unit.kafka.in_memory import kafka
 __all__ = ["kafka"]  # fixtures
 
 
-def test_range_is_read_with_and_without_open_and_aborted_transactions(kafka: KafkaInMemory) -> None:
+def test_range_is_read_with_or_without_uncommitted_records(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     for value, transaction in ((b"0", None), (b"1", "aborted"), (b"2", None)):
         kafka.put("t", value, transaction=transaction)
@@ -42,7 +42,7 @@ def test_range_is_read_with_and_without_open_and_aborted_transactions(kafka: Kaf
     assert [kind for kind in kafka.open_clients() if kind == "consumer"] == []
 
 
-def test_range_behind_which_records_follow_ends_where_it_should(kafka: KafkaInMemory) -> None:
+def test_range_ends_at_its_end_offset_when_records_follow(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     kafka.put("t", b"0")
     kafka.put("t", b"1", transaction="done")
@@ -51,7 +51,7 @@ def test_range_behind_which_records_follow_ends_where_it_should(kafka: KafkaInMe
     assert [each.value() for each in TopicHistory(SETTINGS, "t", 0, 5).records(0, 3)] == [b"0", b"1"]
 
 
-def test_error_that_passes_is_read_over_and_another_one_is_raised(kafka: KafkaInMemory) -> None:
+def test_transient_read_error_is_retried_and_permanent_error_is_raised(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     kafka.put("t", b"0")
     read = TopicHistory(SETTINGS, "t", 0, 5)
@@ -65,7 +65,7 @@ def test_error_that_passes_is_read_over_and_another_one_is_raised(kafka: KafkaIn
         list(read.records(0, 1))
 
 
-def test_offset_by_time_is_first_of_that_age_or_the_end(kafka: KafkaInMemory) -> None:
+def test_offset_by_time_is_first_record_at_or_after_time_or_end(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     for _ in range(3):
         kafka.put("t", b"")
@@ -75,7 +75,7 @@ def test_offset_by_time_is_first_of_that_age_or_the_end(kafka: KafkaInMemory) ->
     assert [read.at_time(ms) for ms in (0, 1, 100, 201)] == [0, 1, 1, 3]
 
 
-def test_offsets_are_asked_again_where_the_fault_passes(kafka: KafkaInMemory) -> None:
+def test_transient_offset_query_error_is_retried(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     read = TopicHistory(SETTINGS, "t", 0, 5)
     kafka.fail("list_offsets", KafkaError.LEADER_NOT_AVAILABLE)
@@ -88,7 +88,7 @@ def test_offsets_are_asked_again_where_the_fault_passes(kafka: KafkaInMemory) ->
         TopicHistory(SETTINGS, "t", 0)
 
 
-def test_committed_offset_is_asked_again_while_coordinator_comes(kafka: KafkaInMemory) -> None:
+def test_committed_offset_query_is_retried_while_coordinator_loads(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     assert committed_note(SETTINGS, "g", "t", 0)[0] < 0
     kafka.offsets["g"]["t", 0] = (7, "why")
@@ -100,7 +100,7 @@ def test_committed_offset_is_asked_again_while_coordinator_comes(kafka: KafkaInM
     assert kafka.open_clients() == []
 
 
-def test_lag_that_is_not_stored_is_shown_again_and_a_note_is_cut(kafka: KafkaInMemory) -> None:
+def test_unstored_lag_is_committed_again_and_note_is_truncated(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     mirror = LagMirror(SETTINGS, "g")
     kafka.fail("commit", KafkaError.COORDINATOR_NOT_AVAILABLE)
@@ -113,7 +113,7 @@ def test_lag_that_is_not_stored_is_shown_again_and_a_note_is_cut(kafka: KafkaInM
     assert kafka.open_clients() == []
 
 
-def test_reader_tells_what_is_deleted_and_what_is_cut_off(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_reader_raises_trimmed_or_cut_off(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "ANSWER_TIMEOUT_S", 0.1)
     kafka.create("t")
     for number in range(5):
@@ -142,7 +142,7 @@ def test_reader_tells_what_is_deleted_and_what_is_cut_off(kafka: KafkaInMemory, 
             list(reader.to_end())
 
 
-def test_reader_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_reader_replaces_client_that_receives_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old one reads from a node that is cut off from its peers, for example."""
     monkeypatch.setattr(log, "RENEW_S", 0.1)
     kafka.create("t")
@@ -161,7 +161,7 @@ def test_reader_goes_on_with_a_new_client_where_the_old_one_gets_nothing(kafka: 
     assert kafka.open_clients() == []
 
 
-def test_range_is_asked_again_where_the_connection_breaks(kafka: KafkaInMemory) -> None:
+def test_offset_range_query_is_retried_after_broken_connection(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     with closing(PartitionReader(SETTINGS, "t", 0)) as reader:
         kafka.fail("get_watermark_offsets", KafkaError._TRANSPORT)
@@ -171,7 +171,7 @@ def test_range_is_asked_again_where_the_connection_breaks(kafka: KafkaInMemory) 
             reader.range()
 
 
-def test_whether_kafka_takes_appends(kafka: KafkaInMemory) -> None:
+def test_takes_appends_requires_min_in_sync_replicas_and_readable_offsets(kafka: KafkaInMemory) -> None:
     topic = kafka.create("t", min_insync_replicas="2")
     topic.replicas = topic.in_sync = 2
     assert takes_appends(SETTINGS, "t", 0, 0.1)
@@ -184,7 +184,7 @@ def test_whether_kafka_takes_appends(kafka: KafkaInMemory) -> None:
 
 
 @pytest.mark.parametrize("failing", ["describe_configs", "list_offsets"])
-def test_kafka_that_does_not_answer_in_time_takes_no_appends(kafka: KafkaInMemory, failing: str) -> None:
+def test_takes_appends_is_false_when_kafka_does_not_answer_in_time(kafka: KafkaInMemory, failing: str) -> None:
     kafka.create("t", min_insync_replicas="1")
     kafka.fail(failing, KafkaError.UNKNOWN_TOPIC_OR_PART, times=1_000)
     begun_s = time.monotonic()
@@ -203,7 +203,7 @@ def data(kafka: KafkaInMemory, epoch: int, *diverts: str) -> int:
     return kafka.put("j", encode_record(Kind.DATA, epoch, 1, send_entry(send)))
 
 
-def test_epochs_are_found_backwards_with_the_exclusive_diverts_of_each(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_and_their_exclusive_diverts_are_found_backwards(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs, "STRAY_RECORDS_MAX", 2)
     kafka.create("j")
     first = start(kafka, "a")
@@ -226,7 +226,7 @@ def test_epochs_are_found_backwards_with_the_exclusive_diverts_of_each(kafka: Ka
     assert first_marks(None, read, end) == {}
 
 
-def test_epoch_whose_start_is_trimmed_is_told_by_the_position_or_by_its_records(kafka: KafkaInMemory) -> None:
+def test_exclusive_diverts_of_epoch_with_trimmed_start_come_from_position_or_records(kafka: KafkaInMemory) -> None:
     kafka.create("j")
     first = start(kafka, "a", "b")
     data(kafka, first)

@@ -8,7 +8,7 @@ from bascule.kafka.history import LagMirror
 ENDED_S = 20.0
 
 
-def test_a_mirror_is_closed_though_kafka_is_away() -> None:
+def test_lag_mirror_closes_while_kafka_is_away() -> None:
     mirror = LagMirror({"bootstrap.servers": f"127.0.0.1:{free_port()}", "log_level": 0}, "mirror")
     mirror.show({("orders", 0): 7})
     closed = threading.Event()

@@ -47,25 +47,25 @@ def writer(told: Queue[list[Outcome]]) -> Iterator[JournalWriter]:
         yield made
 
 
-def test_a_report_of_success_without_an_offset_is_an_outcome_of_its_own(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+def test_delivery_report_without_offset_has_unknown_offset_outcome(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
     writer._delivered(None, Message(topic="journal", partition=0))
     assert told.get(timeout=10) == [(UNKNOWN_OFFSET, None)]
 
 
-def test_closed_writer_leaves_no_thread_though_somebody_holds_it() -> None:
+def test_closed_journal_writer_leaves_no_thread() -> None:
     """In a process of its own: other tests of this process have clients whose threads come and go."""
     done = subprocess.run([sys.executable, "-c", HELD_AND_CLOSED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.split(), done.stderr) == (["True", "[]"], "")
 
 
-def test_a_report_of_failure_is_told_with_its_reason(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+def test_failed_delivery_report_contains_reason(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
     writer._delivered(KafkaError(KafkaError._MSG_TIMED_OUT, "too late"), Message(topic="journal", partition=0))
     ((offset, reason),) = told.get(timeout=10)
     assert offset == -1
     assert "too late" in str(reason)
 
 
-def test_a_report_that_raises_is_a_failed_append(told: Queue[list[Outcome]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_delivery_report_is_failed_append(told: Queue[list[Outcome]], monkeypatch: pytest.MonkeyPatch) -> None:
     def unusable(*_: object) -> None:
         raise ZeroDivisionError("no report")
 
@@ -76,7 +76,7 @@ def test_a_report_that_raises_is_a_failed_append(told: Queue[list[Outcome]], mon
         assert told.get(timeout=10) == [(-1, "the delivery report cannot be used: ZeroDivisionError('no report')")]
 
 
-def test_reader_that_follows_an_idle_topic_asks_seldom() -> None:
+def test_reader_of_idle_topic_fetches_rarely() -> None:
     with MockCluster() as cluster:
         cluster.create("t")
         with closing(PartitionReader(cluster.kafka, "t", 0, following=True)) as reader:

@@ -23,10 +23,10 @@ OWN = [each for each in vars(own_topics).values() if isinstance(each, OwnTopic)]
 
 
 @pytest.mark.parametrize("own", OWN, ids=lambda own: own.role.name)
-def test_what_is_made_is_right_whatever_the_clusters_defaults_are(own: OwnTopic) -> None:
+def test_created_internal_topics_are_safe_with_any_cluster_defaults(own: OwnTopic) -> None:
     facts = Facts(CARELESS | own.settings, own.partitions or 1, replicas=3, brokers=3)
     assert [str(each) for each in findings("t", own.role, facts, own.partitions)] == []
 
 
-def test_what_programs_share_is_known_by_the_names_that_no_message_may_mean() -> None:
+def test_shared_internal_topics_are_reserved_names() -> None:
     assert own_topics.SHARED.keys() == SHARED

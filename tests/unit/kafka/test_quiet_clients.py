@@ -21,7 +21,7 @@ ANSWER_S = 0.5
     [lambda kafka: Topics(kafka).ids(["topic"], ANSWER_S), lambda kafka: TopicHistory(kafka, "topic", 0, ANSWER_S).latest()],
     ids=["topics", "history"],
 )
-def test_client_of_a_kafka_that_is_away_writes_nothing_itself(
+def test_client_of_unreachable_kafka_writes_nothing_to_stderr(
     call: Callable[[dict[str, Any]], object], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Unavailable):

@@ -101,7 +101,7 @@ def sent(received: KafkaRecord) -> Outgoing:
     return Outgoing("retry", received.key, received.value)
 
 
-def test_what_has_been_counted_is_not_read_again(topic: Topic) -> None:
+def test_counted_dead_letters_are_not_read_again(topic: Topic) -> None:
     mover = Redrive({}, "dead", "shop")
     assert mover.count() == 3
     assert mover.count() == 3
@@ -110,7 +110,7 @@ def test_what_has_been_counted_is_not_read_again(topic: Topic) -> None:
     assert topic.read == [3, 4, 5, 6, 7]
 
 
-def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
+def test_returned_or_deleted_dead_letters_are_not_counted(topic: Topic) -> None:
     mover = Redrive({}, "dead", "shop")
     mover.count()
     topic.moved = 4
@@ -123,7 +123,7 @@ def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
     assert mover.count() == 2
 
 
-def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_stored_dead_letter_can_be_returned(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
     monkeypatch.setattr(clients, "producer", producer)
     monkeypatch.setattr(clients, "consumer", Client())
@@ -132,7 +132,7 @@ def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monke
 
 
 @pytest.mark.parametrize("fails", ["", "produce", "send_offsets_to_transaction", "commit_transaction"])
-def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_failed_return_of_dead_letters_aborts_transaction(topic: Topic, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     producer = Client(fails)
     monkeypatch.setattr(clients, "producer", producer)
     monkeypatch.setattr(clients, "consumer", Client())
@@ -145,7 +145,7 @@ def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch:
     assert producer.calls[-1] == ("abort_transaction" if fails else "commit_transaction")
 
 
-def test_a_move_whose_record_cannot_be_made_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_return_with_invalid_output_record_aborts_transaction(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
     monkeypatch.setattr(clients, "producer", producer)
     monkeypatch.setattr(clients, "consumer", Client())

@@ -73,7 +73,7 @@ def slot() -> Slot:
 
 
 @pytest.mark.parametrize("failure", [None, fault_of(TIMED_OUT), Unavailable("no Kafka")])
-def test_a_slot_whose_next_incarnation_does_not_come_is_closed(
+def test_slot_is_closed_when_next_incarnation_is_pending_or_failed(
     reader: Reader, coming: list[Future[Any]], failure: BaseException | None
 ) -> None:
     closing = slot()
@@ -84,7 +84,7 @@ def test_a_slot_whose_next_incarnation_does_not_come_is_closed(
     assert reader.closed
 
 
-def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_slot_is_closed_when_next_incarnation_failed_with_unexpected_error(reader: Reader, coming: list[Future[Any]]) -> None:
     closing = slot()
     closing.prepare()
     coming[0].set_exception(ZeroDivisionError())
@@ -93,7 +93,7 @@ def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader
     assert reader.closed
 
 
-def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_transaction_with_missing_incarnation_fails_at_timeout(reader: Reader, coming: list[Future[Any]]) -> None:
     waiting = slot()
     given_up = in_background(lambda: waiting.transact(lambda _: []), "transaction").exception(10)
     assert isinstance(given_up, Unavailable)
@@ -102,7 +102,7 @@ def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reade
     assert reader.closed
 
 
-def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_before(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_reach_waits_for_incarnation_after_earlier_failure(reader: Reader, coming: list[Future[Any]]) -> None:
     reached = slot()
     with pytest.raises(Unavailable, match="no transaction can be started"):
         reached.reach()
@@ -112,9 +112,7 @@ def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_
     assert len(coming) == 1
 
 
-def test_threads_that_wait_for_a_transaction_to_be_possible_wait_for_one_try_together(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_share_one_attempt_to_reach_transactions(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight of them waited for eight times 20 s, one after the other, and held their locks in databases for as long."""
     door, kafka = Door(), Service(Unavailable("no answer"))
 
@@ -142,7 +140,7 @@ class HangsAtItsEnd:
     def purge(self) -> None: ...
 
 
-def test_client_that_hangs_at_its_end_keeps_no_transaction_waiting(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_client_close_does_not_delay_next_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next incarnation was made by the thread that ended it, and all later transactions of the id waited for that."""
     monkeypatch.setattr("bascule.kafka.incarnation.clients.producer", lambda *_, **__: Initialised())
     effects = _SlotClients({}, "id", "table", cast("Any", reader))
@@ -197,7 +195,7 @@ def incarnation(client: Client) -> Incarnation[Any]:
     return made
 
 
-def test_what_is_made_of_the_table_is_written_and_the_next_incarnation_is_prepared(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_transaction_writes_records_made_from_table_and_prepares_next_incarnation(reader: Reader, coming: list[Future[Any]]) -> None:
     reader.table = {b"key": Stored(b"value", 0, 3)}
     client, writing = Client(), slot()
     writing.prepare()
@@ -208,7 +206,7 @@ def test_what_is_made_of_the_table_is_written_and_the_next_incarnation_is_prepar
     assert len(coming) == 2
 
 
-def test_nothing_is_begun_where_nothing_is_made(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_transaction_without_records_is_not_begun(reader: Reader, coming: list[Future[Any]]) -> None:
     client, writing = Client(fails=True), slot()
     writing.prepare()
     coming[0].set_result(incarnation(client))
@@ -217,7 +215,7 @@ def test_nothing_is_begun_where_nothing_is_made(reader: Reader, coming: list[Fut
     assert len(coming) == 1
 
 
-def test_a_record_that_kafka_refuses_ends_the_transaction_for_good(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_record_refused_by_kafka_ends_transaction_permanently(reader: Reader, coming: list[Future[Any]]) -> None:
     writing = slot()
     writing.prepare()
     coming[0].set_result(incarnation(Client(refuses=True)))
@@ -225,7 +223,7 @@ def test_a_record_that_kafka_refuses_ends_the_transaction_for_good(reader: Reade
         writing.transact(lambda _: [Outgoing("topic", None, b"")])
 
 
-def test_a_transaction_that_kafka_does_not_commit_is_given_up_in_time(reader: Reader, coming: list[Future[Any]]) -> None:
+def test_uncommitted_transaction_fails_at_timeout(reader: Reader, coming: list[Future[Any]]) -> None:
     writing = slot()
     writing.prepare()
     coming[0].set_result(incarnation(Client(fails=True)))
@@ -234,7 +232,7 @@ def test_a_transaction_that_kafka_does_not_commit_is_given_up_in_time(reader: Re
     assert isinstance(given_up.value.__cause__, TransactionFault)
 
 
-def test_transaction_that_was_not_committed_in_time_has_more_time_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_out_transaction_gets_longer_timeout_on_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 MiB over a slow line no try would ever get through."""
     clients = _SlotClients({}, "id", "table", Reader())  # type: ignore[arg-type]
     first, second = (clients.settings(attempt)["transaction.timeout.ms"] for attempt in (Attempt(), Attempt(long=True)))
@@ -253,7 +251,7 @@ def test_transaction_that_was_not_committed_in_time_has_more_time_for_the_next_t
     assert [attempt.long for attempt in attempts] == [False, True, False]
 
 
-def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_prepare_creates_one_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each later one fences those before it."""
     first, goes_on = threading.Event(), threading.Event()
     made: list[Future[Any]] = []

@@ -22,7 +22,7 @@ def snapshot(own: bytes, *segments: Segment) -> EncodedSnapshot:
     return EncodedSnapshot(own, list(segments))
 
 
-def test_segment_that_an_earlier_snapshot_of_the_epoch_has_is_not_written_again() -> None:
+def test_segment_of_earlier_snapshot_in_epoch_is_not_written_again() -> None:
     keys, topic = SnapshotKeys(), dict[bytes, bytes]()
     for snapshot_id, content in (("5-1", snapshot(b"one", A, B)), ("5-2", snapshot(b"two", B, C))):
         records = keys.to_write(snapshot_id, content)
@@ -34,7 +34,7 @@ def test_segment_that_an_earlier_snapshot_of_the_epoch_has_is_not_written_again(
     assert set(keys.to_delete("5-2")) == {b"5-1/0", b"5-1/head", KNOWN[0]}
 
 
-def test_segment_is_written_again_where_it_may_not_be_stored() -> None:
+def test_segment_that_may_not_be_stored_is_written_again() -> None:
     keys = SnapshotKeys()
     keys.to_write("5-1", snapshot(b"", A))  # it failed
     records = keys.to_write("5-2", snapshot(b"", A))
@@ -45,7 +45,7 @@ def test_segment_is_written_again_where_it_may_not_be_stored() -> None:
     assert KNOWN[0] in keys.to_write("5-4", snapshot(b"", A))
 
 
-def test_segments_of_another_epoch_are_not_used_and_go_when_a_snapshot_of_a_later_one_counts() -> None:
+def test_segments_of_other_epoch_are_not_reused_and_are_deleted_after_later_snapshot() -> None:
     keys, successor = SnapshotKeys(), SnapshotKeys()
     topic = keys.to_write("5-1", snapshot(b"old", A))
     keys.written(topic)
@@ -62,7 +62,7 @@ def test_segments_of_another_epoch_are_not_used_and_go_when_a_snapshot_of_a_late
 
 
 @pytest.mark.parametrize("damage", [b"", b"other bytes"])
-def test_snapshot_without_one_of_its_segments_does_not_count(damage: bytes) -> None:
+def test_snapshot_with_missing_segment_is_ignored(damage: bytes) -> None:
     topic = SnapshotKeys().to_write("5-1", snapshot(b"own", A, B))
     topic[KNOWN[1]] = damage
     assert joined(topic) == {}
@@ -70,7 +70,7 @@ def test_snapshot_without_one_of_its_segments_does_not_count(damage: bytes) -> N
     assert joined(topic) == {}
 
 
-def test_snapshot_of_more_records_than_the_client_holds_is_stored(kafka: KafkaInMemory) -> None:
+def test_snapshot_with_more_records_than_client_queue_is_stored(kafka: KafkaInMemory) -> None:
     kafka.create("snapshots", cleanup_policy="compact")
     store = SnapshotStore({**SETTINGS, "queue.buffering.max.messages": 2}, "snapshots")
     content = snapshot(bytes(range(250)), A, B, C)
@@ -78,7 +78,7 @@ def test_snapshot_of_more_records_than_the_client_holds_is_stored(kafka: KafkaIn
     assert SnapshotStore(SETTINGS, "snapshots").read() == {"5-1": content.joined()}
 
 
-def test_refused_record_of_a_snapshot_is_reported_with_its_topic(kafka: KafkaInMemory) -> None:
+def test_refused_snapshot_record_is_reported_with_topic(kafka: KafkaInMemory) -> None:
     kafka.create("snapshots", cleanup_policy="compact")
     kafka.fail("delivery", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(Unavailable, match=r"snapshot could not be stored in topic snapshots: .*[Aa]uthorization"):

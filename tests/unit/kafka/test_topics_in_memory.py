@@ -24,7 +24,7 @@ from tests.unit.kafka.in_memory import kafka
 __all__ = ["kafka"]  # fixtures
 
 
-def test_topic_is_created_once_and_refusals_are_told_apart(kafka: KafkaInMemory) -> None:
+def test_topic_is_created_once_and_refusals_raise_different_errors(kafka: KafkaInMemory) -> None:
     topics = Topics(SETTINGS)
     assert topics.create("t", 3, {"retention.ms": "-1"})
     assert not topics.create("t", 3, {})
@@ -40,7 +40,7 @@ def test_topic_is_created_once_and_refusals_are_told_apart(kafka: KafkaInMemory)
             topics.create("u", 1, {})
 
 
-def test_id_of_a_topic_changes_when_it_is_recreated(kafka: KafkaInMemory) -> None:
+def test_topic_id_changes_when_topic_is_recreated(kafka: KafkaInMemory) -> None:
     topics = Topics(SETTINGS)
     kafka.create("t")
     before = topics.id("t")
@@ -54,7 +54,7 @@ def test_id_of_a_topic_changes_when_it_is_recreated(kafka: KafkaInMemory) -> Non
         topics.id("t")
 
 
-def test_topic_that_may_not_be_written_is_found_before_it_is_written(kafka: KafkaInMemory) -> None:
+def test_unwritable_topic_is_detected_before_write(kafka: KafkaInMemory) -> None:
     topics = Topics(SETTINGS)
     kafka.create("t")
     topics.check_writable("t")
@@ -70,7 +70,7 @@ def test_topic_that_may_not_be_written_is_found_before_it_is_written(kafka: Kafk
         topics.check_writable("t")
 
 
-def test_topic_is_created_when_kafka_has_a_live_broker_again(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_creation_waits_for_live_broker(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     fenced = "Unable to replicate the partition 1 time(s): All brokers are currently fenced."
     monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
     topics = Topics(SETTINGS)
@@ -84,7 +84,7 @@ def test_topic_is_created_when_kafka_has_a_live_broker_again(kafka: KafkaInMemor
         topics.create("u", 1, {})
 
 
-def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_admin_requests_raise_unavailable(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ADMIN_TIMEOUT_S", "REACH_TIMEOUT_S", "VISIBLE_TIMEOUT_S"):
         monkeypatch.setattr(admin, name, 0.05)
     kafka.create("t")
@@ -152,7 +152,7 @@ MOVING = (
         "read",
     ],
 )
-def test_a_cluster_that_moves_is_asked_again(
+def test_admin_request_is_repeated_while_leaders_move(
     kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, call: str, ask: Callable[[], object], code: int
 ) -> None:
     monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
@@ -180,9 +180,7 @@ def read_some(reader: PartitionReader) -> None:
     ],
     ids=["config", "id", "facts", "check_writable", "create"],
 )
-def test_client_that_met_a_cluster_without_live_nodes_waits_until_one_is_back(
-    kafka: KafkaInMemory, ask: Callable[[Topics], object]
-) -> None:
+def test_admin_request_waits_for_live_node(kafka: KafkaInMemory, ask: Callable[[Topics], object]) -> None:
     kafka.create("t")
     kafka.brokers = 0
     topics = Topics(SETTINGS)
@@ -193,7 +191,7 @@ def test_client_that_met_a_cluster_without_live_nodes_waits_until_one_is_back(
     asked.result(10)
 
 
-def test_own_topics_are_created_and_an_unsafe_one_is_refused(kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_topics_are_created_and_unsafe_topics_are_refused(kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture) -> None:
     names = JournalTopics("x")
     prepare(SETTINGS, {names.store: DECISIONS})
     assert kafka.topics[names.store].config["cleanup.policy"] == "compact"
@@ -210,7 +208,7 @@ def test_own_topics_are_created_and_an_unsafe_one_is_refused(kafka: KafkaInMemor
         guards.ensure(SETTINGS, "log", TopicRole.LOG, 1, {}, record_bytes=1000)
 
 
-def test_why_no_transaction_can_be_started_is_found_in_topic_of_the_coordinator(kafka: KafkaInMemory) -> None:
+def test_reason_for_impossible_transactions_is_found_in_transaction_state_topic(kafka: KafkaInMemory) -> None:
     assert "transaction.state.log.replication.factor" in str(no_transaction(SETTINGS, "why"))
     topic = kafka.create(guards.TRANSACTION_STATE, 2, cleanup_policy="compact", min_insync_replicas="2")
     topic.replicas, topic.in_sync = 3, 1

@@ -72,7 +72,7 @@ class Positions:
         return {"key": BEFORE}
 
 
-def test_records_and_positions_wait_for_room_in_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_and_positions_wait_for_room_in_client_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Full()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: client)
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
@@ -99,7 +99,7 @@ class Silent:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
-def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_transactions_of_dead_writers_are_ended_within_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s: list[float] = []
     monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent(waits_s))
     monkeypatch.setattr(transactional, "END_TIMEOUT_S", 0.1)
@@ -110,7 +110,7 @@ def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_m
     assert 0 < len(waits_s) < 100
 
 
-def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactional_writer_fails_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent([]))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     began_s = time.monotonic()
@@ -119,7 +119,7 @@ def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch
     assert time.monotonic() - began_s < 5
 
 
-def test_fatal_error_that_arrives_as_system_error_is_raised_as_the_error_of_the_client() -> None:
+def test_system_error_caused_by_kafka_exception_is_raised_as_kafka_exception() -> None:
     fenced = KafkaException(KafkaError(KafkaError._FENCED))
     with pytest.raises(KafkaException) as raised, incarnation.client_errors():
         raise SystemError("returned a result with an exception set") from fenced
@@ -140,7 +140,7 @@ class Fenced(Full):
         raise SystemError("returned a result with an exception set") from KafkaException(KafkaError(KafkaError._FENCED))
 
 
-def test_writer_that_is_fenced_while_it_waits_for_room_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_fenced_while_waiting_for_queue_room_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Full()
     made = iter([Fenced(), client])
     monkeypatch.setattr(clients, "producer", lambda *_, **__: next(made))
@@ -153,9 +153,7 @@ ACQUIRED = ("%s [%s] %s", "GETPID", "name", "Acquired PID{Id:7,Epoch:3} (InitPro
 
 
 @pytest.mark.parametrize(("debugging", "written"), [(False, 0), (True, 1)])
-def test_debug_lines_of_a_client_are_written_where_the_user_asked_for_them(
-    debugging: bool, written: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_client_debug_lines_are_logged_only_when_requested(debugging: bool, written: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "bascule.test")
     log = incarnation.IdentityLog(get_log("bascule.test"), debugging=debugging)
     log.log(logging.DEBUG, *ACQUIRED)
@@ -164,7 +162,9 @@ def test_debug_lines_of_a_client_are_written_where_the_user_asked_for_them(
 
 
 @pytest.mark.parametrize(("kafka", "debug", "debugging"), [({}, "eos", False), ({"debug": "broker,msg"}, "broker,msg,eos", True)])
-def test_debug_contexts_of_the_user_are_kept(kafka: dict[str, str], debug: str, debugging: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_debug_contexts_of_client_are_kept(
+    kafka: dict[str, str], debug: str, debugging: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[tuple[Any, Any]] = []
 
     def producer(settings: Any, *, logger: Any) -> Full:

@@ -49,7 +49,7 @@ def position(kafka: KafkaInMemory) -> Position:
     return Position.decode(value)
 
 
-def test_output_and_position_are_written_together_one_transaction_after_another(
+def test_output_and_position_are_committed_together_in_successive_transactions(
     kafka: KafkaInMemory, writers: list[TransactionalWriter]
 ) -> None:
     writer = writers[0]
@@ -65,9 +65,7 @@ def test_output_and_position_are_written_together_one_transaction_after_another(
     assert kafka.values("positions", position_partition("key"))[-1] is None
 
 
-def test_output_written_ahead_is_committed_once_and_abandoned_output_never(
-    kafka: KafkaInMemory, writers: list[TransactionalWriter]
-) -> None:
+def test_output_in_advance_is_committed_once_and_abandoned_output_never(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
     writer = writers[0]
     writer.write([], None, FIRST)
     writer.ahead(outputs("1"), FIRST)
@@ -78,7 +76,7 @@ def test_output_written_ahead_is_committed_once_and_abandoned_output_never(
     assert position(kafka) == SECOND
 
 
-def test_writer_whose_twin_has_moved_the_position_writes_nothing(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+def test_writer_with_position_moved_by_second_writer_writes_nothing(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
     writer, twin = writers
     writer.write([], None, FIRST)
     twin.current()
@@ -91,7 +89,7 @@ def test_writer_whose_twin_has_moved_the_position_writes_nothing(kafka: KafkaInM
 
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "after_commit"])
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._FENCED])
-def test_call_that_fails_once_doubles_and_loses_nothing(
+def test_single_failed_call_neither_duplicates_nor_loses_output(
     kafka: KafkaInMemory, writers: list[TransactionalWriter], call: str, code: int
 ) -> None:
     """After ``after_commit`` the transaction is committed, and the writer does not know it."""
@@ -103,7 +101,7 @@ def test_call_that_fails_once_doubles_and_loses_nothing(
     assert position(kafka) == SECOND
 
 
-def test_commit_that_takes_long_is_waited_for_while_records_are_taken(
+def test_slow_commit_is_retried_while_progress_continues(
     kafka: KafkaInMemory, writers: list[TransactionalWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional, "PROGRESS_S", 0.01)
@@ -115,7 +113,7 @@ def test_commit_that_takes_long_is_waited_for_while_records_are_taken(
     assert kafka.transactional["id"].epoch == 1  # one incarnation for each transaction, and none for the three answers
 
 
-def test_record_that_is_refused_is_named_and_nothing_is_written(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+def test_refused_record_is_named_and_nothing_is_committed(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
     writer = writers[0]
     writer.write([], None, FIRST)
     kafka.topics["out"].config["max.message.bytes"] = "3"
@@ -126,7 +124,7 @@ def test_record_that_is_refused_is_named_and_nothing_is_written(kafka: KafkaInMe
     assert position(kafka) == FIRST
 
 
-def test_record_that_client_refuses_is_named(kafka: KafkaInMemory) -> None:
+def test_record_refused_by_client_is_named(kafka: KafkaInMemory) -> None:
     kafka.create("out")
     kafka.create("positions", 16, cleanup_policy="compact")
     with closing(TransactionalWriter({**SETTINGS, "message.max.bytes": 1000}, "id", "positions", "key", deadline_s=1.0)) as writer:
@@ -136,13 +134,13 @@ def test_record_that_client_refuses_is_named(kafka: KafkaInMemory) -> None:
     assert list(refused.value.faults) == [1]
 
 
-def test_topic_that_may_not_be_written_is_said(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+def test_write_to_denied_topic_raises_write_denied(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
     kafka.denied.add("out")
     with pytest.raises(WriteDenied):
         writers[0].write(outputs("1"), None, FIRST)
 
 
-def test_what_an_earlier_writer_left_open_is_ended(kafka: KafkaInMemory) -> None:
+def test_open_transaction_of_earlier_writer_is_aborted(kafka: KafkaInMemory) -> None:
     kafka.create("out")
     gone = clients.producer({**SETTINGS, "transactional.id": "id"})
     gone.init_transactions()
@@ -157,7 +155,7 @@ def test_what_an_earlier_writer_left_open_is_ended(kafka: KafkaInMemory) -> None
     assert kafka.values("out") == []
 
 
-def test_writer_that_is_closed_leaves_no_client(kafka: KafkaInMemory) -> None:
+def test_closed_transactional_writer_leaves_no_client(kafka: KafkaInMemory) -> None:
     kafka.create("out")
     kafka.create("positions", 16, cleanup_policy="compact")
     with closing(TransactionalWriter(SETTINGS, "id", "positions", "key")) as writer:
@@ -167,7 +165,7 @@ def test_writer_that_is_closed_leaves_no_client(kafka: KafkaInMemory) -> None:
     wait_for(lambda: kafka.open_clients() == [], "all clients to be gone")
 
 
-def test_letters_are_moved_with_their_offsets_in_one_transaction(kafka: KafkaInMemory) -> None:
+def test_dead_letters_and_offsets_are_moved_in_one_transaction(kafka: KafkaInMemory) -> None:
     kafka.create("dead", 2)
     kafka.create("retry")
     for number in range(4):
@@ -191,7 +189,7 @@ def test_letters_are_moved_with_their_offsets_in_one_transaction(kafka: KafkaInM
 
 
 @pytest.mark.parametrize(("key", "longest_s"), [("ingress:in/t/0", 60), ("diverts/journal/0", 300), ("divert:a/journal/0", 300)])
-def test_transaction_of_an_ingress_holds_up_others_for_a_minute_at_most(kafka: KafkaInMemory, key: str, longest_s: int) -> None:
+def test_ingress_transactions_have_one_minute_timeout_at_most(kafka: KafkaInMemory, key: str, longest_s: int) -> None:
     with closing(TransactionalWriter(SETTINGS, "id", "positions", key)) as writer:
         found = [writer._effects.settings(Attempt(long=long))["transaction.timeout.ms"] for long in (False, True)]
     assert found == [30_000, longest_s * 1000]

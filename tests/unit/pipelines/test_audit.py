@@ -61,7 +61,7 @@ def counts(result: AuditResult) -> dict[str, int]:
     return {name: getattr(result, name) for name in names if getattr(result, name)}
 
 
-def test_all_is_exact_where_each_message_is_there_once_as_the_journal_has_it(carried: Carried) -> None:
+def test_audit_is_exact_when_each_journaled_message_is_in_topic_once(carried: Carried) -> None:
     result = carried.found()
     assert result.exact
     assert (result.divert, result.start, result.end) == ("plain", 0, END)
@@ -69,7 +69,7 @@ def test_all_is_exact_where_each_message_is_there_once_as_the_journal_has_it(car
     assert result.journal_digest == result.topic_digest
 
 
-def test_a_message_that_is_missing_is_lost(carried: Carried) -> None:
+def test_audit_counts_missing_message_as_lost(carried: Carried) -> None:
     carried.lose(2)
     result = carried.found()
     assert counts(result) == {"lost": 2}
@@ -78,7 +78,7 @@ def test_a_message_that_is_missing_is_lost(carried: Carried) -> None:
     assert result.journal_digest != result.topic_digest
 
 
-def test_a_message_that_is_there_twice_is_doubled(carried: Carried) -> None:
+def test_audit_counts_repeated_message_as_doubled(carried: Carried) -> None:
     carried.put(carried.records[1])
     result = carried.found()
     assert counts(result) == {"doubled": 1}
@@ -86,7 +86,7 @@ def test_a_message_that_is_there_twice_is_doubled(carried: Carried) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"value": b"other"}, {"key": b"other"}])
-def test_a_message_with_another_key_or_value_is_different(carried: Carried, changed: Mapping[str, Any]) -> None:
+def test_audit_counts_changed_key_or_value_as_different(carried: Carried, changed: Mapping[str, Any]) -> None:
     carried.lose(4)
     for record in carried.records:
         carried.put(record, **(changed if record is carried.records[2] else {}))
@@ -96,7 +96,7 @@ def test_a_message_with_another_key_or_value_is_different(carried: Carried, chan
     assert result.journal_digest != result.topic_digest
 
 
-def test_a_message_behind_a_later_one_is_out_of_order(carried: Carried) -> None:
+def test_audit_counts_message_behind_later_one_as_out_of_order(carried: Carried) -> None:
     carried.lose()
     carried.put(carried.records[0])
     result = carried.found()
@@ -108,7 +108,7 @@ def test_a_message_behind_a_later_one_is_out_of_order(carried: Carried) -> None:
 @pytest.mark.parametrize(
     ("identity", "unexpected"), [(b"0-2-1", 1), (b"0-1-0x", 0), (b"9", 0), (b"0-0-0", 0), (b"0-4-1", 0), (b"7-5-0", 0)]
 )
-def test_a_record_of_no_message_is_unexpected_where_it_stands_between_those_that_were_asked_for(
+def test_audit_counts_record_without_message_as_unexpected_only_within_audited_range(
     carried: Carried, identity: bytes, unexpected: int
 ) -> None:
     carried.put(carried.records[1], id=identity)
@@ -117,13 +117,13 @@ def test_a_record_of_no_message_is_unexpected_where_it_stands_between_those_that
     assert result.exact == (not unexpected)
 
 
-def test_records_of_other_bridges_and_of_other_diverts_are_passed_over(carried: Carried) -> None:
+def test_audit_ignores_records_of_other_bridges_and_diverts(carried: Carried) -> None:
     for mark in ({"origin": b"another"}, {"divert": b"another"}):
         carried.put(carried.records[1], **mark)
     assert carried.found().exact
 
 
-def test_a_dead_letter_is_no_loss_and_is_not_in_the_digests(carried: Carried) -> None:
+def test_audit_does_not_count_dead_letter_as_lost(carried: Carried) -> None:
     dead = carried.bridge.pipelines.topics.dead_letters
     carried.kafka.create(dead)
     carried.lose()
@@ -146,28 +146,26 @@ def test_a_dead_letter_is_no_loss_and_is_not_in_the_digests(carried: Carried) ->
         ({"to_offset": 99}, 4, 0, END),
     ],
 )
-def test_the_offsets_that_are_asked_for_bound_what_is_expected(
-    carried: Carried, limits: dict[str, int], expected: int, start: int, end: int
-) -> None:
+def test_audit_range_is_limited_to_requested_offsets(carried: Carried, limits: dict[str, int], expected: int, start: int, end: int) -> None:
     result = carried.found(**limits)
     assert (result.expected, result.found, result.start, result.end) == (expected, expected, start, end)
     assert result.exact
 
 
-def test_what_is_trimmed_is_not_asked_for(carried: Carried) -> None:
+def test_audit_starts_after_trimmed_records(carried: Carried) -> None:
     carried.bridge.trim(3)
     result = carried.found()
     assert (result.start, result.expected, result.exact) == (3, 2, True)
 
 
-def test_what_a_divert_has_not_come_to_is_not_asked_for(carried: Carried) -> None:
+def test_audit_ends_at_position_of_divert(carried: Carried) -> None:
     carried.bridge.send("5")
     assert carried.found().end == END
     late = carried.bridge.divert("late")
     assert (carried.found(late).expected, carried.found(late).end) == (0, 0)
 
 
-def test_a_divert_that_stands_by_itself_is_asked_for_up_to_its_own_position_and_from_where_it_began(carried: Carried) -> None:
+def test_audit_of_separate_divert_covers_its_start_to_its_own_position(carried: Carried) -> None:
     bridge = carried.bridge
     late = bridge.divert("late")
     with bridge.running(carried.divert, late):
@@ -179,14 +177,14 @@ def test_a_divert_that_stands_by_itself_is_asked_for_up_to_its_own_position_and_
     assert (carried.found().start, carried.found().end) == (0, END + 2)
 
 
-def test_the_diverts_that_are_named_are_verified_and_no_others(carried: Carried) -> None:
+def test_audit_verifies_only_named_diverts(carried: Carried) -> None:
     both = replace(carried.bridge.pipelines, diverts=(carried.divert, carried.bridge.divert("other")))
     assert [result.divert for result in audit_diverts(both)] == ["plain", "other"]
     assert [result.divert for result in audit_diverts(both, ["plain"])] == ["plain"]
     assert audit_diverts(both, ["missing"]) == []
 
 
-def test_topics_that_messages_name_are_looked_at_too(kafka: MockCluster, bridge: Bridge) -> None:
+def test_audit_includes_topics_named_by_messages(kafka: MockCluster, bridge: Bridge) -> None:
     carried = Carried(kafka, bridge)
     divert = replace(carried.divert, target=f"{bridge.pipelines.topics.prefix}.${{address}}")
     result = carried.found(divert)
@@ -198,7 +196,7 @@ def test_topics_that_messages_name_are_looked_at_too(kafka: MockCluster, bridge:
     assert carried.found(divert).exact
 
 
-def test_of_a_transformation_any_number_of_records_is_right_and_any_content(carried: Carried) -> None:
+def test_audit_of_transformation_accepts_any_number_and_content_of_records(carried: Carried) -> None:
     carried.put(carried.records[3])
     carried.put(carried.records[3], value=b"more of it")
     select = replace(carried.divert, select=("text AS value",))
@@ -208,7 +206,7 @@ def test_of_a_transformation_any_number_of_records_is_right_and_any_content(carr
     assert carried.found(replace(carried.divert, function="module:function")).exact, "a function may leave a message out"
 
 
-def test_a_message_that_no_record_can_hold_is_a_dead_letter(kafka: MockCluster, bridge: Bridge) -> None:
+def test_audit_counts_unconvertible_message_as_dead_letter(kafka: MockCluster, bridge: Bridge) -> None:
     divert = bridge.divert("plain", start=StartPosition(EARLIEST))
     bridge.journal.start_epoch()
     bridge.journal.send(text_message("1"), b"no message", text_message("2"))
@@ -220,7 +218,7 @@ def test_a_message_that_no_record_can_hold_is_a_dead_letter(kafka: MockCluster, 
     assert (result.expected, result.found, result.dead_lettered, result.exact) == (3, 2, 1, True)
 
 
-def test_an_audit_needs_a_kafka(carried: Carried) -> None:
+def test_audit_without_kafka_settings_is_refused(carried: Carried) -> None:
     with pytest.raises(InvalidInput, match=r"no Kafka configured; set kafka\.bootstrap_servers"):
         audit(Settings())
     pipelines = carried.bridge.pipelines

@@ -103,20 +103,20 @@ def carry_messages(divert: DivertSpec, *addresses: str, dead_letter_topic: str |
 
 
 @pytest.mark.parametrize("target", ["${rest}", "${address}"])
-def test_a_message_that_names_a_topic_that_is_not_there_or_is_not_ours_holds_nothing_up(writer: Writer, target: str) -> None:
+def test_message_with_missing_or_denied_target_topic_is_dead_lettered_and_others_are_carried(writer: Writer, target: str) -> None:
     addresses = ["open", "missing", "open", "closed", "open"]
     carry_messages(DivertSpec("by-message", "#", target), *addresses)
     assert writer.topics == ["open", "dead", "open", "dead", "open"]
 
 
 @pytest.mark.parametrize(("topic", "error"), [("missing", TopicMissing), ("closed", Denied)])
-def test_a_topic_that_the_configuration_names_is_no_messages_fault(writer: Writer, topic: str, error: type[Exception]) -> None:
+def test_missing_or_denied_configured_topic_stops_task(writer: Writer, topic: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"topic '{topic}'"):
         carry_messages(DivertSpec("fixed", "#", topic), "a")
     assert writer.topics == []
 
 
-def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_topic_with_too_small_record_limit_is_named_in_error(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(outputs: Sequence[Output], *_: Position) -> None:
         raise Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)})
 
@@ -126,7 +126,7 @@ def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writ
 
 
 @pytest.mark.parametrize(("found", "goes_on"), [(4, False), (5, True), (6, True), (7, False)])
-def test_a_task_goes_on_where_its_position_was_moved_up_to_its_first_record_and_no_further(
+def test_task_continues_when_position_was_moved_up_to_its_first_record_only(
     writer: Writer, monkeypatch: pytest.MonkeyPatch, found: int, goes_on: bool
 ) -> None:
     """Its position stood at 4, and its first record is at 6."""
@@ -150,7 +150,7 @@ def test_a_task_goes_on_where_its_position_was_moved_up_to_its_first_record_and_
     assert moves == [(4, 8), *([(found, 8)] if goes_on else [])]
 
 
-def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_ends_when_kafka_denies_write_without_naming_topic(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[object] = []
 
     def refuse(*each: object) -> None:
@@ -164,14 +164,14 @@ def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer:
 
 
 @pytest.mark.parametrize("error", [TopicMissing("ingress", "does not exist"), Denied("ingress", "may not be written")])
-def test_the_topic_of_an_ingress_is_no_records_fault(error: Exception) -> None:
+def test_missing_or_denied_ingress_topic_stops_task_instead_of_dead_lettering(error: Exception) -> None:
     engine = IngressEngine(IngressSpec("in", "queue", ("t",)), "bridge", "ingress", "dead")
     with pytest.raises(type(error)):
         engine.dead_letter(KafkaRecord("t", 0, 1, None, b"v", [], 1), "KAFKA_PRODUCE", error)
 
 
 @pytest.mark.parametrize("large", [{"value": b"x" * 600}, {"key": b"x" * 600}, {"headers": [("name", b"x" * 300), ("x" * 300, None)]}])
-def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(writer: Writer, large: dict[str, Any]) -> None:
+def test_transaction_ends_when_values_keys_and_headers_reach_byte_limit(writer: Writer, large: dict[str, Any]) -> None:
     pipelines = PipelinesSpec("bridge", {}, target_partitions=0, limits=TransactionLimits(size_bytes=1000))
     with Carrier(pipelines, Claim("diverts/journal/0", "journal", "id", 0, "me"), START) as carrying:
         for offset in range(3):
@@ -204,7 +204,7 @@ def claims_of(count: int) -> list[Claim]:
     return [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(count)]
 
 
-def test_many_source_partitions_that_take_turns_make_no_new_writers(made: list[Writer]) -> None:
+def test_alternating_source_partitions_reuse_their_writers(made: list[Writer]) -> None:
     claims = claims_of(5 * IDLE_WRITERS_MIN)
     for _batch in range(3):
         keep_writers([claim.key for claim in claims])
@@ -215,7 +215,7 @@ def test_many_source_partitions_that_take_turns_make_no_new_writers(made: list[W
     assert not any(each.closed for each in made)
 
 
-def test_writers_of_partitions_that_a_query_has_no_more_are_closed(made: list[Writer]) -> None:
+def test_writers_of_partitions_no_longer_assigned_are_closed(made: list[Writer]) -> None:
     claims = claims_of(12)
     keep_writers([claim.key for claim in claims])
     for claim in claims:
@@ -225,7 +225,7 @@ def test_writers_of_partitions_that_a_query_has_no_more_are_closed(made: list[Wr
     assert [each.key for each in made if not each.closed] == [claim.key for claim in claims[:2]]
 
 
-def test_where_few_descriptors_may_be_opened_fewer_writers_are_kept_and_none_in_use_is_closed(
+def test_fewer_idle_writers_are_kept_with_low_descriptor_limit_and_used_writers_stay_open(
     made: list[Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(carry.resource, "getrlimit", lambda _: (256, 400))
@@ -268,7 +268,7 @@ def at(timestamp_ms: int, *headers: tuple[str, bytes]) -> Output:
     return Output("t", None, b"v", list(headers), timestamp_ms)
 
 
-def test_a_timestamp_that_its_topic_refuses_gives_way_to_the_time_of_arrival() -> None:
+def test_timestamp_refused_by_topic_is_replaced_by_append_time() -> None:
     known = timestamps(Configured(message_timestamp_after_max_ms=str(HOUR_MS), message_timestamp_before_max_ms=str(2 * HOUR_MS)))
     ahead = at(NOW_MS + 2 * HOUR_MS)
     assert known.fitting(ahead) == ahead, "nothing is known yet"
@@ -279,7 +279,7 @@ def test_a_timestamp_that_its_topic_refuses_gives_way_to_the_time_of_arrival() -
     assert known.fitting(ahead._replace(topic="other")).timestamp_ms == ahead.timestamp_ms
 
 
-def test_a_topic_whose_settings_are_not_shown_is_known_by_what_it_has_refused() -> None:
+def test_timestamp_limits_of_topic_with_hidden_settings_are_learnt_from_refusals() -> None:
     known = timestamps(Configured())
     known.refused(at(NOW_MS + 2 * HOUR_MS))
     assert known.fitting(at(NOW_MS + 3 * HOUR_MS)).timestamp_ms == 0
@@ -289,16 +289,16 @@ def test_a_topic_whose_settings_are_not_shown_is_known_by_what_it_has_refused() 
 
 
 @pytest.mark.parametrize("timestamp_ms", [-1, -(2**63)])
-def test_no_record_has_a_time_before_1970(timestamp_ms: int) -> None:
+def test_timestamp_before_1970_is_replaced(timestamp_ms: int) -> None:
     assert timestamps(Configured()).fitting(at(timestamp_ms)).timestamp_ms == 0
 
 
-def test_jms_timestamp_is_among_the_headers_already() -> None:
+def test_refused_jms_timestamp_needs_no_additional_header() -> None:
     headers = ("jms.JMSTimestamp", b"1")
     assert timestamps(Configured()).refused(at(2**62, headers)) == at(0, headers)
 
 
-def test_records_and_dead_letters_are_written_whatever_their_timestamps_are(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_and_dead_letters_with_refused_timestamps_are_written(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Output] = []
 
     def write(outputs: Sequence[Output], *_: Position) -> None:

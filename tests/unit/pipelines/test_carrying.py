@@ -107,7 +107,7 @@ def worker(bridge: Bridge, kafka: MockCluster) -> Iterator[Worker]:
     workers_end()
 
 
-def test_each_source_partition_of_a_task_is_carried_from_its_own_position_on(worker: Worker) -> None:
+def test_each_source_partition_of_task_is_carried_from_its_own_position(worker: Worker) -> None:
     report = worker.run(
         record("a", 0, 0, "0"), record("a", 0, 1, "1"), record("a", 0, 2, "2"), record("b", 0, 2, "3"), record("a", 0, 3, "4"),
         record("b", 0, 7, "5"), record("a", 1, 5, "6"),
@@ -124,14 +124,14 @@ def test_a_repeated_batch_is_not_written_twice(worker: Worker) -> None:
     assert [source for source, _ in worker.written()] == ["a-0-2", "a-0-3"]
 
 
-def test_records_of_this_bridge_are_passed_over_and_the_position_passes_them(worker: Worker) -> None:
+def test_records_of_same_bridge_are_skipped_and_position_advances(worker: Worker) -> None:
     own = (ORIGIN_HEADER, worker.pipelines.bridge_id.encode())
     assert worker.run(record("a", 0, 2, "own", own), record("a", 0, 3, "own", own)) == {"records": [2], "written": [0]}
     assert worker.written() == []
     assert worker.offsets()[("a", 0)] == 4
 
 
-def test_an_ingress_record_that_is_no_message_is_a_dead_letter_or_stops_the_task(worker: Worker) -> None:
+def test_invalid_ingress_record_is_dead_lettered_or_stops_task(worker: Worker) -> None:
     ingress = replace(INGRESS, body="map")
     rows = [pa.RecordBatch.from_pylist([record("a", 0, 2, "no map")], schema=SCHEMA)]
     stopping = IngressTask(replace(worker.pipelines, stop_on_error=True), tuple(worker.claims.values()), ingress)
@@ -148,7 +148,7 @@ def test_an_ingress_record_that_is_no_message_is_a_dead_letter_or_stops_the_task
     assert worker.offsets()[("a", 0)] == 3
 
 
-def test_a_task_writes_nothing_where_another_driver_holds_its_position_or_where_it_is_gone(worker: Worker) -> None:
+def test_task_writes_nothing_when_position_is_held_by_other_driver_or_missing(worker: Worker) -> None:
     claim = worker.claims["a", 0]
     worker.put(claim.key, Position("a", "id", 0, 2, owner="another"))
     with pytest.raises(PositionTaken):
@@ -159,7 +159,7 @@ def test_a_task_writes_nothing_where_another_driver_holds_its_position_or_where_
     assert worker.written() == []
 
 
-def test_a_transaction_ends_with_the_record_that_fills_it(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_ends_with_record_that_reaches_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[int, int]] = []
     write = carry.TransactionalWriter.write
 
@@ -176,7 +176,7 @@ def test_a_transaction_ends_with_the_record_that_fills_it(worker: Worker, monkey
     assert written == [(1, 3), (1, 4), (1, 5)]
 
 
-def test_records_are_handed_over_ahead_while_a_transaction_fills(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_produced_in_advance_while_transaction_fills(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead: list[tuple[int, int]] = []
     hand = carry.TransactionalWriter.ahead
 
@@ -192,7 +192,7 @@ def test_records_are_handed_over_ahead_while_a_transaction_fills(worker: Worker,
     assert worker.offsets()[("a", 0)] == 9
 
 
-def test_a_carrier_gives_up_what_is_not_committed(worker: Worker) -> None:
+def test_closed_carrier_discards_uncommitted_output(worker: Worker) -> None:
     claim = worker.claims["a", 0]
     with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
         carrier.add(Output("b", None, b"", []), lambda error: pytest.fail(str(error)))
@@ -201,7 +201,7 @@ def test_a_carrier_gives_up_what_is_not_committed(worker: Worker) -> None:
     assert worker.offsets()[("a", 0)] == 2
 
 
-def test_targets_are_created_once_and_looked_at_again_when_somebody_says_so(kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_topic_is_created_once_and_checked_again_on_request(kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Topics, "check_writable", lambda _, topic: asked.append(topic))
     targets = Targets(PipelinesSpec("b", kafka.kafka, target_partitions=3))
@@ -214,7 +214,7 @@ def test_targets_are_created_once_and_looked_at_again_when_somebody_says_so(kafk
     assert asked == ["new", "new"]
 
 
-def test_targets_that_are_missing_stop_a_pipeline_that_creates_none_and_a_name_that_kafka_refuses_is_the_records_fault(
+def test_missing_target_topic_stops_pipeline_and_invalid_topic_name_is_bad_record(
     kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TopicMissing, match=r"pipelines\.target_partitions = 0"):
@@ -230,7 +230,7 @@ def test_targets_that_are_missing_stop_a_pipeline_that_creates_none_and_a_name_t
             targets.ensure("a/b")
 
 
-def test_what_a_denied_topic_does_not_take_any_more_goes_to_its_fallback(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     claim, denied = worker.claims["a", 0], list[str]()
 
     def check(_: Topics, topic: str) -> None:
@@ -257,7 +257,7 @@ def test_what_a_denied_topic_does_not_take_any_more_goes_to_its_fallback(worker:
     assert worker.offsets()[("a", 0)] == 3
 
 
-def test_record_of_a_divert_that_kafka_refuses_is_a_dead_letter_of_that_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divert_record_refused_by_kafka_is_dead_letter_of_this_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     write = carry.TransactionalWriter.write
     target = f"{bridge.pipelines.topics.prefix}.x"
 
@@ -276,7 +276,7 @@ def test_record_of_a_divert_that_kafka_refuses_is_a_dead_letter_of_that_divert(b
     assert headers["__connect.errors.stage"] == b"KAFKA_PRODUCE"
 
 
-def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge: Bridge) -> None:
+def test_divert_task_continues_at_its_position_for_any_batch_start(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("1", "2", "3")
     divert = bridge.divert("x", start=StartPosition(EARLIEST))
@@ -295,25 +295,23 @@ def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge:
 
 
 @pytest.mark.parametrize(("name", "epoch", "answers"), [("elsewhere", 9, False), ("gone", 0, True), ("gone", 9, True), ("other", 4, True)])
-def test_the_common_position_answers_for_removed_diverts_and_for_those_of_epochs_before_the_start(
-    name: str, epoch: int, answers: bool
-) -> None:
+def test_common_position_covers_removed_diverts_and_diverts_of_earlier_epochs(name: str, epoch: int, answers: bool) -> None:
     assert KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers(name, epoch) is answers
 
 
 @pytest.mark.parametrize("epoch", [5, 6])
-def test_an_exclusive_divert_that_nobody_has_been_told_of_stops_the_task(epoch: int) -> None:
+def test_unknown_exclusive_divert_stops_task(epoch: int) -> None:
     with pytest.raises(UnknownDivert, match="exclusive divert 'other' of the broker is not configured in these pipelines"):
         KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
 
 
-def test_a_divert_that_stands_elsewhere_answers_for_itself_alone() -> None:
+def test_separate_divert_covers_only_itself() -> None:
     claim = Claim("divert:x/journal/0", "journal", "id", 0, "me", ("x",))
     task = DivertTask(PipelinesSpec("bridge", {}), claim, (DivertSpec("x", "#"),))
     assert (task._answers("x", 99), task._answers("y", 0)) == (True, False)
 
 
-def test_a_transformation_is_given_messages_of_data_records_alone(bridge: Bridge) -> None:
+def test_transformation_receives_only_messages_of_data_records(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("1")
     bridge.journal.acknowledge()

@@ -16,11 +16,11 @@ def _an_environment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(class_archive.WRITING, raising=False)
 
 
-def test_without_an_archive_the_driver_is_told_nothing() -> None:
+def test_java_options_are_empty_without_class_archive() -> None:
     assert class_archive.java_options() == ""
 
 
-def test_an_archive_that_is_there_is_used() -> None:
+def test_existing_class_archive_is_used() -> None:
     path = class_archive.archive_path()
     path.parent.mkdir(parents=True)
     path.touch()
@@ -28,20 +28,18 @@ def test_an_archive_that_is_there_is_used() -> None:
     assert class_archive.write() == path
 
 
-def test_another_jdk_or_another_spark_has_another_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_archive_path_depends_on_jdk_and_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     first = class_archive.archive_path()
     monkeypatch.setattr(class_archive, "classpath", lambda _: [Path("another.jar")])
     assert class_archive.archive_path() != first
 
 
-def test_the_archive_is_written_by_the_jvm_that_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_class_archive_is_written_by_requested_jvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(class_archive.WRITING, str(tmp_path / "new.jsa"))
     assert f"-XX:ArchiveClassesAtExit={tmp_path / 'new.jsa'}" in class_archive.java_options()
 
 
-def test_a_setup_goes_on_without_the_archive_whatever_keeps_it_from_being_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_setup_continues_when_class_archive_cannot_be_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def late() -> Path:
         raise subprocess.TimeoutExpired("java", 120)
 
@@ -50,6 +48,6 @@ def test_a_setup_goes_on_without_the_archive_whatever_keeps_it_from_being_made(
     assert "could not archive Spark's classes" in capsys.readouterr().out
 
 
-def test_an_environment_may_lie_in_a_directory_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_archive_path_may_contain_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(class_archive.WRITING, "/my projects/spark.jsa")
     assert shlex.split(class_archive.java_options())[0] == "-XX:ArchiveClassesAtExit=/my projects/spark.jsa"

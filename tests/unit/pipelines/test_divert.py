@@ -53,7 +53,7 @@ def outputs(divert: DivertSpec, one: Send) -> list[Output]:
     return [output for taken in reader.take(1, b"D", data(1, one)) for _, output in engine.outputs(taken)]
 
 
-def test_a_state_record_moves_the_fence_though_only_its_header_came_along() -> None:
+def test_state_record_with_header_only_advances_fence() -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     reader.take(0, b"E", epoch_start())
     assert len(reader.take(1, b"D", data(1, send()))) == 1
@@ -62,7 +62,7 @@ def test_a_state_record_moves_the_fence_though_only_its_header_came_along() -> N
     assert reader.state() == {"epoch": 0, "sequence": 3, "exclusive": ()}
 
 
-def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> None:
+def test_duplicate_and_fenced_records_are_ignored_and_missing_sequence_is_damage() -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     reader.take(0, b"E", epoch_start())
     reader.take(1, b"D", data(1, send()))
@@ -74,7 +74,7 @@ def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> N
         reader.take(6, b"D", data(4, send(), epoch=3))
 
 
-def test_the_identity_of_a_message_counts_the_messages_before_it_that_no_divert_wants() -> None:
+def test_message_identity_counts_earlier_messages_without_matching_divert() -> None:
     record = data(1, send(address="other"), send(), send(address="other"), send())
     taken = JournalReader(START, [DivertSpec("d", "a.b")]).take(1, b"D", record)
     assert [each.index for each in taken] == [1, 3]
@@ -82,7 +82,7 @@ def test_the_identity_of_a_message_counts_the_messages_before_it_that_no_divert_
     assert [each.identity for each in taken] == [every[1].identity, every[3].identity]
 
 
-def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_record_is_skipped_and_logged_with_offset(caplog: pytest.LogCaptureFixture) -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     assert reader.take(7, None, b"what is this?") == []
     assert caplog.messages == [
@@ -91,14 +91,14 @@ def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytes
 
 
 @pytest.mark.parametrize("key", [b"D", b"S"])
-def test_a_record_of_a_later_version_is_named_with_its_offset(key: bytes) -> None:
+def test_record_of_later_version_is_named_with_offset(key: bytes) -> None:
     value = bytearray(data(1, send()))
     value[len(MAGIC)] = VERSION + 1
     with pytest.raises(NewerRecord, match=f"journal offset 7: journal format {VERSION + 1}; this version of Bascule reads up to {VERSION}"):
         JournalReader(START, [DivertSpec("d", "#")]).take(7, key, bytes(value))
 
 
-def test_a_broken_record_is_named_with_its_offset() -> None:
+def test_damaged_record_is_named_with_offset() -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     with pytest.raises(DamagedRecord, match="journal offset 7: checksum"):
         reader.take(7, b"D", data(1, send())[:-1] + b"!")
@@ -113,7 +113,7 @@ def test_a_broken_record_is_named_with_its_offset() -> None:
         (False, False, "red", True),
     ],
 )
-def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_applied_it(
+def test_exclusive_divert_follows_marks_of_epochs_in_which_broker_applied_it(
     in_force: bool, marked: bool, colour: str, taken: bool
 ) -> None:
     reader = JournalReader(START, [DivertSpec("x", "#", selector="colour = 'red'", exclusive=True)])
@@ -123,7 +123,7 @@ def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_appli
     assert bool(found) is taken
 
 
-def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_plain_one_what_it_matches() -> None:
+def test_exclusive_divert_unknown_to_broker_takes_nothing_and_plain_divert_takes_matching_messages() -> None:
     reader = JournalReader(START, [DivertSpec("x", "#", exclusive=True)])
     reader.take(0, b"E", epoch_start("x", diverts=["x"]))
     assert not reader.take(1, b"D", data(1, send(), epoch=0))
@@ -133,7 +133,7 @@ def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_
     assert reader.take(5, b"D", data(3, send(), epoch=4))
 
 
-def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() -> None:
+def test_message_taken_by_removed_exclusive_divert_is_dead_lettered() -> None:
     reader = JournalReader(START, [DivertSpec("y", "nowhere")], lambda name, epoch: (name, epoch) == ("x", 0))
     reader.take(0, b"E", epoch_start("x"))
     (taken,) = reader.take(1, b"D", data(1, send(diverts=("x",))))
@@ -145,20 +145,20 @@ def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() 
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
 
 
-def test_what_an_exclusive_divert_took_it_carries_though_it_is_told_since_to_leave_out_what_came_from_kafka() -> None:
+def test_exclusive_divert_carries_marked_message_from_kafka_after_from_kafka_is_disabled() -> None:
     reader = JournalReader(START, [DivertSpec("x", "#", exclusive=True)])
     reader.take(0, b"E", epoch_start("x"))
     assert reader.take(1, b"D", data(1, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA, diverts=("x",))))
     assert not reader.take(2, b"D", data(2, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)))
 
 
-def test_what_came_from_kafka_is_diverted_only_where_the_divert_says_so() -> None:
+def test_message_from_kafka_is_diverted_only_with_from_kafka() -> None:
     one = send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
     assert outputs(DivertSpec("d", "#"), one) == []
     assert len(outputs(DivertSpec("d", "#", from_kafka=True), one)) == 1
 
 
-def test_a_record_carries_key_value_headers_and_marks() -> None:
+def test_divert_record_contains_key_value_headers_and_origin() -> None:
     message = JmsMessage(body_kind="text", body="grüße", message_id="ID:7", group_id="g", timestamp_ms=5, properties={"n": 3, "s": "t"})
     (output,) = outputs(DivertSpec("d", "a.*", "kafka.${address}", key="property:n"), send(message))
     assert (output.topic, output.key, output.value, output.timestamp_ms) == ("kafka.a.b", b"3", "grüße".encode(), 5)
@@ -173,17 +173,17 @@ def test_a_record_carries_key_value_headers_and_marks() -> None:
     ("key", "expected"),
     [("none", None), ("message-id", b"ID:7"), ("correlation-id", b"c"), ("group-id", b"g"), ("property:b", b"true"), ("property:x", None)],
 )
-def test_the_key_is_what_the_divert_chooses(key: str, expected: bytes | None) -> None:
+def test_record_key_is_taken_from_configured_message_field(key: str, expected: bytes | None) -> None:
     message = JmsMessage(message_id="ID:7", correlation_id="c", group_id="g", properties={"b": True})
     assert outputs(DivertSpec("d", "#", "t", key=key), send(message))[0].key == expected
 
 
-def test_a_message_without_a_body_is_empty_and_never_null() -> None:
+def test_message_without_body_has_empty_record_value() -> None:
     assert outputs(DivertSpec("d", "#", "t"), send(JmsMessage()))[0].value == b""
 
 
 @pytest.mark.parametrize("address", ["no/topic", "x" * 300])
-def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address: str) -> None:
+def test_message_with_invalid_topic_name_is_dead_lettered_with_reason(address: str) -> None:
     (output,) = outputs(DivertSpec("d", "#"), send(address=address))
     headers = dict(output.headers)
     assert output.topic == "dead"
@@ -198,21 +198,21 @@ def test_a_message_with_two_kinds_of_body_is_dead_lettered(other: bytes) -> None
     assert b"may not follow data" in dict(output.headers)["__connect.errors.exception.message"]
 
 
-def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
+def test_message_unreadable_for_selector_is_dead_lettered() -> None:
     garbage = send()._replace(body=b"\x00garbage")
     (output,) = outputs(DivertSpec("d", "#", "t", selector="n > 1"), garbage)
     assert (output.topic, output.value) == ("dead", b"\x00garbage")
 
 
 @pytest.mark.parametrize("one", [send(address="no/topic"), send()._replace(body=b"\x00garbage")], ids=["no topic", "no message"])
-def test_without_a_dead_letter_topic_the_error_stops(one: Send) -> None:
+def test_bad_record_stops_divert_without_dead_letter_topic(one: Send) -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     (taken,) = reader.take(1, b"D", data(1, one))
     with pytest.raises(BadRecord):
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
 
 
-def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
+def test_transformation_overrides_only_returned_columns() -> None:
     divert = DivertSpec("d", "#", "t", key="message-id", select=("value",))
     reader = JournalReader(START, [divert])
     engine = DivertEngine("bridge", ("journal", 0), "dead")
@@ -226,7 +226,7 @@ def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
     assert (moved.topic, moved.key) == ("u", None)
 
 
-def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a_whole() -> None:
+def test_message_with_one_null_transformed_record_is_dead_lettered_as_whole() -> None:
     reader = JournalReader(START, [DivertSpec("d", "#", "t", select=("value",))])
     (taken,) = reader.take(1, b"D", data(1, send()))
     made = [TransformedRecord(None, False, None, b"good", {}), TransformedRecord(None, False, None, None, {})]
@@ -234,7 +234,7 @@ def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a
     assert (output.topic, output.value) == ("dead", taken.send.body)
 
 
-def test_a_json_body_keeps_its_types() -> None:
+def test_json_body_keeps_value_types() -> None:
     (output,) = outputs(DivertSpec("d", "#", "t"), send(JmsMessage(body_kind="map", body={"a": 1, "b": True})))
     assert output.value == b'{"a":{"type":"long","value":1},"b":{"type":"boolean","value":true}}'
 
@@ -248,18 +248,18 @@ def test_a_json_body_keeps_its_types() -> None:
         ("*.reply.#", "${address}", "a.reply.b", "a.reply.b"),
     ],
 )
-def test_a_topic_is_named_after_the_address_or_the_rest_of_it(source: str, target: str, address: str, topic: str) -> None:
+def test_target_topic_is_built_from_address_or_its_rest(source: str, target: str, address: str, topic: str) -> None:
     assert [output.topic for output in outputs(DivertSpec("d", source, target), send(address=address))] == [topic]
 
 
 @pytest.mark.parametrize("address", ["kafka.reply", "kafka.reply.__consumer_offsets", "kafka.reply.bascule.journal", "kafka.reply.a/b"])
-def test_an_address_cannot_name_a_topic_that_is_none_or_not_the_users(address: str) -> None:
+def test_address_that_yields_invalid_or_internal_topic_is_dead_lettered(address: str) -> None:
     (output,) = outputs(DivertSpec("d", "kafka.reply.#", "${rest}"), send(address=address))
     assert output.topic == "dead"
 
 
 @pytest.mark.parametrize("name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead"])
-def test_no_message_and_no_pattern_names_a_topic_of_bascules(name: str) -> None:
+def test_message_and_pattern_cannot_name_internal_topic(name: str) -> None:
     own = PipelinesSpec("bridge", {}, topics=JournalTopics("orders", "orders.dead")).topics.reserved
     with pytest.raises(BadRecord, match="one of Bascule's own"):
         target_topic("${address}", name, own=own)

@@ -20,26 +20,26 @@ from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, posi
 from tests.scenarios import test_lost_positions
 from tests.scenarios.sparkless import Bridge
 from tests.scenarios.test_joining import (  # noqa: F401 - the same on the mock cluster
-    test_a_divert_joins_the_others_when_it_is_near_them_and_they_run,
-    test_a_divert_whose_joining_was_committed_in_doubt_has_joined,
-    test_what_a_removed_divert_took_is_answered_for_though_its_joining_was_committed_in_doubt,
+    test_divert_joins_the_common_position_only_when_close_and_while_the_others_run,
+    test_divert_whose_join_commit_was_in_doubt_has_joined,
+    test_messages_of_removed_divert_are_dead_lettered_though_its_join_commit_was_in_doubt,
 )
 from tests.scenarios.test_lost_positions import (  # noqa: F401
     ingress,
     plain,
-    test_a_divert_that_is_put_aside_may_have_lost_its_place,
-    test_an_ingress_goes_on_without_the_diverts,
-    test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on,
-    test_one_that_is_removed_answers_for_what_is_left,
+    test_disabled_divert_with_lost_position_blocks_no_other_divert,
+    test_enabled_divert_with_lost_position_stops_and_the_others_continue,
+    test_ingress_continues_when_the_common_position_of_the_diverts_is_lost,
+    test_removed_exclusive_divert_with_lost_position_dead_letters_its_remaining_messages,
 )
 from tests.support.mock_cluster import MockCluster
 
 
-def test_diverts_whose_journal_is_trimmed_while_they_run_stop_and_do_not_try_again_for_ever(bridge: Bridge) -> None:
-    test_lost_positions.test_diverts_whose_journal_is_gone_while_they_run_stop_and_do_not_try_again_for_ever(bridge, renewed=False)
+def test_diverts_stop_for_good_when_journal_is_trimmed_beyond_their_position(bridge: Bridge) -> None:
+    test_lost_positions.test_running_diverts_stop_for_good_when_their_journal_is_trimmed_or_recreated(bridge, renewed=False)
 
 
-def test_diverts_whose_journal_is_recreated_while_they_run_stop(bridge: Bridge, kafka: MockCluster) -> None:
+def test_diverts_stop_when_journal_is_recreated(bridge: Bridge, kafka: MockCluster) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("plain")) as running:
         kafka.ids[bridge.pipelines.topics.journal] = "another"
@@ -50,7 +50,7 @@ def test_diverts_whose_journal_is_recreated_while_they_run_stop(bridge: Bridge, 
             running.driver._positions.read(running.driver._positions.common_key)
 
 
-def test_a_driver_waits_for_the_journal_and_names_it_when_it_does_not_come(
+def test_driver_waits_for_journal_topic_and_names_it_after_timeout(
     bridge: Bridge, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "JOURNAL_TIMEOUT_S", 0.0)
@@ -64,13 +64,13 @@ def test_a_driver_waits_for_the_journal_and_names_it_when_it_does_not_come(
     assert driver._journal_id() == "id"
 
 
-def test_a_driver_without_diverts_and_traces_of_them_does_not_ask_for_a_journal(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_without_diverts_does_not_query_journal(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "_journal_id", lambda _: pytest.fail("it asks"))
     with bridge.running() as running:
         assert running.driver.queries == {}
 
 
-def test_diverts_that_are_all_disabled_have_no_query_that_runs(bridge: Bridge) -> None:
+def test_disabled_diverts_have_no_running_query(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     divert = bridge.divert("x")
     with bridge.running(divert, bridge.divert("y")) as running:
@@ -84,7 +84,7 @@ def test_diverts_that_are_all_disabled_have_no_query_that_runs(bridge: Bridge) -
     assert bridge.carried("x") == ["1"]
 
 
-def test_a_driver_that_another_has_replaced_stops_and_the_other_goes_on(bridge: Bridge) -> None:
+def test_replaced_driver_stops_and_successor_continues(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")) as first:
         with bridge.running(bridge.divert("x")) as second:
@@ -95,7 +95,7 @@ def test_a_driver_that_another_has_replaced_stops_and_the_other_goes_on(bridge: 
         assert bridge.carried("x") == ["1"]
 
 
-def test_an_ingress_finds_topics_that_come_later(bridge: Bridge, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingress_finds_topics_created_later(bridge: Bridge, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = bridge.pipelines.topics.prefix
     pattern = IngressSpec("in", "queue", pattern=rf"{prefix}-in\..*|__.*|.*positions", start=StartPosition("latest"))
     kafka.create("__other")
@@ -122,7 +122,7 @@ def test_an_ingress_finds_topics_that_come_later(bridge: Bridge, kafka: MockClus
         assert set(driver._held_keys()) == {position_key("ingress:in", f"{prefix}-in.a", partition) for partition in (0, 1)}
 
 
-def test_topics_that_cannot_be_looked_for_are_looked_for_the_next_time(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_topic_lookup_is_retried_at_next_refresh(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     with bridge.running(ingresses=(IngressSpec("in", "queue", ("t",)),)) as running:
         driver = running.driver
         driver._refresh_due_s = 0.0
@@ -141,7 +141,7 @@ def shown(bridge: Bridge, pipeline: str, topic: str) -> tuple[int, str]:
     return committed_note(bridge.pipelines.kafka, bridge.positions.group(pipeline), topic, 0)
 
 
-def test_lag_is_shown_while_a_driver_runs_and_a_reason_when_it_ends(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_reports_lag_while_running_and_reason_at_end(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     journal = bridge.pipelines.topics.journal
     with bridge.running(bridge.divert("now"), bridge.divert("bad", start=StartPosition(EARLIEST))) as running:
@@ -161,7 +161,7 @@ def test_lag_is_shown_while_a_driver_runs_and_a_reason_when_it_ends(bridge: Brid
     assert note == "BadRecord: that cannot be carried"
 
 
-def test_transactions_that_workers_left_open_are_ended_when_a_driver_stops(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_ends_open_transactions_of_workers_at_stop(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     bridge.send("1")
     ended: list[str] = []
@@ -171,7 +171,7 @@ def test_transactions_that_workers_left_open_are_ended_when_a_driver_stops(bridg
     assert ended == [bridge.pipelines.transactional_id(key) for key in keys]
 
 
-def test_a_reason_that_cannot_be_told_holds_nothing_up(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_report_of_reason_does_not_stop_driver(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")) as running:
 
@@ -186,7 +186,7 @@ def test_a_reason_that_cannot_be_told_holds_nothing_up(bridge: Bridge, monkeypat
         assert running.driver._told == set()
 
 
-def test_a_driver_that_was_superseded_tells_nothing_of_what_its_successor_holds(bridge: Bridge) -> None:
+def test_superseded_driver_reports_no_reasons(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")) as running:
         running.query(COMMON).fail(PositionTaken("another driver"))
@@ -195,7 +195,7 @@ def test_a_driver_that_was_superseded_tells_nothing_of_what_its_successor_holds(
         assert running.driver._told == set()
 
 
-def test_a_catch_up_that_does_not_reach_its_end_is_no_join(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     bridge.send("1", "2")
     with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
@@ -209,7 +209,7 @@ def test_a_catch_up_that_does_not_reach_its_end_is_no_join(bridge: Bridge, monke
 
 
 @pytest.mark.parametrize("behind", ["now", "past"])
-def test_who_is_behind_is_brought_to_the_same_offset_before_they_join(bridge: Bridge, behind: str) -> None:
+def test_lagging_divert_is_brought_to_same_offset_before_join(bridge: Bridge, behind: str) -> None:
     bridge.journal.start_epoch()
     bridge.send("1", "2")
     with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
@@ -225,7 +225,7 @@ def test_who_is_behind_is_brought_to_the_same_offset_before_they_join(bridge: Br
     assert bridge.carried("past") == ["1", "2", "3", "4"]
 
 
-def test_positions_of_idle_sources_stay_when_kafka_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_of_idle_sources_stay_when_kafka_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
 
     def away(*_: object) -> Any:
@@ -236,11 +236,11 @@ def test_positions_of_idle_sources_stay_when_kafka_does_not_answer(tmp_path: Pat
     assert driver._passed == {}
 
 
-def test_a_driver_that_is_not_started_has_no_session() -> None:
+def test_unstarted_driver_has_no_spark_session() -> None:
     with pytest.raises(Unavailable, match="no Spark session"):
         _ = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}))._spark
 
 
-def test_pipelines_need_a_kafka() -> None:
+def test_pipelines_without_kafka_are_refused() -> None:
     with pytest.raises(Unavailable, match="no Kafka"):
         module.run(Settings(), on_ready=lambda: None)

@@ -25,21 +25,21 @@ TEXTS = pytest.mark.parametrize("text", [BATCH, QUERY, FOREACH_BATCH], ids=["bat
 
 
 @TEXTS
-def test_error_of_a_task_or_batch_function_arrives_with_class_text_and_fields(text: str) -> None:
+def test_error_of_task_or_batch_function_keeps_class_text_and_fields_across_spark(text: str) -> None:
     found = error_from_spark(said_by_spark(text, TopicMissing("orders", 'does not exist:\n\u2028\ud800 "create" it')))
     assert isinstance(found, TopicMissing)
     assert str(found) == "topic 'orders' does not exist:\n\u2028\ud800 \"create\" it"
     assert (found.topic, found.retriable) == ("orders", False)
 
 
-def test_answers_that_an_instance_replaces_arrive() -> None:
+def test_overridden_error_attributes_are_kept_across_spark() -> None:
     error = TransactionRolledBack("was rolled back", transaction_id="shop-1", cause=TooLarge("x"))
     found = error_from_spark(said_by_spark(QUERY, error))
     assert isinstance(found, TransactionRolledBack)
     assert (found.transaction_id, found.condition, found.http_status) == ("shop-1", TooLarge.condition, TooLarge.http_status)
 
 
-def test_error_of_an_unknown_class_arrives_with_its_name_and_retriability() -> None:
+def test_error_of_unknown_class_keeps_name_and_retriability_across_spark() -> None:
     strange = type("Strange", (BasculeError,), {"retriable": True})
     failure = PySparkException(encoded(strange("why")).replace("Strange", "Stranger"))
     assert error_from_spark(failure) is None  # the checksum does not match
@@ -51,7 +51,7 @@ def test_error_of_an_unknown_class_arrives_with_its_name_and_retriability() -> N
     assert (type(found), str(found), found is not None and found.retriable) == (BasculeError, "Strange: why", True)
 
 
-def test_long_text_is_cut() -> None:
+def test_long_error_text_is_truncated_across_spark() -> None:
     found = error_from_spark(said_by_spark(FOREACH_BATCH, BadRecord("x" * 10_000)))
     assert str(found) == "x" * TEXT_MAX
 
@@ -70,23 +70,23 @@ def test_long_text_is_cut() -> None:
     ],
     ids=["user", "class name", "other secret", "cut", "changed", "nothing", "no length"],
 )
-def test_other_text_is_no_error_of_ours(text: str, raised: str) -> None:
+def test_foreign_exception_text_is_not_decoded_as_error(text: str, raised: str) -> None:
     assert error_from_spark(PySparkException(text.format(traceback=TRACEBACK, raised=raised))) is None
 
 
-def test_error_is_found_behind_a_damaged_one() -> None:
+def test_valid_encoded_error_is_found_after_damaged_one() -> None:
     both = f"{encoded(BadRecord('first'))[:-5]} {encoded(TAKEN)}"
     assert isinstance(error_from_spark(PySparkException(both)), PositionTaken)
 
 
-def test_error_that_crossed_no_boundary_is_itself() -> None:
+def test_error_outside_of_spark_is_returned_unchanged() -> None:
     assert error_from_spark(TAKEN) is TAKEN
     assert isinstance(error_from_spark(CarriedError(encoded(TAKEN))), PositionTaken)
     assert error_from_spark(ValueError("x")) is None
 
 
 @pytest.mark.parametrize(("error", "kind"), [(TAKEN, CarriedError), (KeyError("x"), KeyError)])
-def test_task_passes_batches_on_and_encodes_its_own_errors_only(error: Exception, kind: type[Exception]) -> None:
+def test_task_encodes_only_bascule_errors(error: Exception, kind: type[Exception]) -> None:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
         raise error
@@ -98,7 +98,7 @@ def test_task_passes_batches_on_and_encodes_its_own_errors_only(error: Exception
     assert isinstance(error_from_spark(raised.value), PositionTaken) == (kind is CarriedError)
 
 
-def test_batch_function_encodes_its_own_errors_only() -> None:
+def test_batch_function_encodes_only_bascule_errors() -> None:
     def batch(_frame: object, batch_id: int) -> None:
         raise Unavailable("no Kafka") if batch_id else KeyError("x")
 
@@ -110,7 +110,7 @@ def test_batch_function_encodes_its_own_errors_only() -> None:
         crossing_batch(batch)(None, 0)  # type: ignore[arg-type]
 
 
-def test_worker_process_encodes_with_the_secret_of_its_driver() -> None:
+def test_worker_process_encodes_errors_with_secret_of_driver() -> None:
     def task(_: Iterator[Any]) -> Iterator[Any]:
         from bascule.core.errors import BadRecord
 
@@ -123,7 +123,7 @@ def test_worker_process_encodes_with_the_secret_of_its_driver() -> None:
     assert pickle.loads(cloudpickle.dumps(crossing(task))) is not None
 
 
-def test_worker_process_logs_as_its_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_process_uses_log_settings_of_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         from bascule.core.log import get_log
 
@@ -137,15 +137,15 @@ def test_worker_process_logs_as_its_driver_does(monkeypatch: pytest.MonkeyPatch)
     assert (done.stdout, said["logger"], said["event"], said["offset"]) == (b"", "bascule.worker", "record passed over", 7)
 
 
-def test_description_names_an_error_of_ours_and_cuts_stacks_of_others() -> None:
+def test_error_description_names_bascule_errors_and_shortens_other_stack_traces() -> None:
     assert described(said_by_spark(QUERY, TAKEN)) == "PositionTaken: another driver has taken over 'k'"
     assert described(PySparkException(WORKER)) == "RuntimeError: unlucky"
 
 
-def test_of_a_workers_traceback_the_error_is_told() -> None:
+def test_short_text_of_worker_traceback_is_its_error() -> None:
     assert short(WORKER) == "RuntimeError: unlucky"
 
 
-def test_of_javas_stack_the_messages_are_told() -> None:
+def test_short_text_of_java_stack_is_its_messages() -> None:
     said = "Job aborted\n\tat a.b(C.scala:1)\nCaused by: java.io.EOFException\n\t... 8 more"
     assert short(said) == "Job aborted | Caused by: java.io.EOFException"

@@ -34,7 +34,7 @@ def sent(record: KafkaRecord, **choices: object) -> Send:
     return decode_send(output.value, start, end)
 
 
-def test_a_record_becomes_a_message_with_its_coordinates() -> None:
+def test_kafka_record_becomes_message_with_its_coordinates() -> None:
     send = sent(RECORD, routing=Routing.ANYCAST)
     assert (send.address, send.routing, send.source) == ("to.topic.a", Routing.ANYCAST, KafkaOrigin("topic.a", 3, 42))
     assert send.flags == SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
@@ -47,17 +47,17 @@ def test_a_record_becomes_a_message_with_its_coordinates() -> None:
     }  # fmt: skip
 
 
-def test_records_of_one_key_are_a_message_group() -> None:
+def test_record_key_can_become_message_group() -> None:
     assert sent(RECORD, key_as="group-id").flags & SendFlag.GROUPED
     assert decode_message(sent(RECORD, key_as="group-id").body).group_id == "key"
 
 
 @pytest.mark.parametrize(("body", "expected"), [("bytes", b'{"n": 1, "s": "t"}'), ("map", {"n": 1, "s": "t"})])
-def test_the_body_is_what_the_ingress_chooses(body: str, expected: object) -> None:
+def test_ingress_body_setting_determines_body_kind(body: str, expected: object) -> None:
     assert decode_message(sent(RECORD, body=body).body).body == expected
 
 
-def test_a_record_that_makes_a_larger_message_than_the_broker_takes_is_dead_lettered() -> None:
+def test_record_that_exceeds_message_limit_is_dead_lettered() -> None:
     small = IngressEngine(IngressSpec("in", "queue", ("t",)), "bridge", "ingress", "dead", message_bytes_max=len(sent(RECORD).body))
     output, larger = small.output(RECORD), small.output(RECORD._replace(value=b"x" * 1000))
     assert output is not None
@@ -66,12 +66,12 @@ def test_a_record_that_makes_a_larger_message_than_the_broker_takes_is_dead_lett
     assert b"; the limit is " in dict(larger.headers)["__connect.errors.exception.message"]  # type: ignore[operator]
 
 
-def test_the_largest_message_of_an_ingress_is_that_of_the_broker() -> None:
+def test_message_limit_of_ingress_is_broker_setting() -> None:
     settings = Settings.model_validate({"broker": {"max_message_bytes": 1 << 20}})
     assert from_settings(settings, "kafka:9092").message_bytes_max == 1 << 20
 
 
-def test_what_this_bridge_wrote_is_left_out() -> None:
+def test_records_written_by_same_bridge_are_skipped() -> None:
     assert engine().output(RECORD._replace(headers=[("bascule.origin", b"bridge")])) is None
     assert engine().output(RECORD._replace(headers=[("bascule.origin", b"another")])) is not None
 
@@ -86,7 +86,7 @@ def test_what_this_bridge_wrote_is_left_out() -> None:
         ("map", b'{"a": {"b": 1}}', b"'a' is nested"),
     ],
 )
-def test_a_value_that_does_not_fit_is_dead_lettered_as_it_was(body: str, value: bytes, reason: bytes) -> None:
+def test_unconvertible_record_value_is_dead_lettered_unchanged(body: str, value: bytes, reason: bytes) -> None:
     output = engine(body=body).output(RECORD._replace(value=value))
     assert output is not None
     assert (output.topic, output.key, output.value) == ("dead", b"key", value)
@@ -97,7 +97,7 @@ def test_a_value_that_does_not_fit_is_dead_lettered_as_it_was(body: str, value: 
         engine(dead_letter_topic=None, body=body).output(RECORD._replace(value=value))
 
 
-def test_an_error_that_quotes_what_utf_8_cannot_hold_is_told_all_the_same() -> None:
+def test_error_text_with_lone_surrogate_is_stored_in_dead_letter() -> None:
     output = engine(body="map").output(RECORD._replace(value=b'{"\\ud800": 1}', headers=[("jms.body", b"map")]))
     assert output is not None
     assert b"\\ud800" in (dict(output.headers)["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
@@ -113,33 +113,33 @@ def test_an_error_that_quotes_what_utf_8_cannot_hold_is_told_all_the_same() -> N
     ],
     ids=["no text", "no number", "no header", "half a surrogate pair"],
 )
-def test_without_a_dead_letter_topic_a_record_that_cannot_be_carried_stops_the_pipeline(record: KafkaRecord, target: str) -> None:
+def test_bad_record_stops_ingress_without_dead_letter_topic(record: KafkaRecord, target: str) -> None:
     with pytest.raises(BadRecord) as stopped:
         engine(None, target=target, body="map" if b"{" in (record.value or b"") else "text").output(record)
     found = error_from_spark(CarriedError(encoded(stopped.value)))
     assert (type(found), str(found)) == (BadRecord, str(stopped.value))
 
 
-def test_a_tombstone_is_an_empty_message_that_says_so() -> None:
+def test_tombstone_becomes_empty_message_with_property() -> None:
     message = decode_message(sent(RECORD._replace(value=None)).body)
     assert message.body is None
     assert message.properties["kafka_tombstone"] is True
 
 
-def test_octets_that_are_no_text_are_carried_as_base64() -> None:
+def test_non_utf8_key_and_header_are_base64_properties() -> None:
     message = decode_message(sent(RECORD._replace(key=b"\xff", headers=[("h", b"\xfe")])).body)
     assert message.properties["kafka_key_base64"] == "/w=="
     assert message.properties["h_base64"] == "/g=="
 
 
 @pytest.mark.parametrize(("choice", "field", "expected"), [("correlation-id", "correlation_id", "key"), ("group-id", "group_id", "key")])
-def test_the_key_goes_where_the_ingress_says(choice: str, field: str, expected: str) -> None:
+def test_record_key_goes_to_configured_message_field(choice: str, field: str, expected: str) -> None:
     assert getattr(decode_message(sent(RECORD, key_as=choice).body), field) == expected
     assert decode_message(sent(RECORD, key_as="property:k").body).properties["k"] == "key"
 
 
 @pytest.mark.parametrize(("header", "name"), [("a-b.c", "a_b_c"), ("1x", "kafka_1x"), ("JMSFoo", "kafka_JMSFoo"), ("ok_$1", "ok_$1")])
-def test_a_headers_name_becomes_a_java_identifier(header: str, name: str) -> None:
+def test_header_name_becomes_java_identifier(header: str, name: str) -> None:
     assert property_name(header) == name
 
 
@@ -152,7 +152,7 @@ def test_a_headers_name_becomes_a_java_identifier(header: str, name: str) -> Non
         (b"answers", "answers", Routing.MULTICAST, "topic"),
     ],
 )
-def test_a_header_may_name_the_destination_and_its_kind(header: bytes, address: str, routing: Routing, kind: str) -> None:
+def test_header_can_name_destination_and_its_type(header: bytes, address: str, routing: Routing, kind: str) -> None:
     record = RECORD._replace(headers=[("to", b"an earlier one"), ("to", header)])
     send = sent(record, target="${header:to}")
     assert (send.address, send.routing) == (address, routing)
@@ -172,14 +172,14 @@ def test_a_header_may_name_the_destination_and_its_kind(header: bytes, address: 
         ([("to", b"topic://$management")], b"invalid address $management: clients cannot consume"),
     ],
 )
-def test_a_record_whose_header_names_no_destination_is_dead_lettered(headers: list[tuple[str, bytes]], reason: bytes) -> None:
+def test_record_without_valid_destination_header_is_dead_lettered(headers: list[tuple[str, bytes]], reason: bytes) -> None:
     output = engine(target="${header:to}").output(RECORD._replace(headers=headers))
     assert output is not None
     assert output.topic == "dead"
     assert reason in dict(output.headers)["__connect.errors.exception.message"]  # type: ignore[operator]
 
 
-def test_the_place_for_an_answer_is_made_from_a_header_or_left_out() -> None:
+def test_reply_to_is_built_from_header_or_omitted() -> None:
     asked = decode_message(sent(RECORD._replace(headers=[("reply", b"rates.eu")]), reply_to="kafka.${header:reply}").body)
     assert (asked.reply_to, asked.reply_to_kind) == ("kafka.rates.eu", "queue")
     told = decode_message(sent(RECORD, reply_to="kafka.${header:reply}").body)
@@ -187,7 +187,7 @@ def test_the_place_for_an_answer_is_made_from_a_header_or_left_out() -> None:
 
 
 @given(st.text(max_size=50), st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), st.integers(-(2**63), 2**63 - 1)))
-def test_what_a_divert_wrote_comes_back_with_its_types(text: str, properties: dict[str, int]) -> None:
+def test_message_written_by_divert_round_trips_with_types(text: str, properties: dict[str, int]) -> None:
     message = JmsMessage(body_kind="text", body=text, message_id="ID:1", correlation_id="c", properties=dict(properties))
     record = KafkaRecord("t", 0, 0, None, record_value(message), kafka_headers(message), 1)
     back = decode_message(sent(record).body)

@@ -71,7 +71,7 @@ def source(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Iterator[So
 
 
 @pytest.mark.parametrize("grown", [0, 1, 20])
-def test_a_topic_that_has_lost_its_tail_is_named_and_not_passed_over_once_it_has_grown_again(source: Source, grown: int) -> None:
+def test_topic_that_lost_its_tail_is_reported_after_it_has_grown_again(source: Source, grown: int) -> None:
     source.carry(source.take(), 8)
     source.kafka.partition(TOPIC).new_leader(5)
     source.put(grown)
@@ -79,14 +79,14 @@ def test_a_topic_that_has_lost_its_tail_is_named_and_not_passed_over_once_it_has
         source.take()
 
 
-def test_an_end_that_a_former_leader_names_is_asked_again(source: Source) -> None:
+def test_stale_source_end_of_former_leader_is_read_again(source: Source) -> None:
     source.carry(source.take(), 8)
     source.kafka.partition(TOPIC).new_leader()
     source.kafka.former[TOPIC, 0].extend([{"offset": 5, "leader_epoch": 0}] * 2)
     assert source.take().offset == 8
 
 
-def test_new_leaders_that_have_everything_are_kept_in_the_position(source: Source) -> None:
+def test_leader_epoch_of_new_leader_is_stored_in_position(source: Source) -> None:
     source.carry(source.take(), 4)
     assert source.stored().leader_epoch == 0
     source.kafka.partition(TOPIC).new_leader()
@@ -96,7 +96,7 @@ def test_new_leaders_that_have_everything_are_kept_in_the_position(source: Sourc
     assert (source.stored().offset, source.stored().leader_epoch) == (10, 2)
 
 
-def test_records_that_are_lost_while_they_are_carried_are_read_again(source: Source) -> None:
+def test_records_lost_while_carried_are_read_again(source: Source) -> None:
     position = source.take()
     with pytest.raises(Unavailable, match=f"the record at offset 7 of {TOPIC}-0 has changed"):
         source.carry(position, 8, meanwhile=5)
@@ -106,7 +106,7 @@ def test_records_that_are_lost_while_they_are_carried_are_read_again(source: Sou
     assert (source.stored().offset, source.stored().leader_epoch) == (15, 1)
 
 
-def test_an_idle_position_is_not_moved_in_a_log_that_has_lost_its_tail(source: Source) -> None:
+def test_idle_position_does_not_advance_in_log_that_lost_its_tail(source: Source) -> None:
     source.carry(source.take(), 10)
     transaction = object()
     source.kafka.put(TOPIC, b"rolled back", transaction=transaction)
@@ -122,7 +122,7 @@ def test_an_idle_position_is_not_moved_in_a_log_that_has_lost_its_tail(source: S
     assert source.stored().offset == 12
 
 
-def test_a_position_of_an_earlier_version_is_kept_where_the_topic_reaches_it(source: Source) -> None:
+def test_position_without_leader_epoch_is_kept_when_topic_reaches_it(source: Source) -> None:
     lineage = PartitionLineage(SETTINGS, TOPIC, 0)
     assert lineage.check_tail(Position(TOPIC, "id", 0, 10)) == 0
     with pytest.raises(PositionLost):

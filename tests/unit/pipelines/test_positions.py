@@ -21,16 +21,16 @@ from tests.scenarios import test_idle_sources as idle
 from tests.scenarios.sparkless import Bridge
 from tests.scenarios.test_idle_sources import (  # noqa: F401 - the same on the mock cluster
     source,
-    test_a_position_that_another_driver_has_taken_stays,
-    test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle,
-    test_no_record_is_passed_over,
-    test_of_what_has_come_to_its_end_nothing_is_asked,
+    test_advance_of_an_idle_source_skips_no_record,
+    test_position_taken_by_another_driver_is_not_advanced,
+    test_running_task_commits_after_its_idle_source_was_advanced,
+    test_source_read_to_its_end_is_not_queried,
 )
 from tests.scenarios.test_positions import (  # noqa: F401
     journal,
-    test_diverts_do_not_start_when_what_they_have_not_read_is_deleted,
-    test_diverts_whose_position_is_gone_do_not_start,
-    test_what_is_no_position_among_the_positions_is_named_with_its_place,
+    test_diverts_do_not_start_when_unread_records_are_deleted,
+    test_diverts_with_deleted_position_do_not_start,
+    test_error_for_invalid_position_record_names_its_offset_and_key,
 )
 from tests.support.mock_cluster import MockCluster
 
@@ -38,8 +38,8 @@ PIPELINE = f"{INGRESS}in"
 RECORDS = 3
 
 
-def test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(request: pytest.FixtureRequest) -> None:
-    idle.test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(request.getfixturevalue("source"), rolled_back=False)
+def test_ingress_continues_at_topic_end_after_all_taken_records_are_deleted(request: pytest.FixtureRequest) -> None:
+    idle.test_ingress_continues_after_all_records_it_read_are_deleted_from_kafka(request.getfixturevalue("source"), rolled_back=False)
 
 
 class Topic:
@@ -88,7 +88,7 @@ def offsets(positions: list[Position]) -> list[int]:
     return [position.offset for position in positions]
 
 
-def test_each_source_partition_has_a_position_of_its_own_under_one_owner(topic: Topic) -> None:
+def test_each_source_partition_has_its_own_position_with_common_owner(topic: Topic) -> None:
     taken = topic.take("first")
     assert [(at.topic, at.partition, at.offset) for at in taken] == [(topic.name, 0, RECORDS), (topic.name, 1, RECORDS)]
     assert {at.topic_id for at in taken} == {topic.driver("").topics.id(topic.name)}
@@ -101,25 +101,25 @@ def test_each_source_partition_has_a_position_of_its_own_under_one_owner(topic: 
     assert [stored[position_key(PIPELINE, topic.name, partition)] for partition in (0, 1)] == taken
 
 
-def test_what_a_known_ingress_finds_later_counts_from_its_first_record(topic: Topic) -> None:
+def test_new_partition_of_known_ingress_is_read_from_its_first_record(topic: Topic) -> None:
     assert offsets(topic.take("first")) == [RECORDS, RECORDS]
     topic.put(0)
     assert offsets(topic.take("second", 3)) == [RECORDS, RECORDS, 0]
 
 
-def test_an_ingress_is_known_that_had_no_topic_when_it_began(topic: Topic) -> None:
+def test_ingress_that_started_without_topics_is_known(topic: Topic) -> None:
     assert topic.take("first", 0) == []
     assert offsets(topic.take("second")) == [0, 0]
 
 
-def test_an_ingress_is_known_by_its_positions_where_its_own_is_gone(topic: Topic) -> None:
+def test_ingress_is_known_by_its_source_positions_without_own_position(topic: Topic) -> None:
     topic.take("before")
     topic.take("first")
     topic.forget(PIPELINE)
     assert offsets(topic.take("second", 3)) == [RECORDS, RECORDS, 0]
 
 
-def test_a_driver_that_was_replaced_takes_no_source_back(topic: Topic) -> None:
+def test_replaced_driver_does_not_take_source_back(topic: Topic) -> None:
     first = topic.driver("first")
     topic.take(first)
     topic.take("second")
@@ -129,7 +129,7 @@ def test_a_driver_that_was_replaced_takes_no_source_back(topic: Topic) -> None:
     assert topic.stored() == before
 
 
-def test_a_topic_that_an_ingress_does_not_name_any_more_keeps_its_place_and_no_owner(topic: Topic) -> None:
+def test_topic_removed_from_ingress_keeps_its_position_without_owner(topic: Topic) -> None:
     topic.take("first")
     topic.driver("second").take_sources(PIPELINE, {}, StartPosition(LATEST), lambda name: name != topic.name)
     left = {key: at for key, at in topic.stored().items() if at.topic == topic.name}
@@ -139,7 +139,7 @@ def test_a_topic_that_an_ingress_does_not_name_any_more_keeps_its_place_and_no_o
     assert offsets(topic.take("third")) == [RECORDS, RECORDS]
 
 
-def test_a_topic_that_was_lost_while_it_was_left_out_begins_anew(topic: Topic) -> None:
+def test_topic_recreated_while_not_configured_starts_from_beginning(topic: Topic) -> None:
     topic.take("first")
     topic.kafka.ids[topic.name] = "recreated"
     with pytest.raises(PositionLost, match=r"recreated .* start the pipelines once without the ingress"):
@@ -150,7 +150,7 @@ def test_a_topic_that_was_lost_while_it_was_left_out_begins_anew(topic: Topic) -
     assert {at.topic_id for at in topic.take("fifth")} == {"recreated"}
 
 
-def test_a_source_whose_records_are_gone_is_lost_and_its_group_says_how_far_it_had_come(topic: Topic) -> None:
+def test_trimmed_source_raises_position_lost_without_consumer_group_hint(topic: Topic) -> None:
     topic.take("first", start=EARLIEST)
     topic.kafka.delete_records(topic.name, 1, 1)
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_a_source_whose_records_are_gone_is_lost_and_its_group_says_how_far_it_h
 
 
 @pytest.mark.parametrize("offset", [0, 7])
-def test_positions_that_are_missing_where_a_group_has_come_to_an_offset_were_lost(topic: Topic, offset: int) -> None:
+def test_missing_positions_are_lost_when_consumer_group_has_offset(topic: Topic, offset: int) -> None:
     shown = LagMirror(topic.kafka.kafka, topic.driver("").group(PIPELINE))
     shown.show({(topic.name, 0): offset})
     shown.close()
@@ -169,7 +169,7 @@ def test_positions_that_are_missing_where_a_group_has_come_to_an_offset_were_los
         topic.take("first")
 
 
-def test_ingresses_that_ran_and_are_not_configured_are_known_until_their_positions_are_vacant(topic: Topic) -> None:
+def test_removed_ingresses_are_known_until_their_positions_are_vacant(topic: Topic) -> None:
     topic.take("first")
     driver = topic.driver("second")
     assert driver.removed_ingresses({"in"}) == set()
@@ -182,12 +182,12 @@ def claim(topic: Topic, position: Position) -> Claim:
     return topic.driver("").claim(position_key(PIPELINE, topic.name, position.partition), position)
 
 
-def test_a_claim_says_all_that_a_task_must_find(topic: Topic) -> None:
+def test_claim_contains_all_fields_that_task_checks(topic: Topic) -> None:
     position = replace(topic.take("first")[1], members=("a",))
     assert claim(topic, position) == Claim(position_key(PIPELINE, topic.name, 1), topic.name, position.topic_id, 1, position.owner, ("a",))
 
 
-def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(
+def test_missing_or_unresponsive_source_does_not_delay_other_sources(
     topic: Topic, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = Positions._next_record
@@ -208,14 +208,14 @@ def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(
     assert positions.pass_over(dict.fromkeys(claims)) == []
 
 
-def test_sources_that_take_too_long_wait_for_the_next_time(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_positions_beyond_time_limit_wait_for_next_pass(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = topic.take("first")
     monkeypatch.setattr(module, "PASSED_WITHIN_S", -1.0)
     monkeypatch.setattr(Positions, "_next_record", lambda *_: pytest.fail("it is asked"))
     assert topic.driver("first").pass_over({claim(topic, taken[0]): None}) == []
 
 
-def test_a_position_that_moves_while_its_source_is_looked_at_stays_where_it_is(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_position_moved_during_idle_check_is_not_moved_back(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = topic.take("first", start=EARLIEST)[0]
     positions = topic.driver("first")
 
@@ -228,7 +228,7 @@ def test_a_position_that_moves_while_its_source_is_looked_at_stays_where_it_is(t
     assert topic.stored()[claim(topic, taken).key].offset == 2
 
 
-def test_a_position_moves_from_where_it_was_read_alone(topic: Topic) -> None:
+def test_position_moves_only_from_expected_value(topic: Topic) -> None:
     first, second = topic.take("first", start=EARLIEST)
     key, other = claim(topic, first).key, claim(topic, second).key
     positions = topic.driver("first")
@@ -240,16 +240,14 @@ def test_a_position_moves_from_where_it_was_read_alone(topic: Topic) -> None:
     assert other not in topic.stored()
 
 
-def test_what_weakens_a_promise_is_logged_when_topics_are_prepared(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weak_topic_settings_are_logged(topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     weak = Finding("bascule.positions", "min.insync.replicas", "1", "2", "one node is enough", breaks=False)
     monkeypatch.setattr(module, "guard_transactions", lambda _: [weak])
     topic.driver("first").look_at_transactions()
     assert "min.insync.replicas=1" in caplog.text
 
 
-def test_transactions_of_all_pipelines_are_ended_and_none_of_a_users_job(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactions_of_all_pipelines_are_ended_except_those_of_user_jobs(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(module, "end_open_transactions", lambda _, ids: ended.extend(ids))
     topic.take("first")
@@ -263,21 +261,21 @@ def test_transactions_of_all_pipelines_are_ended_and_none_of_a_users_job(topic: 
     assert sorted(ended) == sorted(f"{prefix}.{key}" for key in ("diverts/j/0", "divert:a/j/0", PIPELINE, *sources))
 
 
-def test_a_run_that_finds_its_position_gone_stops(bridge: Bridge) -> None:
+def test_missing_position_stops_run(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.positions.prepare_topics()
     with pytest.raises(PositionLost, match=r"position 'diverts/.*' is missing; restore topic '.*\.positions'"):
         bridge.positions.read(bridge.positions.common_key)
 
 
-def test_nothing_is_taken_where_no_divert_is_or_was(bridge: Bridge) -> None:
+def test_no_position_is_taken_without_diverts(bridge: Bridge) -> None:
     bridge.positions.prepare_topics()
     assert bridge.positions.know_diverts() is False
     assert bridge.positions.take_diverts((), bridge.topics.id(bridge.pipelines.topics.journal)) is None
     assert bridge.stored() == {}
 
 
-def test_when_nothing_is_left_of_earlier_diverts_the_common_position_answers_for_all_and_nobody_works_from_it(bridge: Bridge) -> None:
+def test_common_position_of_removed_diverts_is_vacant_and_covers_all(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("1")
     with bridge.running(bridge.divert("x")) as running:
@@ -291,7 +289,7 @@ def test_when_nothing_is_left_of_earlier_diverts_the_common_position_answers_for
     assert (common.offset, common.epoch, common.exclusive) == (bridge.end(), bridge.end(), ())
 
 
-def test_what_removed_exclusive_diverts_took_is_dead_lettered_whoever_is_left(bridge: Bridge) -> None:
+def test_messages_taken_by_removed_exclusive_diverts_are_dead_lettered(bridge: Bridge) -> None:
     bridge.journal.start_epoch(exclusive=("x",))
     bridge.send("1", taken_by=["x"])
     with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
@@ -302,7 +300,7 @@ def test_what_removed_exclusive_diverts_took_is_dead_lettered_whoever_is_left(br
     assert bridge.dead() == ["x: 2"]
 
 
-def test_removed_exclusive_divert_stays_known_while_brokers_that_restart_still_apply_it(bridge: Bridge) -> None:
+def test_removed_exclusive_divert_stays_known_while_restarted_brokers_apply_it(bridge: Bridge) -> None:
     bridge.journal.start_epoch(exclusive=("x",))
     with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
         running.settle()
@@ -315,7 +313,7 @@ def test_removed_exclusive_divert_stays_known_while_brokers_that_restart_still_a
     assert bridge.dead() == ["x: 1", "x: 2"]
 
 
-def test_exclusive_diverts_that_nobody_knew_begin_where_that_begins_which_they_took(bridge: Bridge) -> None:
+def test_unknown_exclusive_divert_starts_at_first_message_it_took(bridge: Bridge) -> None:
     bridge.journal.start_epoch(exclusive=("x",))
     bridge.send("1", "2", taken_by=["x"])
     with bridge.running(bridge.divert("x", exclusive=True)) as running:

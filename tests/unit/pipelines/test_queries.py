@@ -38,13 +38,13 @@ TAKEN = PositionTaken("another driver has taken over 'k'")
 
 
 @pytest.mark.parametrize("failure", [TAKEN, said_by_spark(QUERY, TAKEN), said_by_spark(FOREACH_BATCH, TAKEN)], ids=["own", "task", "batch"])
-def test_query_stops_for_an_error_that_is_not_retriable(failure: Exception, tmp_path: Path) -> None:
+def test_query_stops_on_non_retriable_error(failure: Exception, tmp_path: Path) -> None:
     query = failed(failure, tmp_path)
     assert query.stopped == "PositionTaken: another driver has taken over 'k'"
     assert query.superseded
 
 
-def test_query_that_stops_for_another_reason_is_not_superseded(tmp_path: Path) -> None:
+def test_query_stopped_by_other_error_is_not_superseded(tmp_path: Path) -> None:
     query = failed(said_by_spark(QUERY, BadRecord("no JSON: 'PositionTaken: x'\nsecond line")), tmp_path)
     assert query.stopped == "BadRecord: no JSON: 'PositionTaken: x'"
     assert not query.superseded
@@ -55,12 +55,12 @@ def test_query_that_stops_for_another_reason_is_not_superseded(tmp_path: Path) -
     [said_by_spark(QUERY, Unavailable("no Kafka")), said_by_spark(QUERY, PositionMoved(None)), PySparkException(WORKER), None],
     ids=["task", "moved", "user", "no reason"],
 )
-def test_query_starts_again_after_a_retriable_or_foreign_failure(failure: Exception | None, tmp_path: Path) -> None:
+def test_query_restarts_after_retriable_or_foreign_failure(failure: Exception | None, tmp_path: Path) -> None:
     query = failed(failure, tmp_path)
     assert (query.stopped, query.restarts) == (None, 1)
 
 
-def test_a_query_with_nothing_to_do_is_not_asked_again_at_once(tmp_path: Path) -> None:
+def test_idle_query_is_not_rebuilt_at_each_check(tmp_path: Path) -> None:
     asked: list[str] = []
     query = Query("idle", lambda: asked.append("again"), tmp_path)  # type: ignore[func-returns-value]
     query.start()
@@ -70,7 +70,7 @@ def test_a_query_with_nothing_to_do_is_not_asked_again_at_once(tmp_path: Path) -
     assert asked == ["again", "again"]
 
 
-def test_a_query_that_has_come_to_its_end_is_not_started_again(tmp_path: Path) -> None:
+def test_stopped_query_is_not_restarted(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def build() -> None:
@@ -85,7 +85,7 @@ def test_a_query_that_has_come_to_its_end_is_not_started_again(tmp_path: Path) -
     assert query.stopped is not None
 
 
-def test_the_pause_before_a_start_doubles_up_to_its_bound_and_begins_anew_after_a_steady_run(tmp_path: Path) -> None:
+def test_restart_pause_doubles_up_to_limit_and_resets_after_steady_run(tmp_path: Path) -> None:
     query = Query("failing", lambda: None, tmp_path)
 
     def pause() -> float:

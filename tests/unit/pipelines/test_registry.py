@@ -27,7 +27,7 @@ def divert(name: str, start: str = "latest", enabled: bool = True) -> DivertSpec
     return DivertSpec(name, "#", start=StartPosition(start), enabled=enabled)
 
 
-def test_diverts_that_begin_together_are_members_at_once() -> None:
+def test_diverts_started_together_are_members_at_once() -> None:
     plan = plan_diverts([divert("a"), divert("b")], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("a", "b")
@@ -35,7 +35,7 @@ def test_diverts_that_begin_together_are_members_at_once() -> None:
     assert set(plan.new) == {"a", "b"}
 
 
-def test_a_divert_that_begins_earlier_has_a_position_of_its_own_until_it_has_caught_up() -> None:
+def test_divert_with_earlier_start_has_own_position_until_caught_up() -> None:
     plan = plan_diverts([divert("now"), divert("past", EARLIEST)], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("now",)
@@ -43,7 +43,7 @@ def test_a_divert_that_begins_earlier_has_a_position_of_its_own_until_it_has_cau
     assert {name: at.offset for name, at in plan.separate.items()} == {"past": 0}
 
 
-def test_a_new_divert_does_not_move_the_common_position() -> None:
+def test_new_divert_does_not_move_common_position() -> None:
     common = replace(AT, offset=50, members=("a",))
     plan = plan_diverts([divert("a"), divert("b")], common, {}, starts, {})
     assert plan is not None
@@ -51,7 +51,7 @@ def test_a_new_divert_does_not_move_the_common_position() -> None:
     assert plan.separate["b"].offset == 100
 
 
-def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled() -> None:
+def test_disabled_divert_is_parked_and_catches_up_when_enabled() -> None:
     common = replace(AT, members=("a", "b"))
     plan = plan_diverts([divert("a"), divert("b", enabled=False)], common, {}, starts, {})
     assert plan is not None
@@ -63,14 +63,14 @@ def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled()
     assert later.new == {}
 
 
-def test_a_removed_divert_is_forgotten_and_the_others_go_on() -> None:
+def test_removed_divert_is_forgotten_and_others_continue() -> None:
     plan = plan_diverts([divert("a")], replace(AT, members=("a", "gone")), {}, starts, {})
     assert plan is not None
     assert plan.common == replace(AT, members=("a",))
     assert plan.separate == plan.parked == {}
 
 
-def test_a_divert_begins_where_that_begins_which_it_took_though_it_is_disabled_or_removed_by_now() -> None:
+def test_divert_starts_at_first_taken_message_even_when_disabled_or_removed() -> None:
     common, taken = replace(AT, offset=300, members=("a",)), replace(AT, offset=400)
     plan = plan_diverts(
         [divert("a"), divert("b"), divert("c", enabled=False)], common, {}, lambda _: replace(AT, offset=500), dict.fromkeys("bc", taken)
@@ -82,7 +82,7 @@ def test_a_divert_begins_where_that_begins_which_it_took_though_it_is_disabled_o
     assert (first.common.offset, first.separate["removed"].offset, set(first.new)) == (100, 50, {"a"})
 
 
-def test_a_removed_divert_has_a_position_of_its_own_until_it_is_where_the_others_are() -> None:
+def test_removed_divert_keeps_own_position_until_it_reaches_common_position() -> None:
     common = replace(AT, members=("a",))
     plan = plan_diverts([divert("a")], common, {"gone": replace(AT, offset=50), "there": AT}, starts, {})
     assert plan is not None
@@ -92,12 +92,12 @@ def test_a_removed_divert_has_a_position_of_its_own_until_it_is_where_the_others
     assert last.common == replace(AT, members=())
 
 
-def test_without_any_divert_there_is_nothing_to_do() -> None:
+def test_no_plan_without_enabled_diverts_and_positions() -> None:
     assert plan_diverts([], None, {}, starts, {}) is None
     assert plan_diverts([divert("a", enabled=False)], None, {}, starts, {}) is None
 
 
-def test_joining_keeps_the_fence_that_knows_more() -> None:
+def test_joined_position_keeps_newer_fence() -> None:
     just_begun = replace(AT, epoch=-1, sequence=-1, members=("a",))
     after = joined(just_begun, replace(AT, members=("b",)))
     assert (after.epoch, after.sequence, after.members) == (5, 90, ("a", "b"))
@@ -145,7 +145,7 @@ class History:
 
 
 @pytest.mark.parametrize("first", range(8))
-def test_who_begins_in_the_middle_takes_nothing_of_a_dead_broker(first: int) -> None:
+def test_reader_that_starts_in_middle_ignores_records_of_fenced_broker(first: int) -> None:
     history: Any = History(first)
     for offset in range(first, 9):
         reader = JournalReader(journal_position("journal", "id", 0, offset, history), [DivertSpec("all", "#")])

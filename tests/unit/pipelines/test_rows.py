@@ -16,7 +16,7 @@ TIMES = [(1_000, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)), (0, None), (NEVER_M
 
 
 @pytest.mark.parametrize(("expires_ms", "expiration"), TIMES, ids=["soon", "no expiry", "never"])
-def test_times_of_a_row_are_in_utc_and_missing_where_spark_has_no_such_time(expires_ms: int, expiration: datetime | None) -> None:
+def test_row_times_are_utc_and_null_beyond_spark_range(expires_ms: int, expiration: datetime | None) -> None:
     body = text_message("x", expiration_ms=expires_ms)
     send = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 2_000, expires_ms, 0, "q", (1,), (), (), None, body)
     for row in (message_row(send, 1, 0, 1, 0), malformed_row(send, 1, 0, 1, 0, ValueError("x"))):

@@ -82,18 +82,18 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
         ((None, TAKEN, BAD), "1: PositionTaken: another driver holds it; 2: BadRecord: no JSON"),
     ],
 )
-def test_a_driver_ends_when_nothing_can_go_on_or_another_has_taken_over(
+def test_driver_ends_when_all_queries_stopped_or_another_driver_took_over(
     reasons: tuple[BasculeError | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stopped_by(3, monkeypatch, *reasons) == said
 
 
-def test_a_driver_ends_at_whatever_moment_the_signal_comes() -> None:
+def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:
     ended = subprocess.run([sys.executable, "-c", SIGNALLED], timeout=60, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_source_is_checked_once_per_batch_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = Claim("ingress:in/t/0", "t", "id", 0, "driver.1")
     passed: list[Claim] = []
     monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims) or list(claims))
@@ -112,7 +112,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
     assert query.failure is BAD
 
 
-def test_an_ingress_whose_topics_are_gone_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingress_with_missing_topics_holds_no_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "_matching", lambda *_: {})
     monkeypatch.setattr(Positions, "take_sources", lambda *_: [])
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))

@@ -17,7 +17,7 @@ def written(before: Position | None, batch: int, messages: int = 5, query: str =
     return is_written("w", before, query, batch, messages)
 
 
-def test_a_repeat_of_the_last_batch_is_known_by_its_number_and_size() -> None:
+def test_repeated_sink_batch_is_recognised_by_number_and_size() -> None:
     assert written(WRITTEN, 2)
     assert written(UNCOUNTED, 2, messages=7)
     assert not written(WRITTEN, 3, messages=7)
@@ -25,7 +25,7 @@ def test_a_repeat_of_the_last_batch_is_known_by_its_number_and_size() -> None:
 
 
 @pytest.mark.parametrize("messages", [0, 4, 6])
-def test_the_last_batch_with_another_number_of_messages_is_refused(messages: int) -> None:
+def test_last_sink_batch_with_different_size_is_refused(messages: int) -> None:
     with pytest.raises(PositionLost, match=f"batch 2 with 5 messages, and Spark repeats the batch with {messages}: .* is too old"):
         written(WRITTEN, 2, messages)
 
@@ -33,7 +33,7 @@ def test_the_last_batch_with_another_number_of_messages_is_refused(messages: int
 @pytest.mark.parametrize(
     ("before", "batch", "query"), [(WRITTEN, 1, "mine"), (WRITTEN, 2, "another"), (None, 7, "mine"), (WRITTEN, 0, "new")]
 )
-def test_what_begins_anew_needs_another_id_and_a_new_checkpoint(before: Position | None, batch: int, query: str) -> None:
+def test_sink_query_with_new_checkpoint_needs_new_id(before: Position | None, batch: int, query: str) -> None:
     with pytest.raises(PositionLost, match="another id and the query a new checkpoint"):
         written(before, batch, query=query)
     assert not written(None, 0, query=query)

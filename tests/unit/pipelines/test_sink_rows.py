@@ -14,12 +14,12 @@ WRITER = DestinationWriter({"id": "w", "address": "q"}, {}, StructType([StructFi
 
 
 @pytest.mark.parametrize("size", [ADDRESS_MAX + 1, 70_000])
-def test_an_address_that_no_ingress_would_take_is_refused(size: int) -> None:
+def test_row_with_too_long_address_is_refused(size: int) -> None:
     assert WRITER._encoded({"value": "a", "address": "x" * ADDRESS_MAX})
     with pytest.raises(BadRecord, match="an address has 1 to 1000 characters"):
         WRITER._encoded({"value": "a", "address": "x" * size})
 
 
-def test_a_message_that_the_broker_has_no_room_for_is_refused() -> None:
+def test_row_with_too_large_message_is_refused() -> None:
     with pytest.raises(BadRecord, match=f"the limit is {MESSAGE_BYTES_MAX}"):
         WRITER._encoded({"value": "x" * MESSAGE_BYTES_MAX})

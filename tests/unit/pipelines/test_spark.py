@@ -15,7 +15,7 @@ from bascule.pipelines.spec import PipelinesSpec
 JARS = ("/jars/a.jar", "/jars/b.jar")
 
 
-def test_a_local_session_listens_on_this_machine_alone_and_finds_kafkas_client_on_its_class_path() -> None:
+def test_local_session_listens_on_loopback_and_has_kafka_client_on_class_path() -> None:
     settings = session_settings(PipelinesSpec("b", {}, master="local[2]"), JARS, "")
     assert settings["spark.driver.extraClassPath"] == "/jars/a.jar:/jars/b.jar"
     assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
@@ -24,13 +24,13 @@ def test_a_local_session_listens_on_this_machine_alone_and_finds_kafkas_client_o
     assert settings["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
 
 
-def test_a_session_on_a_cluster_ships_kafkas_client_to_the_workers() -> None:
+def test_cluster_session_ships_kafka_client_to_workers() -> None:
     settings = session_settings(PipelinesSpec("b", {}, master="spark://host:7077"), JARS, "")
     assert settings["spark.jars"] == "/jars/a.jar,/jars/b.jar"
     assert not settings.keys() & {"spark.driver.host", "spark.driver.bindAddress", "spark.driver.extraClassPath"}
 
 
-def test_settings_of_the_user_have_precedence_and_options_of_the_jvm_are_added() -> None:
+def test_user_spark_settings_take_precedence_and_jvm_options_are_appended() -> None:
     options = "spark.driver.extraJavaOptions"
     assert session_settings(PipelinesSpec("b", {}), JARS, "-Xshare")[options] == "-Xshare"
     assert session_settings(PipelinesSpec("b", {}), JARS, "")[options] == ""
@@ -39,7 +39,7 @@ def test_settings_of_the_user_have_precedence_and_options_of_the_jvm_are_added()
     assert (settings["spark.driver.memory"], settings[options]) == ("4g", "-Xshare -Dmine")
 
 
-def test_settings_of_kafka_have_the_names_of_javas_client() -> None:
+def test_kafka_settings_are_translated_to_java_client_names() -> None:
     options = kafka_options(
         {"bootstrap.servers": "k:1", "enable.ssl.certificate.verification": True, "session.timeout.ms": 7, "broker.address.family": "v4",
          "debug": "all", "ssl.key.password": "p"}
@@ -62,14 +62,14 @@ def test_settings_of_kafka_have_the_names_of_javas_client() -> None:
         ({"sasl.mechanisms": "SCRAM-SHA-512"}, "scram.ScramLoginModule"),
     ],
 )
-def test_a_login_is_told_as_java_wants_it(mechanism: dict[str, str], module: str) -> None:
+def test_sasl_login_is_translated_to_jaas_config(mechanism: dict[str, str], module: str) -> None:
     options = kafka_options({**mechanism, "sasl.username": 'a"b', "sasl.password": "c;d"})
     assert options["kafka.sasl.jaas.config"] == (f'org.apache.kafka.common.security.{module} required username="a\\"b" password="c;d";')
     assert not {"kafka.sasl.username", "kafka.sasl.password"} & options.keys()
     assert [value for name, value in options.items() if name == "kafka.sasl.mechanism"] == list(mechanism.values())
 
 
-def test_certificates_are_told_as_pem(tmp_path: Path) -> None:
+def test_certificates_are_translated_to_pem_stores(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text(f"the {name}")
     tls = {"ssl.ca.location": "/ca.pem", "ssl.certificate.location": str(tmp_path / "cert"), "ssl.key.location": str(tmp_path / "key")}
@@ -112,7 +112,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_stream_is_assigned_its_partitions_from_the_positions_on_and_stops_where_records_are_missing(committed: bool) -> None:
+def test_kafka_stream_starts_at_positions_and_fails_on_data_loss(committed: bool) -> None:
     session: Any = Reader()
     pipelines = PipelinesSpec("b", {"bootstrap.servers": "k:1"}, max_offsets_per_trigger=9)
     told: Any = kafka_stream(session, pipelines, {("a", 0): 5, ("b", 1): 0, ("a", 2): 7}, committed=committed)
@@ -128,7 +128,7 @@ def test_a_stream_is_assigned_its_partitions_from_the_positions_on_and_stops_whe
     }
 
 
-def test_a_range_is_bounded_on_both_sides() -> None:
+def test_kafka_range_is_bounded_on_both_sides() -> None:
     session: Any = Reader()
     told: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
     assert json.loads(told["assign"]) == {"journal": [3]}

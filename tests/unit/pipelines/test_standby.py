@@ -35,7 +35,7 @@ def driver(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return make
 
 
-def test_second_driver_stands_by_until_the_first_one_ends_and_neither_takes_over_from_the_other(driver: Callable[..., DriverTurn]) -> None:
+def test_second_driver_waits_as_standby_until_first_ends(driver: Callable[..., DriverTurn]) -> None:
     told: list[str] = []
     stop = StopSignals()
     with ExitStack() as ends:
@@ -51,7 +51,7 @@ def test_second_driver_stands_by_until_the_first_one_ends_and_neither_takes_over
         assert told == ["standby"]
 
 
-def test_driver_that_stands_by_ends_when_told_to(driver: Callable[..., DriverTurn]) -> None:
+def test_standby_driver_ends_on_stop_signal(driver: Callable[..., DriverTurn]) -> None:
     told: list[str] = []
     with driver(StopSignals(), []) as first:
         assert first.wait()
@@ -63,7 +63,7 @@ def test_driver_that_stands_by_ends_when_told_to(driver: Callable[..., DriverTur
             assert waiting.result(20) is False
 
 
-def test_driver_whose_place_kafka_has_given_to_another_one_stops(driver: Callable[..., DriverTurn], kafka: KafkaInMemory) -> None:
+def test_driver_that_lost_election_stops(driver: Callable[..., DriverTurn], kafka: KafkaInMemory) -> None:
     with driver(StopSignals(), []) as turn:
         assert turn.wait()
         turn.check()
@@ -72,7 +72,7 @@ def test_driver_whose_place_kafka_has_given_to_another_one_stops(driver: Callabl
             turn.check()
 
 
-def test_drivers_of_different_bridges_do_not_wait_for_one_another(driver: Callable[..., DriverTurn]) -> None:
+def test_drivers_of_different_bridges_do_not_wait_for_each_other(driver: Callable[..., DriverTurn]) -> None:
     with driver(StopSignals(), []) as one, driver(StopSignals(), [], "b2") as other:
         assert one.wait()
         assert other.wait()

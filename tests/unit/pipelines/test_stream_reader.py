@@ -21,12 +21,12 @@ from tests.scenarios.sparkless import Bridge as Sparkless
 from tests.scenarios.test_source import (  # noqa: F401 - the same on the mock cluster
     Job,
     malformed,
-    test_a_mode_that_there_is_not_is_refused_by_name,
-    test_a_stream_stops_where_its_records_are_trimmed,
-    test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its_journal_from_then_on,
-    test_what_is_no_jms_message_has_a_row_as_it_was_sent,
-    test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so,
-    test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_it_goes_on,
+    test_malformed_message_becomes_a_row_with_its_raw_body_and_the_reason,
+    test_malformed_message_is_dropped_and_logged_in_mode_dropmalformed,
+    test_malformed_message_stops_a_failfast_job_which_continues_in_mode_permissive,
+    test_stream_resumes_from_offset_of_an_earlier_version_and_stores_the_journal_id,
+    test_stream_stops_when_its_unread_records_are_trimmed,
+    test_unknown_reader_mode_is_refused_with_the_valid_modes,
 )
 from tests.support.mock_cluster import MockCluster
 
@@ -51,7 +51,7 @@ def texts(found: JournalStreamReader, start: int, end: int, journal_id: str | No
     return [row["text"] for rows in found.read(part) for row in rows.to_pylist()]
 
 
-def test_kafka_settings_are_the_options_under_kafka() -> None:
+def test_kafka_settings_are_options_with_kafka_prefix() -> None:
     assert kafka_settings({"kafka.bootstrap.servers": "k:1", "kafka.sasl.username": "u", "id": "w"}) == {
         "bootstrap.servers": "k:1",
         "sasl.username": "u",
@@ -60,7 +60,7 @@ def test_kafka_settings_are_the_options_under_kafka() -> None:
         kafka_settings({"bootstrap.servers": "k:1"})
 
 
-def test_the_format_bascule_reads_the_journal_and_writes_to_destinations(bridge: Sparkless) -> None:
+def test_bascule_format_is_registered_for_streaming_read_and_write(bridge: Sparkless) -> None:
     class Session:
         registered: Any = None
 
@@ -90,13 +90,13 @@ def test_the_format_bascule_reads_the_journal_and_writes_to_destinations(bridge:
         ({"startingOffsets": "99999999999999"}, 3),
     ],
 )
-def test_a_stream_begins_where_its_option_says(bridge: Sparkless, options: dict[str, str], offset: int) -> None:
+def test_stream_starts_at_starting_offsets_option(bridge: Sparkless, options: dict[str, str], offset: int) -> None:
     bridge.trim(1)
     found = reader(bridge, **options).initialOffset()
     assert found == {"offset": offset, "journal_id": bridge.topics.id(bridge.pipelines.topics.journal), "leader_epoch": -1}
 
 
-def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(bridge: Sparkless) -> None:
+def test_batch_ends_at_read_limit_or_end_of_journal(bridge: Sparkless) -> None:
     found = reader(bridge, maxoffsetspertrigger="2")
     limit = found.getDefaultReadLimit()
     assert isinstance(limit, ReadMaxRows)
@@ -108,14 +108,14 @@ def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(br
     assert found.latestOffset(start, ReadAllAvailable())["offset"] == 3
 
 
-def test_a_range_whose_first_record_is_trimmed_is_refused(bridge: Sparkless) -> None:
+def test_range_with_trimmed_records_is_refused(bridge: Sparkless) -> None:
     bridge.trim(2)
     with pytest.raises(PositionLost, match="records from offset 1 were trimmed"):
         texts(reader(bridge), 1, 3)
     assert texts(reader(bridge), 2, 3) == ["2"]
 
 
-def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_stops_when_journal_lost_its_tail_or_was_recreated(bridge: Sparkless, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.PartitionLineage, "check_tail", partialmethod(module.PartitionLineage.check_tail, timeout_s=0.0))
     with pytest.raises(PositionLost, match=r"has lost its tail: records up to offset 4 .* give the query a new checkpoint"):
         reader(bridge).latestOffset({"offset": 4}, ReadAllAvailable())
@@ -123,7 +123,7 @@ def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless, monk
         reader(bridge).latestOffset({"offset": 4, "journal_id": "another"}, ReadAllAvailable())
 
 
-def test_a_stream_stops_at_another_journal_of_the_same_name(bridge: Sparkless, kafka: MockCluster) -> None:
+def test_stream_stops_at_recreated_journal(bridge: Sparkless, kafka: MockCluster) -> None:
     journal = bridge.pipelines.topics.journal
     before = bridge.topics.id(journal)
     kafka.ids[journal] = "another"
@@ -135,7 +135,7 @@ def test_a_stream_stops_at_another_journal_of_the_same_name(bridge: Sparkless, k
         reader(bridge).initialOffset()
 
 
-def test_a_range_is_the_readers_own_and_holds_the_records_before_its_end_alone(bridge: Sparkless) -> None:
+def test_range_contains_only_records_before_its_end(bridge: Sparkless) -> None:
     found = reader(bridge)
     assert [(part.start, part.end, part.journal_id) for part in found.partitions({"offset": 1}, {"offset": 3, "journal_id": "i"})] == [
         (1, 3, "i")
@@ -146,7 +146,7 @@ def test_a_range_is_the_readers_own_and_holds_the_records_before_its_end_alone(b
         list(found.read(InputPartition(0)))
 
 
-def test_a_range_gives_the_same_rows_each_time_whatever_was_read_before(bridge: Sparkless) -> None:
+def test_repeated_range_returns_same_rows(bridge: Sparkless) -> None:
     epoch = bridge.journal.epoch
     bridge.journal.start_epoch()
     bridge.send("3")
@@ -158,7 +158,7 @@ def test_a_range_gives_the_same_rows_each_time_whatever_was_read_before(bridge: 
         assert module._reached[bridge.pipelines.topics.journal].offset == end
 
 
-def test_the_next_range_goes_on_at_the_fence_of_the_last_one_in_the_same_journal(
+def test_next_range_continues_at_fence_of_previous_range_of_same_journal(
     bridge: Sparkless, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
@@ -178,7 +178,7 @@ def test_the_next_range_goes_on_at_the_fence_of_the_last_one_in_the_same_journal
     assert looked == [0, 3]
 
 
-def test_a_stream_takes_the_messages_that_its_options_name(bridge: Sparkless) -> None:
+def test_stream_filters_messages_by_options(bridge: Sparkless) -> None:
     bridge.send("taken", taken_by=["exclusive"])
     bridge.send("from kafka", flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
     everything = ["1", "2", "taken", "from kafka"]
@@ -189,7 +189,7 @@ def test_a_stream_takes_the_messages_that_its_options_name(bridge: Sparkless) ->
     assert texts(reader(bridge, selector="JMSPriority > 4"), 0, 5) == []
 
 
-def test_exclusive_diverts_in_force_take_nothing_from_a_stream(bridge: Sparkless) -> None:
+def test_exclusive_divert_without_marks_takes_nothing_from_stream(bridge: Sparkless) -> None:
     bridge.journal.epoch = bridge.journal.put(Kind.EPOCH, json_entry(Op.EPOCH, {"exclusive": ["bascule-stream"]}), epoch=0, sequence=0)
     bridge.journal.sequence = 0
     bridge.send("3")

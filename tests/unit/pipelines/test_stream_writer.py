@@ -24,8 +24,8 @@ from bascule.writer.errors import Unwritable
 from bascule.writer.position import POSITION_PARTITIONS, Position
 from tests.scenarios.test_sink import (  # noqa: F401 - the same on the mock cluster
     TEXTS,
-    test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repeat_is_refused,
-    test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing_else,
+    test_job_without_earlier_pipelines_creates_only_positions_and_ingress_topics,
+    test_repeated_batch_is_written_once_and_invalid_repeat_is_refused,
 )
 from tests.support.mock_cluster import MockCluster
 
@@ -57,14 +57,12 @@ def writer(options: dict[str, str] | None = None, columns: StructType = TEXTS, k
         ),
     ],
 )
-def test_an_option_that_is_missing_and_a_column_without_a_meaning_are_refused(
-    options: dict[str, str], columns: StructType, said: str
-) -> None:
+def test_missing_option_or_unknown_column_is_refused(options: dict[str, str], columns: StructType, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         writer(options, columns)
 
 
-def test_options_are_known_whatever_their_case_and_an_address_may_be_a_column() -> None:
+def test_option_names_are_case_insensitive_and_address_may_be_column() -> None:
     writer({"ID": "w", "Address": "q"})
     writer({"id": "w"}, schema(value=BinaryType(), address=StringType()))
 
@@ -82,7 +80,7 @@ def sends(encoded: Encoded) -> list[Send]:
     return [decode_send(value, start, end) for value in encoded.values for op, start, end in entries(value) if op == Op.SEND]
 
 
-def test_a_row_is_a_message_with_what_its_columns_say(task: TaskContext) -> None:
+def test_row_becomes_message_with_fields_of_its_columns(task: TaskContext) -> None:
     row = Row(
         value="text", address="other", message_id="ID:1", correlation_id="c", type="t", group_id="g", reply_to="r", priority=7,
         properties={"n": "1"},
@@ -99,7 +97,7 @@ def test_a_row_is_a_message_with_what_its_columns_say(task: TaskContext) -> None
     assert (message.destination, message.destination_kind) == ("other", "topic")
 
 
-def test_a_row_without_more_than_a_value_is_a_message_to_the_address_of_the_option(task: TaskContext) -> None:
+def test_row_with_value_only_becomes_message_to_address_option(task: TaskContext) -> None:
     binary = writer(columns=schema(value=BinaryType()))
     (first, second) = sends(binary.write(iter([Row(value=bytearray(b"\x00\xff")), Row(value=b"x", priority=0)])))
     assert (first.address, first.routing, first.priority) == ("q", Routing.ANYCAST, 4)
@@ -109,7 +107,7 @@ def test_a_row_without_more_than_a_value_is_a_message_to_the_address_of_the_opti
     assert second.priority == 0
 
 
-def test_a_row_without_an_address_and_one_that_is_too_large_are_refused(task: TaskContext) -> None:
+def test_row_without_address_or_with_too_long_address_is_refused(task: TaskContext) -> None:
     with pytest.raises(InvalidInput, match="a row has no address"):
         writer({"id": "w"}, schema(value=StringType(), address=StringType())).write(iter([Row(value="x", address=None)]))
     with pytest.raises(BadRecord, match="an address has 1 to 1000 characters"):
@@ -117,7 +115,7 @@ def test_a_row_without_an_address_and_one_that_is_too_large_are_refused(task: Ta
 
 
 @pytest.mark.parametrize("properties", [None, {}, {"sql.streaming.queryId": ""}])
-def test_a_writer_that_does_not_know_its_query_writes_nothing(task: TaskContext, properties: dict[str, str] | None) -> None:
+def test_stream_writer_without_query_id_writes_nothing(task: TaskContext, properties: dict[str, str] | None) -> None:
     if properties is None:
         TaskContext._setTaskContext(None)  # type: ignore[arg-type]
     else:
@@ -134,9 +132,7 @@ def position(kafka: MockCluster, prefix: str) -> Position:
         reader.close()
 
 
-def test_the_position_of_a_writer_says_the_next_batch_the_query_and_how_many_messages_the_last_one_had(
-    kafka: MockCluster, topic_prefix: str
-) -> None:
+def test_sink_position_contains_next_batch_query_and_message_count(kafka: MockCluster, topic_prefix: str) -> None:
     options = {"id": "w", "address": "q", "prefix": topic_prefix, "unbound": "drop"}
     found = writer(options, kafka=kafka.kafka)
     found.commit([Encoded((b"1", b"2"), "query"), None, Encoded((b"3",), "query")], 0)
@@ -152,7 +148,7 @@ def test_the_position_of_a_writer_says_the_next_batch_the_query_and_how_many_mes
 
 
 @pytest.mark.parametrize("raised", [Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)}), Unavailable("no Kafka")])
-def test_the_transaction_of_a_batch_that_was_refused_is_ended_and_the_writer_is_closed(
+def test_refused_batch_ends_its_transaction_and_closes_writer(
     kafka: MockCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, raised: Exception
 ) -> None:
     ended: list[str] = []

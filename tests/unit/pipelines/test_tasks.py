@@ -73,18 +73,18 @@ def written(
 
 
 @pytest.mark.parametrize("expiration_ms", [2**63 - 1, -(2**63), 253_402_300_800_000])
-def test_a_message_that_expires_when_no_calendar_reaches_has_a_row(expiration_ms: int) -> None:
+def test_message_with_expiry_beyond_calendar_has_row_without_expiration(expiration_ms: int) -> None:
     assert rows(journal(text("never", expiration_ms)))["expiration"].to_pylist() == [None]
 
 
-def test_a_message_that_a_transformation_cannot_be_given_is_dead_lettered_and_one_that_it_leaves_out_is_not() -> None:
+def test_message_unreadable_for_transformation_is_dead_lettered_and_filtered_message_is_not() -> None:
     value = journal(text("left out"), NO_TEXT, text("kept"))
     assert rows(value)["index"].to_pylist() == [0, 2]
     made = {("upper", 1, 2): [TransformedRecord(None, False, None, b"KEPT", {})]}
     assert written(value, made) == [("dead", NO_TEXT), ("out", b"KEPT")]
 
 
-def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_record_alone() -> None:
+def test_failed_transformation_of_message_does_not_affect_other_messages_of_record() -> None:
     bodies = [text(str(number)) for number in range(4)]
     value = journal(*bodies)
     assert rows(value, RowsTask(UPPER, frozenset({(1, 1)})))["index"].to_pylist() == [0, 2, 3]
@@ -93,7 +93,7 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
 
 
-def test_a_transformed_message_is_found_by_its_place_among_all_messages_of_its_record_taken_or_not() -> None:
+def test_transformed_message_is_matched_by_index_among_all_messages_of_record() -> None:
     bodies = [text(str(number)) for number in range(4)]
     value = journal(*bodies, addresses=("others", "orders", "others", "orders"))
     assert rows(value)["index"].to_pylist() == [1, 3]
@@ -110,9 +110,7 @@ def test_a_transformed_message_is_found_by_its_place_among_all_messages_of_its_r
     ],
     ids=["rows", "bodies", "properties"],
 )
-def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(
-    monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: bytes
-) -> None:
+def test_message_rows_are_split_into_bounded_arrow_batches(monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: bytes) -> None:
     monkeypatch.setattr(row_batches, bound, most)
     found = rows(journal(*[message] * 5))
     assert [batch.num_rows for batch in found.to_batches()] == [2, 2, 1]
@@ -120,7 +118,7 @@ def test_message_rows_come_in_batches_however_many_messages_a_journal_record_hol
 
 
 @pytest.mark.parametrize(("room", "fits"), [(20_000, True), (10_000, False), (None, True)])
-def test_what_transformations_make_is_held_up_to_so_many_bytes(monkeypatch: pytest.MonkeyPatch, room: int | None, fits: bool) -> None:
+def test_transformed_output_is_held_up_to_byte_limit(monkeypatch: pytest.MonkeyPatch, room: int | None, fits: bool) -> None:
     monkeypatch.setattr(tasks, "held_position", lambda *_: START)
     monkeypatch.setattr(tasks, "Carrier", Idle)
     schema = pa.schema(

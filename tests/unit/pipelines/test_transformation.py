@@ -36,7 +36,7 @@ def nothing(messages):
         ("users_unwritten", "by_key", "could not load python = 'users_unwritten:by_key': ModuleNotFoundError: "),
     ],
 )
-def test_a_function_that_cannot_be_used_is_refused_with_the_name_of_its_divert(
+def test_unusable_transformation_function_is_refused_and_error_names_divert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, said: str
 ) -> None:
     (tmp_path / "users_own.py").write_text(MODULE)
@@ -48,7 +48,7 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_name_of_its_divert(
     assert str(refused.value).startswith(f"divert 'd': {said}")
 
 
-def test_what_spark_refuses_of_a_transformation_is_told_with_the_divert() -> None:
+def test_invalid_select_expression_is_refused_and_error_names_divert() -> None:
     class Messages:
         def selectExpr(self, *expressions: str) -> None:
             assert expressions == ("offset", "epoch", "sequence", "index", "colour AS value")
@@ -59,7 +59,7 @@ def test_what_spark_refuses_of_a_transformation_is_told_with_the_divert() -> Non
         transformed(DivertSpec("d", "#", select=("offset", " index ", "colour AS value")), messages)
 
 
-def test_what_spark_refuses_of_a_function_is_told_with_the_divert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_error_of_function_is_reported_with_divert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_other.py").write_text(
         "from pyspark.errors import PySparkException\ndef f(messages):\n    raise PySparkException('no')\n"
     )
@@ -86,7 +86,7 @@ TEXTS = MapType(StringType(), StringType())
         ({"value": BinaryType(), "key": StringType(), "topic": StringType(), "headers": TEXTS}, {"key", "topic", "headers"}),
     ],
 )
-def test_what_a_transformation_gives_of_a_record_is_known_by_name_and_headers_by_type(columns: dict[str, Any], given: set[str]) -> None:
+def test_transformation_result_columns_are_recognised_by_name_and_headers_by_type(columns: dict[str, Any], given: set[str]) -> None:
     assert given_columns(DivertSpec("d", "#"), result(**IDENTITY, **columns)) == given
 
 
@@ -99,7 +99,7 @@ def test_what_a_transformation_gives_of_a_record_is_known_by_name_and_headers_by
         ({**IDENTITY, "value": IntegerType()}, "must return a column `value` of type string or binary"),
     ],
 )
-def test_a_transformation_that_no_record_can_be_made_of_is_refused(columns: dict[str, Any], said: str) -> None:
+def test_transformation_result_without_required_columns_is_refused(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=f"^divert 'd': .*{said}"):
         given_columns(DivertSpec("d", "#"), result(**columns))
 
@@ -133,7 +133,7 @@ ITSELF = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=
 @pytest.mark.parametrize(
     "plan", [Plan("Project", Plan("Filter", Plan("Generate", Plan("Range")))), Plan("BroadcastHashJoin", Plan("Range"), TABLE)]
 )
-def test_a_transformation_of_each_message_by_itself_is_allowed_and_a_join_with_a_static_table(plan: Plan) -> None:
+def test_row_local_transformation_and_join_with_static_table_are_allowed(plan: Plan) -> None:
     check_plan(DivertSpec("d", "#"), plan)
 
 
@@ -146,6 +146,6 @@ def test_a_transformation_of_each_message_by_itself_is_allowed_and_a_join_with_a
         (Plan("GlobalLimit", Plan("Range")), "GlobalLimit"),
     ],
 )
-def test_a_transformation_that_needs_several_messages_at_once_is_refused_with_the_operator(plan: Plan, operator: str) -> None:
+def test_transformation_across_messages_is_refused_and_error_names_operator(plan: Plan, operator: str) -> None:
     with pytest.raises(NotRowLocal, match=f"^divert 'd': the transformation is not row-local: operator {operator} needs several"):
         check_plan(DivertSpec("d", "#"), plan)

@@ -48,36 +48,36 @@ def lost(message: Message) -> None:
     raise BatchFailed(str(message))
 
 
-def test_the_messages_themselves_are_found_and_not_their_neighbours_in_the_record() -> None:
+def test_search_finds_exactly_messages_that_fail() -> None:
     failing = Failing((7, 2), (7, 4), (99, 0))
     assert first_bad(MESSAGES, failing, well) == ({each: f"unlucky {each}" for each in ((7, 2), (7, 4), (99, 0))}, OFFSET_MAX)
     assert failing.runs < 60
 
 
-def test_a_fault_that_passes_is_no_messages_own() -> None:
+def test_transient_failure_is_not_attributed_to_message() -> None:
     for passing in range(1, 10):  # down to the leaf, where it fails once
         assert first_bad(MESSAGES, Failing(passing=passing), well)[0] == {}
     assert first_bad([], Failing(passing=1), well) == ({}, OFFSET_MAX)
 
 
-def test_no_message_is_blamed_for_what_fails_without_it() -> None:
+def test_failure_without_messages_is_not_attributed_to_message() -> None:
     with pytest.raises(BatchFailed, match=r"\(7, 2\)"):
         first_bad(MESSAGES, Failing((7, 2)), lost)
 
 
-def test_what_is_wrong_beside_messages_is_looked_for_once_for_each_that_is_found_and_for_no_other() -> None:
+def test_control_run_without_messages_happens_once_per_found_message() -> None:
     controlled: list[Message] = []
     assert list(first_bad(MESSAGES, Failing((7, 2), (99, 0)), controlled.append)[0]) == controlled == [(7, 2), (99, 0)]
 
 
-def test_the_half_that_must_hold_a_bad_one_is_not_tried_as_a_whole() -> None:
+def test_half_that_must_contain_failing_message_is_not_tried_as_whole() -> None:
     failing = Failing(MESSAGES[-1])
     first_bad(MESSAGES, failing, well)
     # All of them, their first halves all the way down, and the last one twice.
     assert failing.runs == 1 + math.ceil(math.log2(len(MESSAGES))) + 2
 
 
-def test_of_very_many_bad_ones_the_first_are_found_record_by_record() -> None:
+def test_search_for_many_failing_messages_finds_first_ones_by_record() -> None:
     failing = Failing(*MESSAGES)
     bad, end = first_bad(MESSAGES, failing, well)
     assert list(bad) == [each for each in MESSAGES if each[0] <= end]
@@ -174,13 +174,13 @@ def failed(divert: DivertSpec, *messages: Message) -> dict[tuple[str, int, int],
     return {(divert.name, *message): f"unlucky {message}" for message in messages}
 
 
-def test_a_batch_in_which_nothing_fails_is_carried_at_once_and_not_searched() -> None:
+def test_batch_without_failure_is_carried_without_search() -> None:
     journal = Journal()
     carry(journal, MESSAGES)
     assert (journal.carried, journal.dead, journal.reads, journal.searched) == (MESSAGES, {}, [], [])
 
 
-def test_messages_on_which_transformations_fail_are_given_to_the_writer_with_the_reason_by_divert() -> None:
+def test_messages_that_fail_transformation_are_passed_to_writer_with_reason_per_divert() -> None:
     journal = Journal({"upper": frozenset({(7, 2)}), "lower": frozenset({(7, 2), (50, 0)}), "plain": frozenset()})
     carry(journal, MESSAGES, UPPER, PLAIN, LOWER)
     assert journal.carried == MESSAGES
@@ -188,7 +188,7 @@ def test_messages_on_which_transformations_fail_are_given_to_the_writer_with_the
     assert {name for name, _, _ in journal.searched} == {"upper", "lower"}, "a divert without a transformation is not searched"
 
 
-def test_of_many_messages_that_fail_the_first_are_carried_and_then_the_rest() -> None:
+def test_many_failing_messages_are_found_and_carried_in_portions() -> None:
     bad = [(offset, 1) for offset in range(0, 100, 3)]
     journal = Journal({"upper": frozenset(bad)})
     carry(journal, MESSAGES)
@@ -199,7 +199,7 @@ def test_of_many_messages_that_fail_the_first_are_carried_and_then_the_rest() ->
     assert len(searched) == 1 + (len(bad) - 1) // BAD_AT_ONCE
 
 
-def test_the_divert_that_is_searched_to_the_earliest_offset_bounds_what_is_carried() -> None:
+def test_earliest_searched_offset_of_all_diverts_bounds_carried_range() -> None:
     first, second = [(offset, 0) for offset in range(40, 60)], [(offset, 0) for offset in range(100)]
     journal = Journal({"upper": frozenset(first), "lower": frozenset(second)})
     carry(journal, MESSAGES, UPPER, LOWER)
@@ -207,7 +207,7 @@ def test_the_divert_that_is_searched_to_the_earliest_offset_bounds_what_is_carri
     assert journal.dead == failed(UPPER, *first) | failed(LOWER, *second)
 
 
-def test_what_is_too_much_is_carried_in_halves_read_anew_and_a_single_record_as_it_is() -> None:
+def test_too_large_batch_is_carried_in_halves_down_to_single_record() -> None:
     journal = Journal()
     carry(journal, MESSAGES[: 3 * PER_RECORD], room=PER_RECORD + 1)
     assert journal.carried == MESSAGES[: 3 * PER_RECORD]
@@ -219,13 +219,13 @@ def test_what_is_too_much_is_carried_in_halves_read_anew_and_a_single_record_as_
     assert [most for _, most, _ in single.searched] == [None], "a single record is searched however much it holds"
 
 
-def test_a_batch_without_rows_of_which_there_was_too_much_fails() -> None:
+def test_too_large_batch_without_rows_fails() -> None:
     journal = Journal(raised=said_by_spark(QUERY, BatchTooLarge("too much")))
     with pytest.raises(BatchFailed, match="Spark finds no rows"):
         carry(journal, [])
 
 
-def test_what_is_searched_is_bounded_and_parted_where_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_bounded_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "SEARCHED_AT_ONCE", 2 * PER_RECORD)
     journal = Journal({"upper": frozenset({(3, 1)})})
     carry(journal, MESSAGES[: 4 * PER_RECORD])
@@ -235,7 +235,7 @@ def test_what_is_searched_is_bounded_and_parted_where_there_is_more(monkeypatch:
     assert [most for _, most, _ in journal.searched] == [2 * PER_RECORD + 1] * 2
 
 
-def test_a_failure_of_the_task_itself_is_raised_and_no_message_is_searched() -> None:
+def test_task_error_is_raised_without_search() -> None:
     for error in (Unavailable("no Kafka"), PositionTaken("another driver")):
         journal = Journal(raised=said_by_spark(QUERY, error), bad={"upper": frozenset({(1, 1)})})
         with pytest.raises(PySparkException, match=str(error)):
@@ -243,7 +243,7 @@ def test_a_failure_of_the_task_itself_is_raised_and_no_message_is_searched() -> 
         assert journal.searched == []
 
 
-def test_a_failure_for_which_no_message_can_be_blamed_is_raised() -> None:
+def test_failure_without_responsible_message_is_raised() -> None:
     with pytest.raises(PySparkException, match="a worker was killed"):
         carry(Journal(passing=1), MESSAGES)
     with pytest.raises(BatchFailed, match="no file"):
@@ -251,9 +251,7 @@ def test_a_failure_for_which_no_message_can_be_blamed_is_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), PositionTaken("another driver"), None], ids=["retriable", "fatal", "foreign"])
-def test_a_batch_raises_the_error_of_its_task_and_what_is_foreign_as_a_failed_batch(
-    error: BasculeError | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_raises_task_error_and_foreign_error_as_batch_failed(error: BasculeError | None, monkeypatch: pytest.MonkeyPatch) -> None:
     frame: Any = None
     batch = TransformingBatch(task(), "pool", lambda _: None)
 

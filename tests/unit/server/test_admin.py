@@ -148,7 +148,7 @@ def test_status_and_queues_are_reported_as_json() -> None:
     served(Broker(), ask)
 
 
-def test_readiness_follows_the_broker_and_liveness_the_process() -> None:
+def test_readiness_reports_broker_state_and_liveness_reports_process() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -160,7 +160,7 @@ def test_readiness_follows_the_broker_and_liveness_the_process() -> None:
     served(broker, ask)
 
 
-def test_metrics_show_the_account_of_memory_by_part_and_whether_producers_wait() -> None:
+def test_metrics_report_memory_by_part_and_blocked_producers() -> None:
     def ask(port: int) -> None:
         lines = get(port, "/metrics")[1].splitlines()
         for line in (
@@ -197,7 +197,7 @@ def test_an_unknown_path_is_not_repeated_in_the_answer() -> None:
     served(Broker(), ask)
 
 
-def test_a_port_in_use_is_named_with_the_flag_that_chooses_it() -> None:
+def test_admin_port_in_use_error_names_port_and_flag() -> None:
     def ask(port: int) -> None:
         with pytest.raises(PortInUse, match=rf"port {port} for admin on 127.0.0.1 .* --admin-port"):
             AdminServer(Broker(), host="127.0.0.1", port=port)
@@ -255,7 +255,7 @@ def test_errors_of_actions_are_answered_with_status_and_text(body: str, code: in
     served(Broker(), ask)
 
 
-def test_a_web_page_may_not_act_nor_read_messages() -> None:
+def test_admin_action_with_foreign_origin_is_refused() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -265,7 +265,7 @@ def test_a_web_page_may_not_act_nor_read_messages() -> None:
     assert broker.acted == []
 
 
-def test_without_a_token_only_this_machine_may_act() -> None:
+def test_without_token_admin_actions_are_allowed_only_from_localhost() -> None:
     broker = Broker()
     answers: list[Any] = []
 
@@ -335,7 +335,7 @@ def test_an_administrator_without_the_permission_is_refused(path: str, permissio
     served(broker, ask)
 
 
-def test_fault_of_one_request_is_contained_and_the_next_one_is_answered() -> None:
+def test_error_in_admin_request_is_contained_and_next_request_is_answered() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
@@ -348,7 +348,7 @@ def test_fault_of_one_request_is_contained_and_the_next_one_is_answered() -> Non
 
 
 @pytest.mark.parametrize("path", ["/status", "/queues", "/metrics", "/readyz"])
-def test_fault_of_a_page_is_contained(path: str) -> None:
+def test_error_in_admin_page_is_contained(path: str) -> None:
     broker = Broker()
     del broker.now["queues"], broker.now["serving"]  # type: ignore[misc]
 

@@ -230,7 +230,7 @@ def answer_to(said: bytes) -> bytes:
     return answer
 
 
-def test_a_body_in_chunks_is_refused_and_its_rest_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_request_body_is_refused_and_not_parsed_further(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
     parse = h11.Connection.receive_data
     monkeypatch.setattr(h11.Connection, "receive_data", lambda self, data: parsed.append(len(data)) or parse(self, data))
@@ -240,12 +240,12 @@ def test_a_body_in_chunks_is_refused_and_its_rest_is_not_parsed(monkeypatch: pyt
     assert sum(parsed) < 10 * admin_http.PIECE_BYTES
 
 
-def test_requests_sent_at_once_are_answered_one_behind_the_other() -> None:
+def test_pipelined_admin_requests_are_answered_in_order() -> None:
     count = 2 * admin_http.PIECE_BYTES // len(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer_to(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * count).count(b"HTTP/1.1 200") == count
 
 
-def test_a_request_longer_than_a_piece_is_answered() -> None:
+def test_request_longer_than_read_buffer_piece_is_answered() -> None:
     body = b'{"name": "' + b"x" * 60_000 + b'"}'
     assert answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 200")
 
@@ -268,7 +268,7 @@ def test_a_path_with_a_trailing_slash_is_not_found_and_not_redirected() -> None:
     assert answer.startswith(b"HTTP/1.1 404")
 
 
-def test_a_request_with_a_long_head_is_refused() -> None:
+def test_request_with_too_long_head_is_refused() -> None:
     def ask(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), SOON_S) as sock, suppress(ConnectionError):
             sock.sendall(b"GET /livez?" + b"x" * admin_http.HEADERS_BYTES_MAX)

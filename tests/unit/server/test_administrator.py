@@ -76,7 +76,7 @@ def dead(node: Node, count: int, address: str = "q") -> None:
 
 
 @run_async
-async def test_queues_are_created_emptied_and_deleted() -> None:
+async def test_administrator_creates_purges_and_deletes_queues() -> None:
     node = Node()
     admin = administrator(node)
     assert await admin.act("queues/create", {"name": "q"}) == {"created": "q"}
@@ -189,7 +189,7 @@ async def test_an_unknown_branch_cannot_be_ended(action: str) -> None:
     ],
 )
 @run_async
-async def test_arguments_that_cannot_be_used_are_named(action: str, arguments: dict[str, Any], text: str) -> None:
+async def test_invalid_arguments_of_actions_are_named_in_error(action: str, arguments: dict[str, Any], text: str) -> None:
     node = Node()
     node.fill("q", 1)
     with pytest.raises((InvalidInput, UnknownAddress), match=text):
@@ -235,7 +235,7 @@ async def test_a_long_action_waits_while_the_journal_is_congested(monkeypatch: p
 
 
 @run_async
-async def test_a_long_action_ends_when_the_broker_serves_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_action_ends_when_broker_stops_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.fill("q", 5)
     monkeypatch.setattr("bascule.broker.administration.STEP_MESSAGES", 1)
@@ -249,7 +249,7 @@ async def test_a_long_action_ends_when_the_broker_serves_no_longer(monkeypatch: 
 
 
 @run_async
-async def test_the_status_has_the_queues_and_the_counters() -> None:
+async def test_status_contains_queues_and_counters() -> None:
     node = Node()
     node.fill("q", 2)
     client = Client(node)

@@ -164,7 +164,7 @@ async def test_unprepared_branch_ends_with_its_broker(kafka: KafkaInMemory, tmp_
 
 
 @run_async
-async def test_branches_one_after_another_share_session_and_consumers(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_successive_branches_share_connection(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "first")
 
@@ -228,7 +228,7 @@ async def test_request_without_reply_address_is_carried_out(kafka: KafkaInMemory
 
 
 @run_async
-async def test_management_node_is_no_queue_to_receive_from(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_consumer_on_management_node_is_refused(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
 
         def steps(resource: JmsResource) -> None:

@@ -141,7 +141,7 @@ async def test_ingress_takes_committed_records_only_and_each_once(kafka: KafkaIn
 
 @pytest.mark.parametrize("recreated", [False, True])
 @run_async
-async def test_ingress_is_trimmed_up_to_what_a_snapshot_has_taken_unless_it_was_recreated(
+async def test_ingress_is_trimmed_to_position_in_snapshot_unless_topic_was_recreated(
     kafka: KafkaInMemory, tmp_path: Path, recreated: bool
 ) -> None:
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100}) as broker:
@@ -191,7 +191,7 @@ async def test_open_transaction_that_blocks_ingress_is_reported(
 
 
 @run_async
-async def test_epoch_that_ends_closes_its_connections_and_its_clients_of_kafka(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_ended_epoch_closes_its_connections_and_kafka_clients(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         with await called(broker.connect) as context:
             await called(context.send, Queue("orders"), "1")
@@ -264,7 +264,7 @@ async def test_stalled_broker_starts_a_new_epoch_if_a_new_client_can_append(kafk
 
 
 @run_async
-async def test_standby_serves_with_all_that_is_stored_when_other_broker_stops(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_standby_takes_over_with_all_stored_messages_when_broker_stops(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path / "1") as first:
         standby = Broker(kafka, tmp_path / "2")
         await until(lambda: standby.standing_by, "it stands by")
@@ -313,7 +313,7 @@ async def test_election_that_kafka_does_not_confirm_starts_no_epoch(kafka: Kafka
 
 
 @run_async
-async def test_second_broker_of_same_name_ends(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_broker_ends_when_another_broker_has_same_instance_name(kafka: KafkaInMemory, tmp_path: Path) -> None:
     name = {"broker": {"instance": "twin"}}
     first = Broker(kafka, tmp_path / "1", **name)
     await first.serves()
@@ -329,7 +329,7 @@ async def test_second_broker_of_same_name_ends(kafka: KafkaInMemory, tmp_path: P
 
 
 @run_async
-async def test_broker_does_not_start_on_topic_that_breaks_promise(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_broker_does_not_start_with_unsafe_topic_setting(kafka: KafkaInMemory, tmp_path: Path) -> None:
     kafka.create(JOURNAL, retention_ms="1000")
     with pytest.raises(UnsafeTopic, match=r"retention\.ms=1000"):
         await Broker(kafka, tmp_path).task
@@ -344,7 +344,7 @@ async def test_broker_does_not_start_without_kafka(kafka: KafkaInMemory, tmp_pat
 
 
 @run_async
-async def test_port_in_use_is_named(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_amqp_port_in_use_error_names_port(kafka: KafkaInMemory, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse, match=f"port {port} for AMQP on 127.0.0.1 cannot be used"):
@@ -363,7 +363,7 @@ async def test_unsafe_topic_setting_is_reported_until_it_is_corrected(kafka: Kaf
 
 
 @run_async
-async def test_journal_with_smaller_record_limit_accepts_smaller_messages(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_broker_does_not_start_when_journal_record_limit_is_below_message_limit(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path) as broker:
         largest = broker.node.max_message_bytes
     kafka.topics[JOURNAL].config["max.message.bytes"] = "2000000"
@@ -472,7 +472,7 @@ async def test_pipeline_beyond_its_quota_no_longer_pins_journal(kafka: KafkaInMe
 
 
 @run_async
-async def test_journal_is_kept_for_exclusive_divert_that_no_pipelines_know(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_journal_is_pinned_for_exclusive_divert_without_position(kafka: KafkaInMemory, tmp_path: Path) -> None:
     divert = {"name": "export", "from": "orders", "to": "out", "exclusive": True}
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100}, divert=[divert]) as broker:
         await housekept(broker, "orders")

@@ -35,7 +35,7 @@ def shown(client: Client, link: ReceiverLink) -> list[Any]:
 
 
 @run_async
-async def test_browser_is_shown_neither_expired_messages_nor_those_sent_after_it_began() -> None:
+async def test_browser_sees_neither_expired_messages_nor_messages_sent_after_its_start() -> None:
     clock = Clock()
     served = Served(BrokerInMemory(clock=clock))
     send(served, "short", ttl_ms=5)
@@ -51,7 +51,7 @@ async def test_browser_is_shown_neither_expired_messages_nor_those_sent_after_it
 
 
 @run_async
-async def test_browser_is_shown_what_its_selector_matches() -> None:
+async def test_browser_sees_only_messages_that_match_its_selector() -> None:
     served = Served()
     for colour in ("red", "blue", "red"):
         send(served, colour, properties={"colour": colour})

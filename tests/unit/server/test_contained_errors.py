@@ -28,7 +28,7 @@ class Unsayable(Rejected):
 
 
 @run_async
-async def test_answer_that_cannot_be_encoded_ends_its_own_connection_and_the_others_are_answered() -> None:
+async def test_answer_that_cannot_be_encoded_ends_only_its_own_connection() -> None:
     served = Served()
     bad, good = Client(served, "bad"), Client(served, "good")
     sender, other = bad.producer("q"), good.producer("q")
@@ -50,7 +50,7 @@ async def test_answer_that_cannot_be_encoded_ends_its_own_connection_and_the_oth
 
 
 @run_async
-async def test_fault_in_the_clock_of_a_connection_ends_that_connection() -> None:
+async def test_error_in_timer_of_connection_ends_only_this_connection() -> None:
     served = Served()
     client, other = Client(served, "one"), Client(served, "other")
     client.connection.amqp._deadlines._received_s = "never"  # type: ignore[assignment]
@@ -119,7 +119,7 @@ async def test_fault_of_a_management_request_refuses_only_the_request() -> None:
     assert [kind for kind, _ in served.contained] == [ErrorKind.REQUEST]
 
 
-def test_contained_errors_are_logged_with_their_place_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_contained_errors_are_logged_with_rate_limit_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     errors = ErrorContainment(ErrorLog().write)
     for number in range(3 * LINES_PER_S):
         errors.contain(ErrorKind.MOVE, ValueError(number), queue="q")

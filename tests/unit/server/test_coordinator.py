@@ -53,7 +53,7 @@ def test_transaction_ids_are_unique_across_brokers(monkeypatch: pytest.MonkeyPat
     assert len(names) == 9
 
 
-def test_a_coordinator_forgets_transactions_that_are_handed_over_and_rolls_back_the_others() -> None:
+def test_coordinator_forgets_transactions_that_became_branches_and_rolls_back_others() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
     link: Any = peer
@@ -141,7 +141,7 @@ class Controller(served.Client):
 @pytest.mark.parametrize("second_session", [True, False], ids=["another session", "the same session"])
 @pytest.mark.parametrize("fail", [True, False], ids=["rollback", "commit"])
 @run_async
-async def test_discharge_on_another_link_than_the_declare_ends_nothing(second_session: bool, fail: bool) -> None:
+async def test_discharge_on_other_link_than_declare_is_refused_and_transaction_stays_open(second_session: bool, fail: bool) -> None:
     client = Controller(Served(), second_session=second_session)
     txn_id = client.begin()
     answer = client.control(client.foreign, Discharge(txn_id, fail))
@@ -154,7 +154,7 @@ async def test_discharge_on_another_link_than_the_declare_ends_nothing(second_se
 
 
 @run_async
-async def test_discharge_of_a_transaction_of_another_connection_ends_nothing() -> None:
+async def test_discharge_of_transaction_of_other_connection_is_refused() -> None:
     broker = Served()
     client, other = Controller(broker), Controller(broker)
     txn_id = client.begin()
@@ -165,7 +165,7 @@ async def test_discharge_of_a_transaction_of_another_connection_ends_nothing() -
 
 
 @run_async
-async def test_end_of_another_coordinator_link_leaves_the_transaction_alone() -> None:
+async def test_detach_of_other_coordinator_link_keeps_transaction_open() -> None:
     client = Controller(Served())
     txn_id = client.begin()
     client.control(client.foreign, Discharge(txn_id, False))

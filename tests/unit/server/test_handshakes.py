@@ -237,7 +237,7 @@ def test_the_size_of_frames_behind_a_password_is_limited() -> None:
     assert connection.error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
-def test_a_frame_before_the_login_is_small() -> None:
+def test_too_large_sasl_frame_closes_connection() -> None:
     connection = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}), require_sasl=True)
     connection.receive(SASL_HEADER + frame(0, bytes(SASL_FRAME_SIZE_BYTES_MAX), SASL_FRAME)[:8], 0.0)
     assert connection.closed

@@ -350,7 +350,7 @@ def test_a_kafka_client_that_cannot_be_created_is_reported_and_retried() -> None
     asyncio.run(check())
 
 
-def test_a_chunk_and_the_largest_message_are_one_record_of_the_journal() -> None:
+def test_ingress_chunk_and_largest_message_fit_into_one_journal_record() -> None:
     before = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, "a" * 1024, (), (), (), KafkaOrigin("topic", 0, 0), b"x" * CHUNK_BYTES)
     largest = before._replace(body=b"x" * MESSAGE_BYTES_MAX)
     short = before._replace(body=b"")

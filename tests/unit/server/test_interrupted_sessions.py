@@ -99,7 +99,7 @@ async def test_a_rollback_in_place_of_a_commit_is_recognised_by_remaining_credit
 @pytest.mark.parametrize("messages", [5, 500])
 @pytest.mark.parametrize(("prefetch", "lost"), [(1, ()), (2, ()), (2, ("client",)), (PREFETCH, ()), (PREFETCH, ("client",))])
 @run_async
-async def test_a_rollback_by_the_application_is_answered(messages: int, prefetch: int, lost: tuple[str, ...]) -> None:
+async def test_rollback_by_application_after_receive_does_not_reset_connection(messages: int, prefetch: int, lost: tuple[str, ...]) -> None:
     session = Session(served_with(messages, lost=lost), prefetch=prefetch)
     session.receive(1)
     session.roll_back()
@@ -194,7 +194,7 @@ async def test_the_last_credit_is_kept_until_the_first_transaction_ends_or_a_dra
 
 
 @run_async
-async def test_a_session_without_transactions_has_all_of_its_credit() -> None:
+async def test_session_without_transactions_gets_full_credit() -> None:
     served = served_with(50)
     client = Client(served, product=PRODUCT)
     assert client.received(client.consumer("q", PREFETCH)) == PREFETCH

@@ -48,7 +48,7 @@ async def turns(client: Client, count: int = 1) -> list[int]:
 
 
 @run_async
-async def test_no_turn_writes_more_than_a_piece_and_others_are_served_meanwhile() -> None:
+async def test_large_message_is_written_in_pieces_while_other_clients_are_served() -> None:
     served = Served()
     other = Client(served, "other")
     inbox = other.consumer("inbox", credit=10)

@@ -18,7 +18,7 @@ HASH = str(Verifier.of("hush", b"salt", 1000))
 
 @pytest.mark.parametrize("password", ["hush", HASH])
 @pytest.mark.parametrize("make", [PlainClient, partial(ScramClient, nonce="nonce")], ids=["PLAIN", "SCRAM"])
-def test_a_user_logs_in_by_each_mechanism_whether_the_password_or_its_hash_is_known(
+def test_user_logs_in_with_plain_and_scram_against_configured_password_or_hash(
     password: str, make: Callable[[str, str], ClientMechanism]
 ) -> None:
     broker = Broker.model_validate({"users": {"ann": password}})
@@ -39,7 +39,7 @@ def test_the_safest_mechanism_is_first_and_anonymous_is_offered_only_if_allowed(
     assert list(sasl_mechanisms(Broker.model_validate(settings))) == offered
 
 
-def test_the_hash_is_no_password() -> None:
+def test_login_with_password_hash_as_password_is_refused() -> None:
     broker = Broker.model_validate({"users": {"ann": HASH}})
     for client in (PlainClient("ann", HASH), ScramClient("ann", HASH, "nonce"), AnonymousClient()):
         pair = Pair(sasl=SaslServer(sasl_mechanisms(broker)), client_sasl=SaslClient([client]), require_sasl=True).run()

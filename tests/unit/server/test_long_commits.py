@@ -107,7 +107,7 @@ async def test_frames_behind_a_commit_wait_for_it() -> None:
 
 
 @run_async
-async def test_transaction_of_a_client_that_is_lost_while_its_commit_is_planned_is_rolled_back() -> None:
+async def test_transaction_is_rolled_back_when_client_is_lost_during_commit_planning() -> None:
     run = Committing()
     run.discharge()
     run.client.connection.data_received(run.client.amqp.data_to_send())
@@ -135,7 +135,7 @@ def request(operation: str, **properties: object) -> bytes:
 
 @pytest.mark.parametrize("operation", ["prepare", "commit"])
 @run_async
-async def test_request_that_makes_transaction_a_branch_takes_many_turns(operation: str) -> None:
+async def test_request_that_turns_large_transaction_into_branch_takes_several_turns(operation: str) -> None:
     run = Committing()
     requests = run.client.producer(MANAGEMENT_ADDRESS)
     requests.send(request(operation, txnId=run.transaction.hex()), settled=True)
@@ -165,7 +165,7 @@ async def test_commit_of_prepared_branch_takes_many_turns() -> None:
 
 
 @run_async
-async def test_request_of_a_client_that_is_lost_while_it_is_planned_leaves_the_branch_prepared() -> None:
+async def test_branch_stays_prepared_when_client_is_lost_during_commit_planning() -> None:
     run = Committing()
     requests = run.client.producer(MANAGEMENT_ADDRESS)
     requests.send(request("prepare", txnId=run.transaction.hex()), settled=True)
@@ -232,7 +232,7 @@ async def test_transaction_is_rolled_back_if_its_coordinator_link_ends_while_its
 
 @pytest.mark.parametrize("end", ["detach", "end", "close"])
 @run_async
-async def test_end_behind_a_commit_that_is_planned_is_handled_after_the_commit(end: str) -> None:
+async def test_detach_end_or_close_sent_after_commit_is_handled_after_commit(end: str) -> None:
     run = Committing()
     run.discharge()
     {"detach": run.coordinator.detach, "end": run.client.session.end, "close": run.client.amqp.close}[end]()
@@ -244,7 +244,7 @@ async def test_end_behind_a_commit_that_is_planned_is_handled_after_the_commit(e
 
 
 @run_async
-async def test_commit_that_is_planned_as_the_epoch_ends_leaves_nothing() -> None:
+async def test_epoch_end_during_commit_planning_discards_commit() -> None:
     run = Committing()
     run.discharge()
     run.client.connection.data_received(run.client.amqp.data_to_send())

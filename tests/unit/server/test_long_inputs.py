@@ -59,7 +59,7 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
 
 
 @run_async
-async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_behind_them(
+async def test_many_small_messages_are_handled_in_many_turns_before_following_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = Served()
@@ -85,7 +85,7 @@ async def test_many_small_messages_are_taken_in_many_turns_and_before_the_close_
 
 
 @run_async
-async def test_end_of_a_session_costs_no_more_where_the_other_sessions_have_many_links() -> None:
+async def test_cost_of_session_end_does_not_grow_with_links_of_other_sessions() -> None:
     served = Served()
     client = Client(served, product=PRODUCT)
     empty = [client.amqp.begin() for _ in range(2)]
@@ -298,7 +298,7 @@ def send_two(client: Client, producer: SenderLink, *, settled: bool = False) -> 
 
 
 @run_async
-async def test_client_waits_while_a_queue_drops_many_messages_for_its_own() -> None:
+async def test_client_input_waits_while_full_queue_drops_many_messages() -> None:
     served = Dropping()
     busy, other = Client(served, "busy"), Client(served, "other")
     inbox, producer = other.consumer("inbox", credit=10), busy.producer("q")

@@ -68,7 +68,7 @@ async def test_long_page_is_made_in_several_turns(what: str) -> None:
 
 
 @run_async
-async def test_queue_that_is_deleted_between_two_turns_is_listed_as_it_was_or_not_at_all() -> None:
+async def test_queue_deleted_during_listing_is_listed_unchanged_or_omitted() -> None:
     node = Node()
     many_queues(node)
     page = asyncio.ensure_future(administrator(node).status())
@@ -79,7 +79,7 @@ async def test_queue_that_is_deleted_between_two_turns_is_listed_as_it_was_or_no
 
 
 @run_async
-async def test_first_dead_letters_of_a_deep_queue_are_listed_without_a_walk_through_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listing_first_dead_letters_reads_only_requested_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     dead(node, 20)
     queue = node.engine.queue("DLQ")
@@ -92,7 +92,7 @@ async def test_first_dead_letters_of_a_deep_queue_are_listed_without_a_walk_thro
 
 
 @run_async
-async def test_closed_clients_do_not_end_a_page_about_them() -> None:
+async def test_connection_list_of_many_clients_is_built_in_several_turns() -> None:
     node = Node()
     clients = [Client(node) for _ in range(20)]
     page, turns = await turns_of(administrator(node).clients())

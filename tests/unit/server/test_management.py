@@ -109,7 +109,7 @@ async def test_an_undeliverable_answer_creates_no_queue(reply_to: str) -> None:
 
 @pytest.mark.parametrize("since", [True, "7"])
 @run_async
-async def test_invalid_position_is_refused(since: Any) -> None:
+async def test_management_request_with_invalid_since_position_is_refused(since: Any) -> None:
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=1)

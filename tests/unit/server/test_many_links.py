@@ -76,7 +76,7 @@ async def test_connection_with_many_links_is_released_in_many_turns_and_others_a
 
 
 @run_async
-async def test_messages_of_a_lost_client_come_back_in_order_however_many_turns_that_takes() -> None:
+async def test_messages_of_lost_client_return_in_order_over_many_turns() -> None:
     served = Sliced()
     busy, other = Client(served, "busy"), Client(served, "other")
     for number in range(LINKS):
@@ -97,7 +97,7 @@ async def test_messages_of_a_lost_client_come_back_in_order_however_many_turns_t
 
 
 @run_async
-async def test_nothing_is_given_to_a_client_that_is_being_released() -> None:
+async def test_client_that_is_being_released_receives_no_messages() -> None:
     served = Sliced()
     busy = Client(served, "busy")
     for number in range(LINKS):
@@ -133,7 +133,7 @@ async def test_close_is_answered_when_all_links_are_released() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
 @run_async
-async def test_client_that_comes_back_finds_its_durable_subscription_free(how: str) -> None:
+async def test_reconnected_client_waits_for_release_of_old_connection_and_gets_its_durable_subscription(how: str) -> None:
     served = Sliced()
     before = Client(served, "client")
     for number in range(LINKS):
@@ -158,7 +158,7 @@ async def test_client_that_comes_back_finds_its_durable_subscription_free(how: s
 
 
 @run_async
-async def test_links_of_a_client_that_reads_again_are_woken_in_many_turns() -> None:
+async def test_links_are_woken_over_many_turns_when_client_resumes_reading() -> None:
     served = Sliced()
     client = Client(served)
     links = [client.consumer(f"q{number}", credit=1, name=f"link-{number}") for number in range(LINKS)]
@@ -177,7 +177,7 @@ async def test_links_of_a_client_that_reads_again_are_woken_in_many_turns() -> N
 
 
 @run_async
-async def test_links_are_woken_once_more_where_the_client_reads_again_meanwhile() -> None:
+async def test_links_are_woken_again_when_client_resumes_reading_during_wake() -> None:
     served = Sliced()
     client = Client(served)
     for number in range(LINKS):
@@ -195,7 +195,7 @@ async def test_links_are_woken_once_more_where_the_client_reads_again_meanwhile(
 
 
 @run_async
-async def test_clients_that_are_lost_at_the_same_time_share_the_time_of_a_turn() -> None:
+async def test_simultaneously_lost_clients_share_turn_time() -> None:
     served = Sliced()
     clients = [Client(served, f"client {number}") for number in range(3)]
     for client in clients:

@@ -190,7 +190,7 @@ async def test_caches_are_not_emptied_for_each_closed_client(spill: SpillFiles, 
 
 
 @run_async
-async def test_links_are_counted_with_their_names(spill: SpillFiles) -> None:
+async def test_memory_account_counts_link_names(spill: SpillFiles) -> None:
     served = Served()
     watch = MemoryWatch(served.engine, spill, served.partials, served.connections, served.dispatch)
     client, counted_bytes = Client(served), []
@@ -205,7 +205,7 @@ async def test_links_are_counted_with_their_names(spill: SpillFiles) -> None:
 
 
 @run_async
-async def test_a_client_that_reads_nothing_is_disconnected_when_such_clients_hold_too_much(spill: SpillFiles) -> None:
+async def test_client_that_does_not_read_is_disconnected_when_unread_buffers_exceed_limit(spill: SpillFiles) -> None:
     served = Watched(spill)
     served.fill("q", 200, BODY)
     reading, hung = Client(served, "reading"), [Client(served, f"hung {number}") for number in range(3)]

@@ -27,7 +27,7 @@ def test_starting_node_has_no_engine_and_reports_it() -> None:
     assert not node.awake()
 
 
-def test_clients_are_told_of_other_brokers_by_host_port_and_scheme() -> None:
+def test_failover_list_contains_host_port_and_scheme() -> None:
     node = Node(Settings(broker=Broker(failover=("one:5672", "::1:5673"))))
     assert node.failover == [
         {"network-host": "one", "hostname": "one", "port": 5672, "scheme": "amqp"},
@@ -56,7 +56,7 @@ def test_connections_are_limited_by_descriptors_with_a_warning_if_more_are_confi
         ((1024, resource.RLIM_INFINITY), (1 << 20, resource.RLIM_INFINITY)),
     ],
 )
-def test_limit_of_descriptors_is_raised_as_far_as_the_system_allows(
+def test_file_descriptor_limit_is_raised_to_hard_limit(
     limits: tuple[int, int], raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int]] = []

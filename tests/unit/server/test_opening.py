@@ -100,7 +100,7 @@ async def test_client_id_of_a_closed_connection_with_an_open_socket_is_free() ->
 
 
 @run_async
-async def test_client_without_an_id_opens_beside_connections_that_have_not_opened() -> None:
+async def test_client_without_id_opens_while_other_connections_have_not_opened() -> None:
     served = Served()
     wire: Any = Wire()
     served.connection().connection_made(wire)

@@ -77,7 +77,7 @@ async def test_disposition_without_outcome_and_settlement_changes_nothing() -> N
 
 
 @run_async
-async def test_unsettled_outcome_is_settled_when_it_is_stored_and_not_before() -> None:
+async def test_outcome_is_settled_by_broker_when_record_is_stored() -> None:
     served = Served()
     client = receiver_of_one(served)
     client.amqp.out.append(hot.disposition(client.session.channel, True, 0, 0, False, hot.state_bytes(Accepted())))

@@ -317,11 +317,11 @@ def _act(node: Any, place: AdminPlace) -> Awaitable[Any]:
     return act(node, place.action, place.arguments)
 
 
-def test_every_action_has_a_row() -> None:
+def test_permission_table_covers_every_admin_action() -> None:
     assert {place.action for place in ADMIN_PLACES} == set(ACTIONS)
 
 
-def test_the_page_on_permissions_names_each_place_and_what_it_needs() -> None:
+def test_permissions_page_lists_each_operation_with_its_permissions() -> None:
     needs: dict[str, set[str]] = {}
     for place in PLACES:
         needs.setdefault(place.name, set()).add(place.permission.value)

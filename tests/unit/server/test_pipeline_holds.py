@@ -99,7 +99,7 @@ def test_disabled_divert_is_distinguished_from_a_stopped_one(holds: Holds) -> No
     }
 
 
-def test_pipelines_without_an_enabled_divert_say_so(holds: Holds) -> None:
+def test_hold_of_common_position_without_members_reports_disabled_diverts(holds: Holds) -> None:
     holds.put(COMMON, 3, members=())
     assert holds.found() == {COMMON: (3, ALL_DISABLED)}
 
@@ -113,16 +113,16 @@ def test_journal_is_not_kept_for_other_sources_and_removed_pipelines(holds: Hold
     assert holds.found() == {COMMON: (9, "")}
 
 
-def test_journal_is_kept_from_the_start_for_an_exclusive_divert_that_no_pipelines_know(holds: Holds) -> None:
+def test_journal_is_pinned_from_start_for_exclusive_divert_without_position(holds: Holds) -> None:
     holds.put(f"{DIVERT}known", 5, members=("known",))
     assert holds.found() == {f"{DIVERT}export": (0, UNTOLD), f"{DIVERT}known": (5, "")}
 
 
-def test_exclusive_divert_needs_nothing_before_what_the_pipelines_have_answered_for(holds: Holds) -> None:
+def test_journal_is_pinned_from_common_position_for_exclusive_divert_listed_there(holds: Holds) -> None:
     holds.put(COMMON, 6, owner="", members=(), epoch=0, exclusive=("export",))
     assert holds.found() == {f"{DIVERT}export": (6, UNTOLD)}
 
 
-def test_position_in_an_earlier_journal_answers_for_nothing(holds: Holds) -> None:
+def test_position_of_recreated_journal_does_not_count_for_exclusive_divert(holds: Holds) -> None:
     holds.put(COMMON, 6, owner="", members=(), epoch=0, exclusive=("export",), topic_id="earlier")
     assert holds.found() == {f"{DIVERT}export": (0, UNTOLD)}

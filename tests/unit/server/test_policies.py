@@ -8,16 +8,16 @@ from bascule.config.address import AddressSettings as Keys
 from bascule.server.policies import FIELDS, policy_of
 
 
-def test_without_settings_the_engine_has_its_own_defaults() -> None:
+def test_policy_without_settings_equals_engine_defaults() -> None:
     assert policy_of(Settings()).defaults == AddressPolicy()
 
 
-def test_every_key_of_the_file_reaches_a_field_of_the_engine_and_no_field_is_left_out() -> None:
+def test_address_settings_and_policy_fields_correspond_one_to_one() -> None:
     assert set(FIELDS) == set(Keys.model_fields)
     assert {field for field, _ in FIELDS.values()} == set(AddressPolicy.__dataclass_fields__)
 
 
-def test_the_most_specific_table_wins_key_by_key_and_the_broker_says_the_rest() -> None:
+def test_most_specific_address_table_wins_for_each_key_before_broker_defaults() -> None:
     made = policy_of(
         Settings.model_validate({
             "broker": {"max_delivery_attempts": 5, "transaction_timeout_s": 1.5, "max_queues": 7},
@@ -38,5 +38,5 @@ def test_the_most_specific_table_wins_key_by_key_and_the_broker_says_the_rest() 
     assert (made.transaction_ms_max, made.queues_max, made.queues, made.topics) == (1500, 7, ("q",), ("t",))
 
 
-def test_no_number_of_attempts_is_too_many_where_there_is_no_limit() -> None:
+def test_max_delivery_attempts_zero_means_no_limit() -> None:
     assert policy_of(Settings.model_validate({"broker": {"max_delivery_attempts": 0}})).of("a").deliveries_max > 1 << 60

@@ -61,7 +61,7 @@ class Pipelining(Session):
 
 @pytest.mark.parametrize("send", REFUSED.values(), ids=REFUSED.keys())
 @run_async
-async def test_branch_is_rolled_back_though_the_prepare_comes_with_the_refused_message(send: Callable[[Session], None]) -> None:
+async def test_prepare_sent_together_with_refused_message_rolls_branch_back(send: Callable[[Session], None]) -> None:
     client = Pipelining(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     send(client)
@@ -72,7 +72,7 @@ async def test_branch_is_rolled_back_though_the_prepare_comes_with_the_refused_m
 
 @pytest.mark.parametrize("turn_s", [connection.TURN_S, -1.0], ids=["one turn", "a turn for each event"])
 @run_async
-async def test_branch_has_every_message_that_comes_with_its_prepare(monkeypatch: pytest.MonkeyPatch, turn_s: float) -> None:
+async def test_branch_contains_all_messages_sent_together_with_prepare(monkeypatch: pytest.MonkeyPatch, turn_s: float) -> None:
     monkeypatch.setattr(connection, "TURN_S", turn_s)
     client = Pipelining(Served())
     others = client.producer("others", name="others")
@@ -84,7 +84,7 @@ async def test_branch_has_every_message_that_comes_with_its_prepare(monkeypatch:
 
 
 @run_async
-async def test_prepare_waits_behind_a_message_for_which_a_full_queue_makes_room() -> None:
+async def test_prepare_waits_for_earlier_message_while_full_queue_drops_messages() -> None:
     rules = ((DROPPING, {"max_bytes": LIMIT_BYTES, "when_full": DROP}),)
     client = Pipelining(Served(BrokerInMemory(policy=Policy(AddressPolicy(), rules))))
     engine = client.served.engine

@@ -57,7 +57,7 @@ async def test_message_of_an_anonymous_producer_is_refused_if_its_queue_is_full(
 
 @pytest.mark.parametrize("consumed", [True, False])
 @run_async
-async def test_producer_that_outruns_the_consumers_of_its_queue_gets_credit_later(consumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_faster_than_consumers_gets_delayed_credit(consumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "OUTRUN_MESSAGES", 5)
     monkeypatch.setattr(links, "YIELD_S", 0.0)
     served = Served()

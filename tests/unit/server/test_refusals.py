@@ -137,7 +137,7 @@ OUTCOMES: list[tuple[Any, int, int, int]] = [
 
 @pytest.mark.parametrize(("outcome", "left", "dead", "count"), OUTCOMES, ids=[str(row[0]) for row in OUTCOMES])
 @run_async
-async def test_the_outcome_decides_about_the_message(outcome: Any, left: int, dead: int, count: int) -> None:
+async def test_message_is_removed_kept_or_dead_lettered_by_receiver_outcome(outcome: Any, left: int, dead: int, count: int) -> None:
     served = Served()
     served.fill("q", 1)
     client = Client(served)
@@ -195,7 +195,7 @@ async def test_fault_of_the_broker_ends_the_epoch_instead_of_refusing_the_reques
 
 
 @run_async
-async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_connection_closes_connection_with_condition_of_error(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     client = Client(served, "one")
     link = client.producer("q")

@@ -220,7 +220,7 @@ async def test_commit_of_a_transaction_with_a_refused_message_is_rolled_back(sen
 
 @pytest.mark.parametrize("operation", ["prepare", "commit"])
 @run_async
-async def test_branch_with_a_refused_message_votes_that_it_is_rolled_back(operation: str) -> None:
+async def test_prepare_of_branch_with_refused_message_votes_rollback(operation: str) -> None:
     client = Session(served_with_limits())
     client.put(client.orders, message_bytes("order"))
     to_a_full_queue(client)

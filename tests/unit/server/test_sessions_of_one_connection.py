@@ -197,7 +197,7 @@ async def test_a_session_in_doubt_after_every_reset_loses_its_consumer_but_no_me
 
 @pytest.mark.parametrize(("resets", "limit_s"), [(0, 5), (3, 40)])
 @run_async
-async def test_the_limit_doubles_with_each_round(resets: int, limit_s: float) -> None:
+async def test_wait_limit_of_connection_reset_doubles_with_each_reset(resets: int, limit_s: float) -> None:
     served = served_with(3000)
     served.interruptions.lost("client", ConnectionHistory(2 * RETURN_S, resets=resets - 1), frozenset() if resets else None)
     application, _, _ = held_up(served)
@@ -215,7 +215,7 @@ async def test_a_reset_does_not_wait_for_an_ended_session(monkeypatch: pytest.Mo
 
 
 @run_async
-async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() -> None:
+async def test_close_by_client_during_pending_reset_leaves_no_interruption_history() -> None:
     served = served_with(3000, lost=("client",))
     application, _, _ = held_up(served)
     reset = application.client.connection.client.reset
@@ -254,7 +254,7 @@ async def test_messages_of_a_reset_connection_are_delivered_to_others_at_once(mo
 
 
 @run_async
-async def test_a_fault_of_the_broker_is_an_interruption_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_closed_by_broker_error_counts_as_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(5)
     client = Client(served, product=PRODUCT)
     monkeypatch.setitem(HANDLERS, Flowed, lambda *_: 1 / 0)
@@ -313,7 +313,7 @@ async def test_frames_behind_the_end_of_a_connection_in_the_same_read_are_ignore
 
 
 @run_async
-async def test_an_interruption_is_not_forgotten_by_a_refusal_in_between() -> None:
+async def test_interruption_is_remembered_after_refused_connection() -> None:
     served = served_with(5, lost=("client",))
     served.reason = "Kafka does not answer"
     Client(served, product=PRODUCT)

@@ -105,9 +105,7 @@ def test_files_leave_the_configured_space_on_the_disk_free(tmp_path: Path, monke
     files.close()
 
 
-def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_body_stays_in_memory_when_disk_is_full_and_later_bodies_are_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = Bodies(SpillFiles(tmp_path / "bodies"), memory_bytes=0)
     messages = [BrokerMessage(bytes([number]) * spill.WRITE_BYTES) for number in range(4)]
 
@@ -170,7 +168,7 @@ def test_bodies_freed_in_the_order_of_arrival_are_not_copied(tmp_path: Path) -> 
     files.close()
 
 
-def test_compaction_without_room_leaves_all_bodies_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compaction_without_room_keeps_all_bodies_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=4 << 20)
     left = of_each_segment_one(files, 12)
     files.limit_bytes = files.used_bytes
@@ -180,7 +178,7 @@ def test_compaction_without_room_leaves_all_bodies_where_they_are(tmp_path: Path
     files.close()
 
 
-def test_small_bodies_do_not_make_long_indexes(tmp_path: Path) -> None:
+def test_index_of_spill_segment_stays_small_for_small_bodies(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
     last = Kept(files, b"x")
     for _ in range(5_000):

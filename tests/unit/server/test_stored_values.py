@@ -15,7 +15,7 @@ from tests.unit.kafka.in_memory import kafka
 __all__ = ["kafka"]  # fixtures
 
 
-def test_values_are_found_by_mid_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_stored_values_return_latest_value_of_message_id(tmp_path: Path) -> None:
     with closing(StoredValues(tmp_path / "scratch")) as values:
         for mid in (7, 1, 9):
             values.keep(mid, b"value %d" % mid)

@@ -98,7 +98,7 @@ async def test_a_subscription_can_be_replaced_by_its_user_at_the_limit() -> None
 
 
 @given(st.tuples(st.none() | TEXT, TEXT, st.booleans()), st.tuples(st.none() | TEXT, TEXT, st.booleans()))
-def test_no_two_subscriptions_have_a_queue_of_the_same_name(one: tuple[str | None, str, bool], other: tuple[str | None, str, bool]) -> None:
+def test_subscription_queue_names_are_unique(one: tuple[str | None, str, bool], other: tuple[str | None, str, bool]) -> None:
     names = [subscription_queue(client, name, durable=durable) for client, name, durable in (one, other)]
     assert (names[0] == names[1]) is (one == other)
 

@@ -146,7 +146,7 @@ def test_a_part_that_was_never_ready_fails_the_start_with_its_own_error(
     assert str(raised.value) == text or str(raised.value).startswith("broker ended with 7; see ")
 
 
-def test_ports_left_open_are_kept_from_run_to_run(tmp_path: Path) -> None:
+def test_automatically_chosen_ports_are_reused_in_next_run(tmp_path: Path) -> None:
     wanted = {"amqp": (0, "--amqp-port", "127.0.0.1"), "admin": (0, "--admin-port", "127.0.0.1")}
     first = choose_ports(tmp_path / "ports.json", wanted)
     assert choose_ports(tmp_path / "ports.json", wanted) == first

@@ -86,7 +86,7 @@ def test_a_client_without_a_trusted_certificate_is_refused_if_one_is_required(
     assert seen(context, client_of(authority, stranger)) == "refused"
 
 
-def test_a_command_on_this_machine_trusts_the_listeners_own_certificate_and_no_other(server: Certificate, ann: Certificate) -> None:
+def test_local_command_trusts_only_certificate_of_admin_listener(server: Certificate, ann: Certificate) -> None:
     context = server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls")
     assert seen(context, client_context(server.certificate, "admin.tls")) is None
     assert seen(context, client_context(ann.certificate, "admin.tls")) == "refused"
@@ -107,7 +107,7 @@ def test_a_key_may_be_in_the_certificates_file(server: Certificate, tmp_path: Pa
         ("server.key", "server.key", r"cannot be used: "),
     ],
 )
-def test_files_that_cannot_be_used_are_named(server: Certificate, ann: Certificate, certificate: str, key: str, text: str) -> None:
+def test_unusable_tls_files_are_named_in_error(server: Certificate, ann: Certificate, certificate: str, key: str, text: str) -> None:
     directory = server.certificate.parent
     with pytest.raises(InvalidInput, match=text):
         amqp_tls(BrokerTls(certificate=directory / certificate, key=directory / key))

@@ -22,7 +22,7 @@ async def _failing() -> None:
     raise ValueError("x")
 
 
-def test_error_of_a_task_that_nobody_awaits_is_logged_with_its_coroutine_and_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_unawaited_task_error_is_logged_with_coroutine_and_count(caplog: pytest.LogCaptureFixture) -> None:
     uncaught = UncaughtErrorHandler()
 
     async def run() -> None:
@@ -61,7 +61,7 @@ def test_error_of_a_callback_and_of_a_future_is_logged_by_kind(caplog: pytest.Lo
     assert len([record for record in caplog.records if record.exc_info]) == 2
 
 
-def test_error_that_nobody_awaits_is_a_metric_of_the_broker_from_its_start_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncaught_errors_are_counted_in_metrics_from_broker_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: BrokerLife) -> None:
         raise Unavailable("no Kafka")
 

@@ -42,7 +42,7 @@ CONNECTION_LIMITS = {
 
 @pytest.mark.parametrize(("limits", "text"), CONNECTION_LIMITS.values(), ids=CONNECTION_LIMITS)
 @run_async
-async def test_connection_beyond_a_limit_is_opened_and_closed_with_its_reason(limits: UsageLimits, text: str) -> None:
+async def test_connection_beyond_limit_is_opened_and_closed_with_reason(limits: UsageLimits, text: str) -> None:
     served = Served(usage=limits)
     first, second = Client(served, "first"), Client(served, "second")
     third = Client(served, "third", begins=False)
@@ -166,7 +166,7 @@ async def test_queue_beyond_the_limit_of_a_user_is_refused_and_other_users_conti
 
 
 @run_async
-async def test_durable_subscription_beyond_the_limit_of_a_user_is_refused_also_after_a_restart() -> None:
+async def test_durable_subscription_beyond_user_limit_is_refused_before_and_after_restart() -> None:
     served = limited(durable_subscriptions_per_user_max=1)
     subscriber = Client(served)
     subscriber.consumer("t", name="first", capabilities=TOPIC, durable=2, expiry_policy="never")

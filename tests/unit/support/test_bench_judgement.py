@@ -15,14 +15,14 @@ def bench(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.mark.parametrize("bench", ["takeover"], indirect=True)
-def test_one_round_that_took_too_long_breaks_the_promise_of_its_way(bench: ModuleType) -> None:
+def test_one_slow_round_breaks_the_promise_of_its_kind_of_takeover(bench: ModuleType) -> None:
     judged = bench.judge({"kill": [6.0, 10.1], "hand-over": [1.9, 2.0]})
     assert {way: each["kept"] for way, each in judged.items()} == {"kill": False, "hand-over": True}
     assert {way: each["promised_s"] for way, each in judged.items()} == {"kill": 10.0, "hand-over": 2.0}
 
 
 @pytest.mark.parametrize("bench", ["steady"], indirect=True)
-def test_what_grows_from_the_first_third_to_the_last_is_not_flat(bench: ModuleType) -> None:
+def test_value_that_grows_from_first_to_last_third_is_not_flat(bench: ModuleType) -> None:
     steady = dict.fromkeys(bench.FLAT, 100.0)
     assert steady
     for name, slack in bench.FLAT.items():
@@ -32,7 +32,7 @@ def test_what_grows_from_the_first_third_to_the_last_is_not_flat(bench: ModuleTy
 
 
 @pytest.mark.parametrize("bench", ["steady"], indirect=True)
-def test_a_start_that_takes_longer_at_the_end_is_not_flat(bench: ModuleType) -> None:
+def test_start_that_takes_longer_at_the_end_is_not_flat(bench: ModuleType) -> None:
     young, old = {"start_s": 5.0, "start_cpu_s": 2.0}, {"start_s": 7.0, "start_cpu_s": 2.0}
     judged = bench.judge_starts([young] * bench.KILLS + [old] * bench.KILLS)
     assert {name: each["flat"] for name, each in judged.items()} == {"start_s": False, "start_cpu_s": True}

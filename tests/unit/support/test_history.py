@@ -54,14 +54,14 @@ def found(operations: Sequence[Operation], **more: Any) -> list[str]:
     return [str(anomaly) for anomaly in check(operations, **more).anomalies]
 
 
-def test_a_sound_history_has_no_anomaly() -> None:
+def test_correct_history_has_no_anomaly() -> None:
     tally = check(SOUND, diverted={"t": ("a", COPIES), "u": Divert("a", COPIES, ordered=True)}, journal=AUDIT, healed_ms=100)
     assert tally.anomalies == []
     assert (tally.sent, tally.maybe_sent, tally.recovered, tally.taken, tally.copies) == (3, 3, 2, 5, {"t": 5, "u": 5})
     assert str(tally) == "3 sent, 3 in doubt (2 arrived), 5 taken, 5 in t, 5 in u: no anomaly"
 
 
-def test_a_sound_history_of_subscriptions_has_no_anomaly() -> None:
+def test_correct_history_of_subscriptions_has_no_anomaly() -> None:
     assert found(TOPIC) == []
 
 
@@ -84,11 +84,11 @@ AUDIT = Audit({"a": set("1234567"), "b": set("12345")}, {Place("a"): set("12345"
         (moved("6"), "unexpected: 1 in a without having been sent (6)"),
     ],
 )
-def test_an_operation_that_must_not_be_is_found(planted: Operation, text: str) -> None:
+def test_planted_incorrect_operation_is_found(planted: Operation, text: str) -> None:
     assert text in found([*SOUND, planted])
 
 
-def test_an_operation_in_doubt_allows_both_ends() -> None:
+def test_indeterminate_operation_allows_both_outcomes() -> None:
     doubtful = [sent("1", "2", outcome="indeterminate"), sent("3", outcome="indeterminate")]
     assert found([*doubtful, taken("1", "2", source="a")]) == []
     assert found([*doubtful, taken("3", source="a", outcome="indeterminate")]) == []
@@ -97,12 +97,12 @@ def test_an_operation_in_doubt_allows_both_ends() -> None:
     assert found([*doubtful, moved("1", "2"), taken("1", "2", outcome="indeterminate")], diverted={"t": ("a", ("1", "2"))}) == []
 
 
-def test_half_a_transaction_is_found() -> None:
+def test_partial_transaction_is_found() -> None:
     operations = [sent("1", "2", "3", outcome="indeterminate"), moved("1", "3"), taken("1", "3")]
     assert found(operations) == ["torn-tx: 1 transactions are there in part, which begin (1)"]
 
 
-def test_half_a_transaction_over_two_destinations_is_found_and_no_half_of_one_that_was_rolled_back() -> None:
+def test_partial_transaction_over_two_destinations_is_found_unless_rolled_back() -> None:
     begun = [sent("1", outcome="indeterminate", transaction="x"), sent("2", to="c", outcome="indeterminate", transaction="x")]
     assert found([*begun, taken("1", source="a"), taken("2", source="c")]) == []
     assert found([*begun, taken("1", source="a")]) == ["torn-tx: 1 transactions are there in part, which begin (1)"]
@@ -120,11 +120,11 @@ def test_half_a_transaction_over_two_destinations_is_found_and_no_half_of_one_th
         (taken("1", source="a", by="another", redelivered=("1",)), []),
     ],
 )
-def test_a_second_delivery_without_a_mark_is_found(again: Operation, wanted: list[str]) -> None:
+def test_redelivery_without_mark_is_found(again: Operation, wanted: list[str]) -> None:
     assert found([sent("1"), taken("1", source="a", outcome="fail"), again]) == wanted
 
 
-def test_a_message_that_overtakes_is_found() -> None:
+def test_message_out_of_order_is_found() -> None:
     operations = [sent("1"), sent("2", facts={"2": Facts(priority=9)}), sent("3"), sent("4")]
     assert found([*operations, taken("2", "1", "3", "4", source="a")]) == []
     assert found([*operations, taken("2", "3", "1", "4", source="a")]) == ["out-of-order: 1 late from a (1)"]
@@ -138,7 +138,7 @@ def test_a_message_that_overtakes_is_found() -> None:
     assert found([*operations, taken("2", "1", "3", "4", source="a")], diverted=late) == ["out-of-order: 1 late in topic t (2)"]
 
 
-def test_a_move_in_doubt_says_nothing_of_the_order_in_which_another_one_has_sent_on() -> None:
+def test_indeterminate_move_does_not_determine_order_of_another_move() -> None:
     doubtful = moved("2", "1", outcome="indeterminate", begun_ms=0, redelivered=("1", "2"))
     operations = [sent("1", "2"), moved("1", "2"), replace(doubtful, client="another")]
     assert found([*operations, taken("1", "2")]) == []
@@ -156,23 +156,23 @@ def test_a_move_in_doubt_says_nothing_of_the_order_in_which_another_one_has_sent
         (subscribed("late"), None),
     ],
 )
-def test_what_a_subscription_must_not_get_or_miss_is_found(planted: Operation, text: str | None) -> None:
+def test_planted_delivery_or_miss_of_a_subscription_is_found(planted: Operation, text: str | None) -> None:
     assert [each for each in found([*TOPIC, planted]) if "out-of-order" not in each] == ([] if text is None else [text])
 
 
-def test_a_gap_in_a_subscription_is_found() -> None:
+def test_gap_in_a_subscription_is_found() -> None:
     operations = [subscribed("s"), sent("1", "2", to="topic:t", begun_ms=0.5), heard("s", "2")]
     assert found(operations) == ["sub-gap: 1 sent and never given out from topic:t/s (1)"]
     overlapping = [subscribed("s", ended_ms=5.0), sent("1", to="topic:t", begun_ms=4.0, ended_ms=6.0)]
     assert found(overlapping) == []
 
 
-def test_a_consumer_with_a_selector_gets_nothing_else() -> None:
+def test_delivery_against_the_selector_is_found() -> None:
     operations = [sent("1", "2", facts=BY_KIND), taken("1", source="a"), taken("2", source="a", selector="kind = 1")]
     assert found(operations) == ["selector-leak: 1 from a to who did not ask for them (2)"]
 
 
-def test_messages_that_a_crash_or_time_may_take_are_not_missed() -> None:
+def test_message_that_crash_or_expiry_may_remove_is_not_reported_lost() -> None:
     facts = {"1": Facts(persistent=False), "2": Facts(expiry_ms=50)}
     assert found([sent("1", "2", facts=facts)]) == []
     assert found([sent("1", "2", facts=facts), taken("1", source="a"), taken("1", source="a")]) == [
@@ -180,7 +180,7 @@ def test_messages_that_a_crash_or_time_may_take_are_not_missed() -> None:
     ]
 
 
-def test_a_dead_letter_is_where_its_message_went() -> None:
+def test_dead_letter_accounts_for_its_returned_message() -> None:
     operations = [sent("1"), taken("1", source="a", outcome="fail"), taken("1", source="DLQ", by="undertaker")]
     assert found(operations, spills={"a": ("DLQ",)}) == []
     assert "lost: 1 given back to a and never given out again (1)" in found(operations)
@@ -188,7 +188,7 @@ def test_a_dead_letter_is_where_its_message_went() -> None:
     assert found(twice, spills={"a": ("DLQ",)}) == ["duplicated: 1 given out again from a after they had been acknowledged (1)"]
 
 
-def test_a_dead_letter_of_one_subscription_may_be_acknowledged_by_another() -> None:
+def test_dead_letter_of_one_subscription_does_not_conflict_with_another_subscription() -> None:
     published = [subscribed("s1"), subscribed("s2"), sent("1", to="topic:t"), heard("s1", "1", outcome="fail")]
     dead = taken("1", source="DLQ", by="undertaker")
     assert found([*published, heard("s2", "1"), dead], spills={"topic:t": ("DLQ",)}) == []
@@ -207,11 +207,11 @@ def test_a_dead_letter_of_one_subscription_may_be_acknowledged_by_another() -> N
         (COPIES[:4], ["torn-tx: 1 transactions are there in part, which begin (4)", "divert-loss: 1 in a and missing in topic t (5)"]),
     ],
 )
-def test_a_topic_that_differs_is_found(copies: Sequence[str], texts: list[str]) -> None:
+def test_differing_diverted_topic_is_found(copies: Sequence[str], texts: list[str]) -> None:
     assert found(SOUND, diverted={"t": ("a", copies)}) == texts
 
 
-def test_an_exclusive_divert_and_one_with_a_selector_have_what_they_ask_for() -> None:
+def test_selectors_and_exclusivity_of_diverts_are_judged() -> None:
     operations = [sent("1", "2", "3", facts=BY_KIND), taken("2", source="a")]
     wanted = Divert("a", ("1", "3"), "kind = 1", exclusive=True)
     assert found(operations, diverted={"t": wanted}) == []
@@ -224,7 +224,7 @@ def test_an_exclusive_divert_and_one_with_a_selector_have_what_they_ask_for() ->
     ]
 
 
-def test_kafka_records_become_messages_once() -> None:
+def test_each_ingested_kafka_record_is_delivered_exactly_once() -> None:
     records = {"a": ["k1", "k2"]}
     assert found([taken("k1", "k2", source="a")], ingested=records) == []
     assert found([taken("k1", source="a")], ingested=records) == ["ingress-loss: 1 Kafka records never given out from a (k2)"]
@@ -233,14 +233,14 @@ def test_kafka_records_become_messages_once() -> None:
     ]
 
 
-def test_what_comes_back_to_its_side_is_found() -> None:
+def test_diverted_message_that_returns_to_its_side_is_found() -> None:
     operations = [sent("1", to="b"), taken("1"), taken("k1", "1", source="a")]
     assert found(operations, ingested={"a": ["k1"]}, diverted={"t": ("b", ["1"])}) == ["loop: 1 diverted to Kafka and back in a (1)"]
     operations = [sent("1"), taken("1", "k1", source="a")]
     assert found(operations, ingested={"a": ["k1"]}, diverted={"t": ("a", ["1", "k1"])}) == ["loop: 1 from Kafka and back in topic t (k1)"]
 
 
-def test_an_answer_that_the_journal_does_not_know_is_found() -> None:
+def test_answered_operation_missing_in_the_journal_is_found() -> None:
     without = Audit({"a": set("234567"), "b": set("12345")}, {Place("a"): set("12345"), Place("b"): set("1234")})
     assert found(SOUND, journal=without) == [
         "zombie-ack: 1 sent to a, answered, and not in the journal (1)",
@@ -248,7 +248,7 @@ def test_an_answer_that_the_journal_does_not_know_is_found() -> None:
     ]
 
 
-def test_a_message_out_of_its_time_is_found() -> None:
+def test_delivery_after_expiry_or_before_due_time_is_found() -> None:
     facts = {"1": Facts(expiry_ms=1_000), "2": Facts(due_ms=2_000)}
 
     def at(begun_ms: float, ended_ms: float) -> list[str]:
@@ -265,21 +265,21 @@ def test_a_message_out_of_its_time_is_found() -> None:
     assert at(900, 1_989) == ["early-delivered: 1 from a (2)"]
 
 
-def test_what_does_not_end_is_found() -> None:
+def test_message_or_operation_left_at_the_end_is_found() -> None:
     assert found(SOUND, left={"a": ["7"]}) == ["stuck: 1 waiting in a at the end (7)"]
     assert found(SOUND, healed_ms=0.5) == ["stuck: 5 without an answer though all was well (1, 2, 4, 5, 7)"]
 
 
-def test_every_anomaly_has_been_planted_here() -> None:
+def test_every_anomaly_of_the_history_check_is_planted_in_a_test() -> None:
     source = Path(__file__).read_text()
     assert [name for name in ANOMALIES if f'"{name}: ' not in source] == []
 
 
-def test_a_long_list_is_cut() -> None:
+def test_long_list_of_ids_is_truncated() -> None:
     assert found([sent(*map(str, range(10, 20)))]) == ["lost: 10 sent and never given out from a (10, 11, 12, 13, 14, ...)"]
 
 
-def test_a_history_is_read_without_its_events_and_what_is_being_written(tmp_path: Path) -> None:
+def test_history_is_read_without_events_and_unfinished_lines(tmp_path: Path) -> None:
     lines = [
         {"t": 1, "client": "c", "event": "restored"},
         {"t": 3, "begun": 2, "client": "c", "op": "move", "from": "a", "to": "b", "ids": ["1"], "redelivered": ["1"], "outcome": "ok",

@@ -40,23 +40,23 @@ def found(each: Branch, operations: Sequence[Operation] = (), listings: Sequence
         branch(end("commit", "forced-commit", forced=True), end("rollback", "rolled-back", 90), forget_ms=60),
     ],
 )
-def test_a_branch_that_ends_as_was_decided_is_sound(each: Branch) -> None:
+def test_branch_that_ends_as_decided_has_no_anomaly(each: Branch) -> None:
     operations = [taken("1", "in", 0, 5), taken("2", "out", 20, 30)]
     assert found(each, operations, [Listing(10, 15, frozenset("b")), Listing(15, 25, frozenset())]) == []
 
 
 @pytest.mark.parametrize("said", ["unknown", "committed"])
-def test_a_prepared_branch_that_is_over_before_anybody_ends_it_is_lost(said: Said) -> None:
+def test_prepared_branch_unknown_before_its_end_is_lost(said: Said) -> None:
     assert found(branch(end("commit", said))) == ["lost: 1 branches that are prepared, or ended by an administrator, are unknown (b)"]
 
 
-def test_a_prepared_branch_that_is_not_listed_is_lost() -> None:
+def test_prepared_branch_missing_from_the_listing_is_lost() -> None:
     assert found(branch(end("commit")), listings=[Listing(12, 18, frozenset())]) == [
         "lost: 1 branches that are prepared, or ended by an administrator, are not listed (b)"
     ]
 
 
-def test_what_an_administrator_has_made_of_a_branch_is_known_until_it_is_forgotten() -> None:
+def test_branch_ended_by_administrator_must_be_known_until_forgotten() -> None:
     forced = branch(end("commit", "forced-commit", forced=True), end("rollback", "unknown", 40))
     unknown, unlisted = (
         f"lost: 1 branches that are prepared, or ended by an administrator, are {what} (b)" for what in ("unknown", "not listed")
@@ -69,7 +69,7 @@ def test_what_an_administrator_has_made_of_a_branch_is_known_until_it_is_forgott
     assert found(forced, listings=[listing]) == []
 
 
-def test_a_branch_whose_end_was_answered_is_listed_no_more_and_one_that_was_forced_until_that_is_forgotten() -> None:
+def test_branch_listed_after_its_end_or_after_forgetting_is_unexpected() -> None:
     again = ["unexpected: 1 branches are listed after their end (b)"]
     early, late = (Listing(asked_ms, asked_ms + 5, frozenset("b")) for asked_ms in (21, 50))
     assert found(branch(end("commit")), listings=[early]) == []
@@ -80,18 +80,18 @@ def test_a_branch_whose_end_was_answered_is_listed_no_more_and_one_that_was_forc
     assert found(forced, listings=[late]) == again
 
 
-def test_a_branch_that_ends_otherwise_than_was_decided_splits_its_transaction() -> None:
+def test_branch_that_ends_against_the_decision_is_an_xa_split() -> None:
     split = ["xa-split: 1 branches have ended otherwise than was decided (b)"]
     assert found(branch(end("commit", None), end("commit", "rolled-back", 30))) == split
     assert found(branch(end("rollback", None), end("rollback", "committed", 30), decided="rollback")) == split
 
 
-def test_what_a_branch_sends_is_nobodys_before_its_end() -> None:
+def test_message_sent_by_branch_and_delivered_before_its_end_is_found() -> None:
     early = ["unexpected: 1 given out before the end of their branch (2)"]
     assert found(branch(end("commit")), [taken("2", "out", 12, 18)]) == early
     assert found(branch(prepared_ms=NEVER_MS), [taken("2", "out", 12, 18)]) == early
 
 
-def test_what_a_prepared_branch_has_taken_is_nobody_elses() -> None:
+def test_message_taken_by_prepared_branch_and_delivered_elsewhere_is_found() -> None:
     again = ["duplicated: 1 given out while a prepared branch had them (1)"]
     assert found(branch(end("rollback", asked_ms=20), decided="rollback"), [taken("1", "in", 12, 18)]) == again

@@ -60,14 +60,14 @@ def ends() -> Iterator[Ends]:
         yield ends
 
 
-def test_what_no_fault_is_meant_for_passes_and_is_counted(ends: Ends) -> None:
+def test_request_without_a_fault_passes_and_is_counted(ends: Ends) -> None:
     ends.proxy.inject(Api.END_TXN, Action.DROP_REPLY)
     ends.ask(Api.PRODUCE, 1)
     assert read_frame(ends.client) == answer(1)
     assert ends.proxy.passed == {Api.PRODUCE: 1}
 
 
-def test_a_held_request_reaches_kafka_when_it_is_released_though_its_client_is_gone(ends: Ends) -> None:
+def test_held_request_reaches_kafka_on_release_though_its_client_has_gone(ends: Ends) -> None:
     late = ends.proxy.inject(Api.END_TXN, Action.HOLD)
     ends.client.sendall(request(Api.END_TXN, 1))
     ends.client.close()
@@ -79,21 +79,21 @@ def test_a_held_request_reaches_kafka_when_it_is_released_though_its_client_is_g
     assert not serving.is_alive()
 
 
-def test_a_lost_answer_breaks_the_connection_after_kafka_has_done_what_was_asked(ends: Ends) -> None:
+def test_dropped_reply_closes_the_connection_after_kafka_has_executed_the_request(ends: Ends) -> None:
     lost = ends.proxy.inject(Api.END_TXN, Action.DROP_REPLY)
     ends.ask(Api.END_TXN, 1)
     assert read_frame(ends.client) == b""
     assert lost.hit
 
 
-def test_a_mute_answer_leaves_the_connection_as_it_is(ends: Ends) -> None:
+def test_muted_reply_leaves_the_connection_open(ends: Ends) -> None:
     ends.proxy.inject(Api.END_TXN, Action.MUTE_REPLY)
     ends.ask(Api.END_TXN, 1)
     ends.ask(Api.END_TXN, 2)
     assert read_frame(ends.client) == answer(2)
 
 
-def test_a_doubled_request_has_one_answer(ends: Ends) -> None:
+def test_duplicated_request_gets_one_reply(ends: Ends) -> None:
     ends.proxy.inject(Api.PRODUCE, Action.DUPLICATE)
     ends.ask(Api.PRODUCE, 1)
     ends.serve(Api.PRODUCE, 1)
@@ -102,14 +102,14 @@ def test_a_doubled_request_has_one_answer(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("api", [Api.METADATA, Api.FIND_COORDINATOR])
-def test_an_answer_that_names_the_node_names_the_proxy_instead(ends: Ends, api: Api) -> None:
+def test_reply_naming_the_kafka_node_names_the_proxy_instead(ends: Ends, api: Api) -> None:
     ends.client.sendall(request(api, 1))
     read_frame(ends.kafka)
     ends.kafka.sendall(answer(1, b"127.0.0.1" + struct.pack(">i", ends.kafka_port)))
     assert read_frame(ends.client) == answer(1, b"127.0.0.1" + struct.pack(">i", ends.proxy.port))
 
 
-def test_every_run_has_many_faults_of_each_kind_for_the_requests_that_promises_rest_on() -> None:
+def test_every_run_injects_many_faults_of_each_kind_into_critical_requests() -> None:
     written = [api for api, _ in (case.values for case in WRITER_CASES if not case.marks)]
     met = Counter([*written, *len(FAULTS) * [*ELECTION_APIS, *START_APIS, *STEADY_APIS]])
     assert FAULTS == (Action.HOLD, Action.DELAY, Action.DROP_REPLY, Action.DUPLICATE)

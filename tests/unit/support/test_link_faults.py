@@ -64,13 +64,13 @@ def is_silent(end: socket.socket) -> bool:
     return False
 
 
-def test_none_of_the_eight_faults_is_left_out() -> None:
+def test_all_eight_link_faults_are_present() -> None:
     slow = ["latency", "jitter", "rate", "one-byte slices"]
     assert [*FAULTS] == [*slow, "reset", "half-open", "black hole", "mid-frame"]
 
 
 @pytest.mark.parametrize("name", ["latency", "jitter", "rate", "one-byte slices"])
-def test_a_slow_link_brings_every_byte_in_order_both_ways(ends: Ends, name: str) -> None:
+def test_slow_link_delivers_every_byte_in_order_both_ways(ends: Ends, name: str) -> None:
     ends.link.fault(FAULTS[name])
     ends.client.sendall(DATA * 100)
     assert received(ends.server, 1000) == DATA * 100
@@ -80,7 +80,7 @@ def test_a_slow_link_brings_every_byte_in_order_both_ways(ends: Ends, name: str)
 
 
 @pytest.mark.parametrize(("name", "size_bytes", "least_s"), [("latency", 10, 0.05), ("rate", 4000, 0.15)])
-def test_a_slow_link_takes_its_time(ends: Ends, name: str, size_bytes: int, least_s: float) -> None:
+def test_slow_link_delays_delivery(ends: Ends, name: str, size_bytes: int, least_s: float) -> None:
     ends.link.fault(FAULTS[name])
     begun_s = time.monotonic()
     ends.client.sendall(bytes(size_bytes))
@@ -88,7 +88,7 @@ def test_a_slow_link_takes_its_time(ends: Ends, name: str, size_bytes: int, leas
     assert time.monotonic() - begun_s >= least_s
 
 
-def test_a_reset_is_told_to_both_ends(ends: Ends) -> None:
+def test_reset_reaches_both_ends(ends: Ends) -> None:
     ends.link.fault(FAULTS["reset"])
     ends.client.sendall(DATA)
     for end in (ends.client, ends.server):
@@ -96,7 +96,7 @@ def test_a_reset_is_told_to_both_ends(ends: Ends) -> None:
             end.recv(1)
 
 
-def test_of_a_half_open_connection_the_server_is_not_told(ends: Ends) -> None:
+def test_half_open_connection_is_not_reported_to_the_server(ends: Ends) -> None:
     ends.link.fault(FAULTS["half-open"])
     ends.client.sendall(DATA)
     with pytest.raises(ConnectionResetError):
@@ -107,7 +107,7 @@ def test_of_a_half_open_connection_the_server_is_not_told(ends: Ends) -> None:
     assert ends.server.recv(1) == b""
 
 
-def test_into_a_black_hole_all_goes_and_nobody_is_told_until_it_heals(ends: Ends) -> None:
+def test_black_hole_swallows_all_bytes_silently_until_healed(ends: Ends) -> None:
     ends.link.fault(FAULTS["black hole"])
     ends.client.sendall(DATA)
     ends.server.sendall(DATA)
@@ -118,14 +118,14 @@ def test_into_a_black_hole_all_goes_and_nobody_is_told_until_it_heals(ends: Ends
     assert ends.server.recv(1) == b""
 
 
-def test_a_break_in_mid_frame_brings_half_of_it(ends: Ends) -> None:
+def test_mid_frame_break_delivers_half_of_the_frame(ends: Ends) -> None:
     ends.link.fault(FAULTS["mid-frame"])
     ends.client.sendall(DATA)
     assert received(ends.server, len(DATA)) == DATA[:5]
     assert ends.client.recv(1) == b""
 
 
-def test_a_healed_link_carries_new_connections(ends: Ends) -> None:
+def test_healed_link_carries_new_connections(ends: Ends) -> None:
     ends.link.fault(FAULTS["reset"])
     ends.client.sendall(DATA)
     ends.link.fault(WELL)

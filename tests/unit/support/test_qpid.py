@@ -34,7 +34,7 @@ HEADERS = {
         ("stream", [1, b"\x01", None], [1, ["bytes", "AQ=="], ["null", None]]),
     ],
 )
-def test_a_body_is_sent_with_its_types(kind: Any, body: Any, json: Any) -> None:
+def test_body_is_sent_with_its_types(kind: Any, body: Any, json: Any) -> None:
     assert _plain(body, kind) == json
 
 
@@ -49,12 +49,12 @@ def test_a_body_is_sent_with_its_types(kind: Any, body: Any, json: Any) -> None:
         ({"type": "message"}, None, None),
     ],
 )
-def test_a_received_body_is_plain_and_its_types_stand_beside_it(fields: dict[str, Any], body: Any, types: Any) -> None:
+def test_received_body_has_plain_values_and_separate_types(fields: dict[str, Any], body: Any, types: Any) -> None:
     received = _received({**HEADERS, **fields})
     assert (received.body, received.body_types) == (body, types)
     assert received.delivery_count == 1
 
 
-def test_a_listener_that_could_not_read_a_message_fails_the_collecting_call() -> None:
+def test_listener_error_on_unreadable_message_fails_the_collecting_call() -> None:
     with pytest.raises(JmsError, match="MessageFormatException: bad"):
         _received({"error": "MessageFormatException", "message": "bad", "linked": []})

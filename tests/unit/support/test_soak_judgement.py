@@ -142,26 +142,26 @@ PLANTED: list[tuple[str, Plant]] = [
 ]
 
 
-def test_nothing_is_found_where_nothing_is() -> None:
+def test_correct_soak_has_no_anomaly() -> None:
     tally = SOUND.judge()
     assert tally.anomalies == []
     assert tally.unjudged == set()
 
 
 @pytest.mark.parametrize(("text", "plant"), PLANTED, ids=[text.partition(" (")[0] for text, _ in PLANTED])
-def test_what_is_planted_in_what_a_soak_saw_is_found(text: str, plant: Plant) -> None:
+def test_anomaly_planted_in_a_soak_is_found(text: str, plant: Plant) -> None:
     assert text in found(plant(SOUND))
 
 
-def test_every_anomaly_of_the_page_has_been_planted_here() -> None:
+def test_every_documented_anomaly_is_planted_in_a_test() -> None:
     assert {text.partition(":")[0] for text, _ in PLANTED} == set(ANOMALIES)
 
 
-def test_what_was_asked_before_all_was_well_may_stay_without_an_answer() -> None:
+def test_operation_begun_before_the_final_healing_may_stay_unanswered() -> None:
     assert found(also(sent("o3", ORDERS, HEALED_MS + AFTERMATH_MS, "indeterminate"))(SOUND)) == []
 
 
-def test_without_an_audit_of_the_journal_its_answers_are_not_judged() -> None:
+def test_answers_are_not_judged_without_an_audit_of_the_journal() -> None:
     tally = replace(SOUND, journal=None, gap="trimmed").judge()
     assert tally.unjudged == {"zombie-ack"}
     assert str(tally).endswith("no anomaly (not judged: zombie-ack)")
@@ -182,18 +182,18 @@ def test_without_an_audit_of_the_journal_its_answers_are_not_judged() -> None:
         (also(sent("t4", TIMED, 900, "indeterminate", expiry_ms=2_000)), []),
     ],
 )
-def test_a_message_with_a_time_to_live_is_given_out_in_time_or_goes_where_expired_messages_go(plant: Plant, texts: list[str]) -> None:
+def test_message_with_ttl_is_delivered_in_time_or_goes_to_the_expiry_queue(plant: Plant, texts: list[str]) -> None:
     assert [text for text in found(plant(SOUND)) if "zombie-ack" not in text] == texts
 
 
-def test_an_expired_message_among_the_dead_letters_is_lost_where_it_belongs_and_stuck_where_it_is() -> None:
+def test_expired_message_in_dead_letter_queue_counts_as_lost_and_as_stuck() -> None:
     assert found(left("DLQ", "message 1")(forgotten("t3", Place(EXPIRED))(SOUND))) == [
         "lost: 1 sent and never given out from timed (t3)",
         "stuck: 1 waiting in DLQ at the end (message 1)",
     ]
 
 
-def test_what_has_not_expired_has_no_business_where_expired_messages_go() -> None:
+def test_unexpired_message_in_the_expiry_queue_is_unexpected() -> None:
     astray = also(taken("t1", EXPIRED, 120), sent("t4", TIMED, 900, expiry_ms=5_000), taken("t4", EXPIRED, 910))
     assert "unexpected: 2 in ExpiryQueue without having expired (t1, t4)" in found(astray(forgotten("t1", Place(TIMED))(SOUND)))
 
@@ -205,7 +205,7 @@ def message(id: str, address: str, routing: Routing = Routing.ANYCAST, flags: in
     return send_entry(Send(flags, routing, 4, 0, 0, 0, address, (1,), (), (), None, text_message(id, properties={ID: id})))
 
 
-def test_the_audit_has_what_counts_in_the_journal_and_no_answer_of_a_broker_that_did_not() -> None:
+def test_audit_has_the_valid_journal_entries_and_none_of_a_replaced_broker() -> None:
     audit = JournalAudit(lambda body: str(selector_lookup(body)(ID)))
     queue = json_entry(Op.QUEUE_CREATED, {"id": 1, "routing": int(Routing.ANYCAST), "address": "orders", "name": "orders"})
     news = json_entry(Op.QUEUE_CREATED, {"id": 2, "routing": int(Routing.MULTICAST), "address": "news", "name": SOME})

@@ -71,16 +71,16 @@ def queue(name: str, messages: int) -> dict[str, Any]:
     return {"name": name, "messages": messages, "delivering": 1, "delayed": 2}
 
 
-def test_the_broker_that_serves_says_what_is_in_the_queues(tmp_path: Path) -> None:
+def test_queue_depths_are_those_of_the_serving_broker(tmp_path: Path) -> None:
     standby, active = {"serving": False, "queues": []}, {"serving": True, "queues": [queue("orders", 4)]}
     assert site(tmp_path, Broker(standby), Broker(active)).depths() == {"orders": 7}
 
 
-def test_queues_are_not_empty_because_no_broker_serves(tmp_path: Path) -> None:
+def test_queue_depths_are_unknown_while_no_broker_serves(tmp_path: Path) -> None:
     assert site(tmp_path, Broker({"serving": False, "queues": []}), Broker(ConnectionRefusedError())).depths() is None
 
 
-def test_a_client_of_kafka_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_kafka_application_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Application) -> None:
         raise ValueError("no such setting")
 
@@ -94,7 +94,7 @@ def test_a_client_of_kafka_that_fails_is_told(tmp_path: Path, monkeypatch: pytes
     assert "ValueError: no such setting" in failure
 
 
-def test_a_java_client_that_fails_is_told_and_one_that_comes_back_is_not(tmp_path: Path) -> None:
+def test_failed_java_client_is_reported_and_reconnected_one_is_not(tmp_path: Path) -> None:
     spared = ("failed", "session-closed", "consumer-closed", "producer-closed", "reopen")
     events = [{"client": "storm-1", "event": event} for event in (*spared, "interrupted", "restored", "error")]
     lines = [{"client": "storm-0", "op": "send", "ids": ["failed"], "outcome": "ok"}, {**events[0], "error": "why"}, *events[1:]]
@@ -106,9 +106,7 @@ def test_a_java_client_that_fails_is_told_and_one_that_comes_back_is_not(tmp_pat
     ("depths", "left"),
     [({"DLQ": 2, "orders": 0}, {"DLQ": ["message 1", "message 2"]}), ({"orders": 0}, {}), (None, {"the queues": ["?"]})],
 )
-def test_each_message_that_waits_at_the_end_is_one_that_is_stuck(
-    tmp_path: Path, depths: dict[str, int] | None, left: dict[str, list[str]]
-) -> None:
+def test_each_message_waiting_at_the_end_counts_as_stuck(tmp_path: Path, depths: dict[str, int] | None, left: dict[str, list[str]]) -> None:
     load = Load(Elsewhere(depths), tmp_path)  # type: ignore[arg-type]
     load._end_queues()
     load._abandon()
@@ -127,7 +125,7 @@ ERROR = "error: no Kafka at 127.0.0.1:1"
         ("kafka", ERROR, 5.0, ""),
     ],
 )
-def test_only_want_of_kafka_at_the_start_excuses_a_part_that_ends_by_itself(
+def test_only_missing_kafka_at_start_excuses_a_part_that_exits_by_itself(
     tmp_path: Path, name: str, said: str, kafka_away_s: float, excuse: str
 ) -> None:
     here = site(tmp_path, Broker())
@@ -138,13 +136,13 @@ def test_only_want_of_kafka_at_the_start_excuses_a_part_that_ends_by_itself(
     assert (end.part, end.last_words, end.excuse) == (name, ERROR, excuse)
 
 
-def test_a_part_that_is_ended_twice_has_ended_by_itself_the_next_time(tmp_path: Path) -> None:
+def test_expected_end_of_a_part_already_gone_does_not_excuse_its_next_end(tmp_path: Path) -> None:
     part = Part("broker-0", Gone(""), lambda: None)
     part.expect_end(1.0)  # it was gone before
     assert part.tend(10.0)
 
 
-def test_all_is_not_well_while_a_part_is_still_ending(tmp_path: Path) -> None:
+def test_site_is_not_well_while_a_part_is_still_ending(tmp_path: Path) -> None:
     here = site(tmp_path, Broker({"serving": True, "queues": []}))
     here.parts["broker-0"].expect_end(1.0)
     assert not here.well()

@@ -58,21 +58,21 @@ def result(
     )  # fmt: skip
 
 
-def test_half_an_hour_has_more_than_a_hundred_faults() -> None:
+def test_plan_of_half_an_hour_has_at_least_100_faults() -> None:
     assert Plan(seed=1).seconds / FAULT_EVERY_S >= 100
 
 
-def test_after_a_fault_service_is_back_with_the_first_answer_to_what_began_after_it() -> None:
+def test_service_is_back_at_the_first_answer_to_an_operation_begun_after_the_fault() -> None:
     assert Figures(result()).back() == [(5.5, 6.5)]
 
 
-def test_a_latency_counts_where_it_ended_and_nothing_is_a_gap() -> None:
+def test_latency_counts_at_its_end_and_interval_without_operations_is_a_gap() -> None:
     figures = Figures(result())
     latency = dict(figures.latency(figures.sends, 0.5))
     assert (latency[1.5], latency[7.5], latency[4.5]) == (1000.0, 5000.0, None)
 
 
-def test_a_page_stands_alone_and_tells_what_was_found(tmp_path: Path) -> None:
+def test_soak_report_is_self_contained_and_states_the_anomalies(tmp_path: Path) -> None:
     page = write_report(result(lost=True), tmp_path).read_text()
     assert "NOT GOOD: lost: 1 sent and never given out from orders (m2)<" in page
     assert "&lt;why&gt;" in page
@@ -81,7 +81,7 @@ def test_a_page_stands_alone_and_tells_what_was_found(tmp_path: Path) -> None:
     assert (tmp_path / "report.json").exists()
 
 
-def test_a_page_shows_rates_latencies_the_backlog_and_when_faults_and_anomalies_came(tmp_path: Path) -> None:
+def test_soak_report_charts_rates_latency_and_backlog_with_marks_of_faults(tmp_path: Path) -> None:
     page = write_report(result(lost=True), tmp_path).read_text()
     figures = {figure.partition("<")[0]: figure for figure in page.split("<figure><figcaption>")[1:]}
     for caption in (
@@ -96,7 +96,7 @@ def test_a_page_shows_rates_latencies_the_backlog_and_when_faults_and_anomalies_
     assert figures["Faults and anomalies so far, count "].count("<polyline") == 2
 
 
-def test_faults_and_anomalies_are_counted_when_they_came() -> None:
+def test_faults_and_anomalies_are_counted_by_their_time() -> None:
     bad = result(lost=True)
     figures = Figures(bad)
     assert figures.so_far(fault.at_s for fault in bad.faults) == [(0, 0), (1.5, 0), (1.5, 1), (10, 1)]
@@ -104,7 +104,7 @@ def test_faults_and_anomalies_are_counted_when_they_came() -> None:
     assert figures.so_far(figures.anomalies_s()) == [(0, 0), (9, 0), (9, 1), (10, 1)]
 
 
-def test_nothing_is_good_about_a_client_that_failed_or_a_part_that_ended_for_no_reason(tmp_path: Path) -> None:
+def test_soak_with_failed_client_unexcused_end_or_stall_is_not_good(tmp_path: Path) -> None:
     alone = OwnEnd(1004.0, "broker-0", "error: <odd>")
     assert result().good
     stall = Stall(1004.0, "broker-0", 2, 0.2)
@@ -119,7 +119,7 @@ def test_nothing_is_good_about_a_client_that_failed_or_a_part_that_ended_for_no_
         assert f"<td>{NO_KAFKA}</td>" in page
 
 
-def test_what_nobody_could_look_for_is_not_told_as_none(tmp_path: Path) -> None:
+def test_unjudged_anomaly_is_not_reported_as_none(tmp_path: Path) -> None:
     page = write_report(result(), tmp_path).read_text()
     zombies = '<td>zombie-ack</td><td>answered by a broker whose records no longer counted</td><td class="number">0</td>'
     assert zombies in page
@@ -130,13 +130,13 @@ def test_what_nobody_could_look_for_is_not_told_as_none(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["anomalies"]["zombie-ack"] == "not judged"
 
 
-def test_a_gap_parts_a_line() -> None:
+def test_gap_splits_a_chart_line() -> None:
     picture = chart({"a": [(0, 1.0), (1, 2.0), (2, None), (3, 4.0), (4, 4.0)]}, 4, [Mark(1, "kill", "fault <1>")])
     assert picture.count("<polyline") == 2
     assert "<title>fault &lt;1&gt;</title>" in picture
 
 
-def test_a_scale_holds_its_values() -> None:
+def test_chart_scale_covers_its_values() -> None:
     linear, logarithmic = Scale([0, 37], logarithmic=False), Scale([0.3, 2_500], logarithmic=True)
     assert linear.ticks() == [0, 10, 20, 30, 40]
     assert logarithmic.ticks() == [0.1, 1, 10, 100, 1000, 10_000]

@@ -23,7 +23,7 @@ async def turns() -> None:
     await asyncio.sleep(2 * PERIOD_S)
 
 
-def test_stall_of_a_real_event_loop_is_found_once_and_nothing_before_or_after_it() -> None:
+def test_stall_of_a_real_event_loop_is_reported_exactly_once() -> None:
     log, registry, loading = StallLog(), CollectorRegistry(), [False]
 
     def look(at_s: float, pid: int = 7) -> None:
@@ -57,7 +57,7 @@ def test_stall_of_a_real_event_loop_is_found_once_and_nothing_before_or_after_it
     assert [each.turns for each in log.found] == [1, 1]  # another process counts anew
 
 
-def test_turns_before_a_look_do_not_count_as_turns_since() -> None:
+def test_turns_before_a_sample_do_not_count_after_the_sample() -> None:
     now_s, used_s = [0.0], [0.0]
     watch, registry = StallWatch(lambda: False, lambda: now_s[0], lambda: used_s[0]), CollectorRegistry()
     registry.register(watch)

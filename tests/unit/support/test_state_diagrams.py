@@ -23,11 +23,11 @@ class Hand(enum.Enum):
     PULL = "pull"
 
 
-def test_the_page_shows_the_tables_as_they_are() -> None:
+def test_state_page_equals_the_page_generated_from_the_tables() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.support.state_diagrams`"
 
 
-def test_a_diagram_has_each_transition() -> None:
+def test_state_diagram_has_each_transition() -> None:
     table = {(Door.OPEN, Hand.PUSH): Door.SHUT, (Door.SHUT, Hand.PULL): Door.OPEN, (Door.SHUT, Hand.PUSH): Door.SHUT}
     text = diagram(Machine("doors", "TABLE", table))
     assert "[*] --> s0" in text
@@ -37,7 +37,7 @@ def test_a_diagram_has_each_transition() -> None:
 
 
 @pytest.mark.parametrize("machine", list(machines()), ids=lambda machine: f"{machine.module}.{machine.name}")
-def test_each_state_can_be_reached(machine: Machine) -> None:
+def test_each_state_is_reachable(machine: Machine) -> None:
     reached = {next(iter(machine.states)), *ENTRIES.get(f"{machine.module}.{machine.name}", ())}
     while more := {after for (before, _), after in machine.table.items() if before in reached} - reached:
         reached |= more

@@ -29,7 +29,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_it_tells_where_its_parts_are(tmp_path: Path, program: Path) -> None:
+def test_up_reports_addresses_and_processes_of_its_parts(tmp_path: Path, program: Path) -> None:
     program.write_text(SAYS_READY)
     with Up(tmp_path / "place", "--no-pipelines") as up:
         assert (up.url, up.kafka, up.admin) == ("amqp://127.0.0.1:1", "127.0.0.1:2", "http://127.0.0.1:3")
@@ -39,7 +39,7 @@ def test_it_tells_where_its_parts_are(tmp_path: Path, program: Path) -> None:
     assert said.startswith(f"up --data-dir {up.data_dir} --amqp-port 0 --kafka-port 0 --admin-port 0 --no-pipelines\n")
 
 
-def test_it_says_why_it_does_not_start(tmp_path: Path, program: Path) -> None:
+def test_up_reports_why_start_failed(tmp_path: Path, program: Path) -> None:
     program.write_text("#!/bin/sh\necho 'error: no JDK'\nexit 3\n")
     with pytest.raises(NotStarted, match="error: no JDK"):
         Up(tmp_path).__enter__()

@@ -11,11 +11,11 @@ import pytest
 from tests.support.usage import disk_mib, memory_mib
 
 
-def test_a_process_takes_no_more_now_than_at_its_most() -> None:
+def test_current_memory_of_a_process_is_at_most_its_peak() -> None:
     assert 1 < memory_mib(os.getpid()) <= memory_mib(os.getpid(), "VmHWM")
 
 
-def test_a_process_that_has_ended_takes_nothing_that_could_be_told() -> None:
+def test_memory_of_an_ended_process_raises_an_error() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):
@@ -25,7 +25,7 @@ def test_a_process_that_has_ended_takes_nothing_that_could_be_told() -> None:
             memory_mib(process.pid)
 
 
-def test_a_hole_in_a_file_takes_nothing_of_the_disk(tmp_path: Path) -> None:
+def test_hole_in_a_sparse_file_takes_no_disk_space(tmp_path: Path) -> None:
     (tmp_path / "topic").mkdir()
     (tmp_path / "topic" / "log").write_bytes(b"x" * (2 << 20))
     before = disk_mib(tmp_path)

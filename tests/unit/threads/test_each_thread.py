@@ -73,9 +73,9 @@ OWNED = {
     ("adapter/inbound/activation.py", "take"): "test_activation_stops_and_says_why_when_thread_fails",
     ("adapter/inbound/worker_pool.py", "watch"): "test_activation_stops_and_says_why_when_thread_fails",
     ("adapter/inbound/worker_pool.py", "worker"): "test_activation_stops_and_says_why_when_thread_fails",
-    ("client/blocking.py", "listener"): "test_application_is_told_and_calls_fail_when_thread_of_listeners_fails",
-    ("client/thread.py", "connection"): "test_what_ends_the_thread_of_a_connection_is_told",
-    ("kafka/compacted.py", "appender"): "test_appender_whose_thread_failed_appends_with_new_client",
+    ("client/blocking.py", "listener"): "test_failed_listener_thread_is_reported_and_closes_the_connection",
+    ("client/thread.py", "connection"): "test_error_that_ends_connection_thread_is_reported",
+    ("kafka/compacted.py", "appender"): "test_appender_with_failed_thread_uses_new_client",
     ("xa/manager.py", "recovery"): "test_manager_begins_nothing_when_thread_of_recovery_fails",
     ("xa/manager.py", "reaper"): "test_manager_begins_nothing_when_thread_of_reaper_fails",
 }
@@ -122,7 +122,7 @@ def test_manager_begins_nothing_when_thread_of_reaper_fails(monkeypatch: pytest.
             manager.begin()
 
 
-def test_application_is_told_and_calls_fail_when_thread_of_listeners_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_listener_thread_is_reported_and_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[BasculeError] = []
     closed: list[Any] = []
 
@@ -147,7 +147,7 @@ def fail(*_: object, **__: object) -> None:
     raise AssertionError("injected")
 
 
-def test_each_thread_of_the_product_has_a_test_here() -> None:
+def test_each_lasting_thread_of_the_product_has_a_test() -> None:
     """Each call of ``lasting_thread``: whoever starts another thread adds a row, and a test."""
     calls = Counter(
         str(path.relative_to(SOURCE))

@@ -38,7 +38,7 @@ def run(directory: Path, before: str, *options: str) -> subprocess.CompletedProc
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
-def test_test_that_hangs_fails_with_stacks_of_all_processes(tmp_path: Path) -> None:
+def test_hanging_test_fails_with_stacks_of_all_processes(tmp_path: Path) -> None:
     ended = run(tmp_path, "pass")
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
     assert "in test_hangs" in ended.stdout
@@ -49,7 +49,7 @@ def test_test_that_hangs_fails_with_stacks_of_all_processes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "options", [pytest.param([], id="alone", marks=pytest.mark.slow), pytest.param(["-n", "1"], id="process of a run")]
 )
-def test_test_that_takes_no_signal_ends_with_its_process_and_its_children(tmp_path: Path, options: list[str]) -> None:
+def test_hanging_test_that_blocks_signals_is_killed_with_its_process_and_children(tmp_path: Path, options: list[str]) -> None:
     script = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0"
     ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])", *options)
     assert ended.returncode == (pytest.ExitCode.TESTS_FAILED if options else stacks.EXIT_CODE), ended.stdout
@@ -65,7 +65,7 @@ def test_command_shows_stacks_of_all_threads_on_signal() -> None:
     assert "most recent call first" in shown.stderr
 
 
-def test_stacks_of_a_stopped_process_are_not_waited_for() -> None:
+def test_stacks_of_stopped_process_are_not_awaited() -> None:
     child = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
     with child:
         assert child.stdout is not None
@@ -91,7 +91,7 @@ def test_failed_test_shows_stacks_that_are_still_being_taken_at_its_end(monkeypa
         assert "in test_failed_test_shows_stacks" in watchdog.stacks
 
 
-def test_process_that_shows_no_stacks_is_left_alone() -> None:
+def test_process_without_stack_handler_is_left_running() -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
     with child:
         assert child.stdout is not None

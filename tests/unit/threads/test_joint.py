@@ -7,7 +7,7 @@ from bascule.threads.joint import JointTry
 from tests.support.outage import THREADS, Door, Service, told_together
 
 
-def test_threads_that_wait_for_a_try_that_fails_fail_with_it_and_the_next_one_tries_again() -> None:
+def test_threads_waiting_for_a_failing_try_share_its_error_and_next_call_tries_again() -> None:
     door, service = Door(), Service(Unavailable("no answer"))
     joint = JointTry(door)
     told = told_together(door, service, lambda: joint(service))
@@ -18,14 +18,14 @@ def test_threads_that_wait_for_a_try_that_fails_fail_with_it_and_the_next_one_tr
     assert joint(service) == "there"
 
 
-def test_threads_that_wait_for_a_try_that_succeeds_look_for_themselves() -> None:
+def test_threads_waiting_for_a_successful_try_make_their_own_tries() -> None:
     door, service = Door(), Service()
     joint = JointTry(door)
     assert told_together(door, service, lambda: joint(service)) == [None] * THREADS
     assert service.tries == THREADS
 
 
-def test_error_that_is_no_outage_is_not_shared() -> None:
+def test_error_other_than_an_outage_is_not_shared() -> None:
     door, service = Door(), Service(KeyError("mine"))
     joint = JointTry(door)
     assert {type(each) for each in told_together(door, service, lambda: joint(service))} == {KeyError}

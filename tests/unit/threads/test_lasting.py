@@ -32,24 +32,24 @@ def process(body: str, on_failure: str = "end_process", wait_s: float = WAIT_S) 
 
 
 @pytest.mark.parametrize("error", ["AssertionError('no offset')", "SystemExit(0)", "KeyboardInterrupt()"])
-def test_error_in_thread_of_process_ends_process_with_log_line(error: str) -> None:
+def test_error_in_lasting_thread_ends_the_process_with_a_log_line(error: str) -> None:
     ended = process(f"raise {error}")
     assert ended.returncode == EXIT_CODE
     assert "thread failed thread=journal-delivery" in ended.stderr
     assert error.removesuffix("()") in ended.stderr
 
 
-def test_process_ends_if_owner_cannot_be_told() -> None:
+def test_process_ends_when_failure_callback_of_thread_raises() -> None:
     ended = process("raise OSError('gone')", on_failure="told")
     assert ended.returncode == EXIT_CODE
     assert "owner cannot be told" in ended.stderr
 
 
-def test_process_goes_on_after_thread_that_ends_without_error() -> None:
+def test_process_continues_after_thread_ends_without_error() -> None:
     assert process("pass", wait_s=0.2).returncode == 0
 
 
-def test_owner_of_failed_thread_is_told_its_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_owner_of_failed_thread_receives_its_error(caplog: pytest.LogCaptureFixture) -> None:
     failures: list[BaseException] = []
 
     def target() -> None:
@@ -63,18 +63,18 @@ def test_owner_of_failed_thread_is_told_its_error(caplog: pytest.LogCaptureFixtu
     assert "thread failed thread=worker" in caplog.text
 
 
-def test_thread_delays_no_end_of_process() -> None:
+def test_lasting_thread_is_a_daemon_thread() -> None:
     assert lasting_thread(lambda: None, "worker", on_failure=lambda _: None).daemon
 
 
 @pytest.mark.parametrize("error", [ValueError("bad answer"), SystemExit(1)])
-def test_work_in_background_hands_error_to_future(error: BaseException) -> None:
+def test_error_of_background_work_is_set_on_its_future(error: BaseException) -> None:
     def work() -> None:
         raise error
 
     assert in_background(work, "worker").exception(WAIT_S) is error
 
 
-def test_work_in_background_runs_in_daemon_thread_of_its_name() -> None:
+def test_background_work_runs_in_a_named_daemon_thread() -> None:
     thread = in_background(threading.current_thread, "asks").result(WAIT_S)
     assert (thread.name, thread.daemon) == ("asks", True)

@@ -42,7 +42,7 @@ async def endless(begun: threading.Event) -> None:
     await asyncio.Event().wait()
 
 
-def test_result_and_error_of_the_coroutine_are_the_callers() -> None:
+def test_caller_gets_result_or_error_of_the_coroutine() -> None:
     async def divide(number: int) -> float:
         return 1 / number
 
@@ -52,19 +52,19 @@ def test_result_and_error_of_the_coroutine_are_the_callers() -> None:
             on_loop(loop, lambda: divide(0))
 
 
-def test_coroutine_that_takes_too_long_is_given_up() -> None:
+def test_coroutine_beyond_its_time_limit_raises_loop_gone() -> None:
     with running() as loop, pytest.raises(LoopGone, match=r"not finish the coroutine within 0.01 s"):
         on_loop(loop, lambda: endless(threading.Event()), 0.01)
 
 
-def test_closed_loop_is_told_at_once() -> None:
+def test_call_on_closed_loop_raises_loop_gone_at_once() -> None:
     with running() as loop:
         pass
     with pytest.raises(LoopGone, match="closed"):
         on_loop(loop, lambda: endless(threading.Event()))
 
 
-def test_caller_without_a_time_limit_is_told_when_the_loop_is_closed_before_it_begins() -> None:
+def test_loop_closed_before_the_coroutine_begins_raises_loop_gone_in_the_caller() -> None:
     loop = asyncio.new_event_loop()  # takes the call, and never runs
     waiting = in_background(lambda: on_loop(loop, lambda: endless(threading.Event())), "waits")
     while not loop._ready:  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ def test_caller_without_a_time_limit_is_told_when_the_loop_is_closed_before_it_b
         waiting.result(WAIT_S)
 
 
-def test_caller_is_told_when_the_loop_cancels_the_coroutine() -> None:
+def test_coroutine_cancelled_by_the_loop_raises_loop_gone_in_the_caller() -> None:
     begun = threading.Event()
     with running() as loop:
         waiting = in_background(lambda: on_loop(loop, lambda: endless(begun)), "waits")

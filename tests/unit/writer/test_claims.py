@@ -39,12 +39,12 @@ def take(claims: Claims, writer: Writer, leader: str = "leader") -> Position | N
     return run_blocking(claims.take(writer, leader))
 
 
-def test_taken_position_names_driver_try_and_generation() -> None:
+def test_claimed_position_contains_driver_attempt_and_generation() -> None:
     writer = Writer("leader", replace(STORED, owner="old.5.3"))
     assert take(Claims("new"), writer) == writer.position == replace(STORED, owner="new.1.4")
 
 
-def test_followers_get_the_generation_of_the_leader_and_names_of_their_own() -> None:
+def test_followers_use_generation_of_leader_and_their_own_attempt() -> None:
     claims, follower = Claims("new"), Writer("other", replace(STORED, owner="old.9.1"))
     take(claims, Writer("leader", replace(STORED, owner="old.1.1")))
     taken = take(claims, follower)
@@ -53,13 +53,13 @@ def test_followers_get_the_generation_of_the_leader_and_names_of_their_own() -> 
 
 
 @pytest.mark.parametrize("found", [None, Position("topic", "id", 0, 17)])
-def test_missing_or_vacant_position_is_left_as_it_is(found: Position | None) -> None:
+def test_missing_or_vacant_position_is_not_claimed(found: Position | None) -> None:
     writer = Writer("leader", found)
     assert take(Claims("new"), writer) == found
     assert writer.position == found
 
 
-def test_position_that_a_fenced_task_moved_meanwhile_is_taken_where_it_is() -> None:
+def test_position_moved_by_fenced_task_is_claimed_at_new_offset() -> None:
     writer = Writer("leader", replace(STORED, owner="old.1.1"))
     writer.moves = [replace(STORED, owner="old.1.1", offset=20)]
     taken = take(Claims("new"), writer)
@@ -67,7 +67,7 @@ def test_position_that_a_fenced_task_moved_meanwhile_is_taken_where_it_is() -> N
     assert (taken.offset, taken.owner) == (20, "new.2.2")
 
 
-def test_position_is_not_taken_back_from_a_successor() -> None:
+def test_claim_of_position_held_by_successor_is_refused() -> None:
     claims, writer = Claims("first"), Writer("leader", replace(STORED, owner="old.1.1"))
     take(claims, writer)
     take(Claims("second"), writer)
@@ -75,26 +75,26 @@ def test_position_is_not_taken_back_from_a_successor() -> None:
         take(claims, writer)
 
 
-def test_position_is_taken_again_from_oneself() -> None:
+def test_driver_can_claim_its_own_position_again() -> None:
     claims, writer = Claims("first"), Writer("leader", replace(STORED, owner="old.1.1"))
     take(claims, writer)
     assert take(claims, writer) == replace(STORED, owner="first.2.2")
 
 
-def test_position_of_a_later_generation_is_not_taken() -> None:
+def test_position_of_later_generation_is_not_claimed() -> None:
     claims = Claims("first")
     take(claims, Writer("leader", replace(STORED, owner="old.1.1")))
     with pytest.raises(PositionTaken):
         take(claims, Writer("other", replace(STORED, owner="second.1.3")))
 
 
-def test_first_generation_takes_whatever_it_finds() -> None:
+def test_first_generation_claims_any_position() -> None:
     claims = Claims("first")
     take(claims, Writer("leader", None))
     assert take(claims, Writer("other", replace(STORED, owner="old.1.7"))) == replace(STORED, owner="first.1.1")
 
 
-def test_position_that_was_written_otherwise_is_held() -> None:
+def test_held_position_of_other_owner_is_not_claimed() -> None:
     claims = Claims("first")
     take(claims, Writer("leader", None))
     claims.hold(["other"])
@@ -103,7 +103,7 @@ def test_position_that_was_written_otherwise_is_held() -> None:
 
 
 @pytest.mark.parametrize(("owner", "number"), [("", 0), ("driver", 0), ("driver.2.7", 7)])
-def test_generation_is_in_the_name_of_the_owner(owner: str, number: int) -> None:
+def test_generation_is_parsed_from_owner_name(owner: str, number: int) -> None:
     assert generation(replace(STORED, owner=owner)) == number
 
 
@@ -111,23 +111,23 @@ CLAIM = Claim("key", "topic", "id", 0, "me.1.1", ("d",))
 HELD = replace(STORED, owner="me.1.1")
 
 
-def test_claim_holds_while_the_position_says_the_same() -> None:
+def test_claim_check_accepts_unchanged_position() -> None:
     assert CLAIM.check(HELD) == HELD
 
 
 @pytest.mark.parametrize("found", [replace(HELD, owner="other.1.1"), replace(HELD, members=("d", "e"))])
-def test_task_stops_where_the_position_has_another_owner_or_other_members(found: Position) -> None:
+def test_claim_check_refuses_other_owner_or_members(found: Position) -> None:
     with pytest.raises(PositionTaken, match="'key'"):
         CLAIM.check(found)
     assert CLAIM.check(found, violations=[ClaimViolation.OWNER_NOT_CHECKED]) == found
 
 
 @pytest.mark.parametrize("found", [None, replace(HELD, topic_id="new")])
-def test_claim_on_a_missing_position_or_a_recreated_topic_is_lost(found: Position | None) -> None:
+def test_claim_of_missing_position_or_recreated_topic_is_lost(found: Position | None) -> None:
     with pytest.raises(PositionLost):
         CLAIM.check(found)
 
 
-def test_task_begins_at_the_position_wherever_its_batch_begins() -> None:
+def test_task_starts_at_position_for_any_batch_start() -> None:
     assert CLAIM.begin(HELD, 3) == HELD
     assert CLAIM.begin(HELD, 3, violations=[ClaimViolation.BATCH_START_TRUSTED]).offset == 3

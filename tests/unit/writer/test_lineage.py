@@ -53,7 +53,7 @@ def read(partition: Partition, leader_epoch: int = 4) -> int:
     return run_blocking(check_read(partition, leader_epoch, LAST, 10))
 
 
-def test_without_another_leader_nothing_more_is_asked() -> None:
+def test_same_leader_epoch_needs_no_further_query() -> None:
     partition = Partition([LogEnd(10, 4)])
     assert (tail(partition), read(partition)) == (4, 4)
     assert partition.asked == []
@@ -61,19 +61,19 @@ def test_without_another_leader_nothing_more_is_asked() -> None:
 
 
 @pytest.mark.parametrize("end", [5, 10, 99])
-def test_later_leader_without_what_was_read_has_lost_the_tail_however_long_its_log_is(end: int) -> None:
+def test_later_leader_without_read_records_has_lost_tail_at_any_log_length(end: int) -> None:
     with pytest.raises(PositionLost, match=rf"^orders-3 has lost its tail: records up to offset 10 .* ends at offset {end}"):
         tail(Partition([LogEnd(end, 6)], kept=False))
 
 
-def test_later_leader_with_all_that_was_read_goes_on() -> None:
+def test_later_leader_with_all_read_records_is_accepted() -> None:
     partition = Partition([LogEnd(99, 6)])
     assert tail(partition) == 6
     assert partition.asked == ["10 in 4"]
 
 
 @pytest.mark.parametrize("old", [LogEnd(5, 4), LogEnd(5, 3), LogEnd(99, 3)])
-def test_end_of_a_leader_that_is_cut_off_is_asked_again_and_loses_nothing(old: LogEnd) -> None:
+def test_stale_end_of_former_leader_is_queried_again(old: LogEnd) -> None:
     partition = Partition([old, old, LogEnd(12, 6)])
     assert tail(partition) == 6
     assert partition.looked_again == 2
@@ -81,14 +81,14 @@ def test_end_of_a_leader_that_is_cut_off_is_asked_again_and_loses_nothing(old: L
 
 
 @pytest.mark.parametrize("kept", [True, None])
-def test_leader_that_does_not_know_the_high_watermark_yet_is_asked_again(kept: bool | None) -> None:
+def test_leader_without_high_watermark_is_queried_again(kept: bool | None) -> None:
     assert tail(Partition([LogEnd(5, 5), LogEnd(12, 5)], kept=True)) == 5
     with pytest.raises(Unavailable, match="is cut off from the cluster, or has just become the leader"):
         tail(Partition([LogEnd(5, 5)], kept=kept))
 
 
 @pytest.mark.parametrize("end", [LogEnd(5, 4), LogEnd(5, 3), LogEnd(99, 3)])
-def test_if_only_a_leader_that_is_cut_off_answers_the_position_is_not_lost(end: LogEnd) -> None:
+def test_position_is_unavailable_and_not_lost_when_only_stale_leader_answers(end: LogEnd) -> None:
     partition = Partition([end])
     with pytest.raises(Unavailable, match=f"stale end offset {end.offset} of orders-3") as raised:
         tail(partition)
@@ -97,7 +97,7 @@ def test_if_only_a_leader_that_is_cut_off_answers_the_position_is_not_lost(end: 
         read(partition)
 
 
-def test_position_of_an_earlier_version_knows_the_end_alone() -> None:
+def test_position_without_leader_epoch_is_checked_by_end_offset() -> None:
     assert tail(Partition([LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
     assert tail(Partition([LogEnd(5, 6), LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
     with pytest.raises(PositionLost):
@@ -105,7 +105,7 @@ def test_position_of_an_earlier_version_knows_the_end_alone() -> None:
     assert read(Partition([LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
 
 
-def test_what_was_read_while_a_leader_came_counts_if_the_new_one_has_the_last_record() -> None:
+def test_records_read_during_leader_change_count_when_new_leader_has_last_record() -> None:
     partition = Partition([LogEnd(12, 6)])
     assert read(partition) == 6
     assert partition.asked == ["record 9"]
@@ -113,7 +113,7 @@ def test_what_was_read_while_a_leader_came_counts_if_the_new_one_has_the_last_re
         read(Partition([LogEnd(12, 6)], same=False))
 
 
-def test_each_rule_that_is_broken_shows() -> None:
+def test_each_simulated_lineage_violation_is_detected() -> None:
     with pytest.raises(PositionLost):
         tail(Partition([LogEnd(5, 4), LogEnd(12, 4)]), 4, LineageViolation.STALE_END_BELIEVED)
     assert tail(Partition([LogEnd(99, 6)], kept=False), 4, LineageViolation.GROWTH_NOT_CHECKED) == 6

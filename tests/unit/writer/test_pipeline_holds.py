@@ -73,11 +73,11 @@ def look(around: Surroundings, protocol: PipelineHoldsProtocol | None = None) ->
     return {hold.name: (hold.offset, hold.reason) for hold in run_blocking(protocol.found(snapshot()))}
 
 
-def test_before_there_are_pipelines_the_journal_is_kept_for_none(around: Surroundings) -> None:
+def test_journal_has_no_pipeline_pins_without_positions(around: Surroundings) -> None:
     assert look(around) == {}
 
 
-def test_a_pipeline_needs_what_it_has_not_read(around: Surroundings) -> None:
+def test_pipeline_pins_records_it_has_not_read(around: Surroundings) -> None:
     around.positions = {COMMON_KEY: at(40, "a"), position_key(f"{DIVERT}late", JOURNAL, 0): at(7, "late")}
     late, common = run_blocking(PipelineHoldsProtocol(around, JOURNAL, 0).found(snapshot()))
     assert (common.keeper, common.name, common.offset, common.records, common.bytes) == (Keeper.PIPELINE, COMMON, 40, 60, 600)
@@ -95,12 +95,12 @@ def test_a_pipeline_needs_what_it_has_not_read(around: Surroundings) -> None:
     ],
     ids=["where a divert began", "vacant", "another topic", "another partition", "an ingress"],
 )
-def test_nobody_reads_the_journal_from_there(around: Surroundings, key: str, position: Position) -> None:
+def test_irrelevant_position_does_not_pin_journal(around: Surroundings, key: str, position: Position) -> None:
     around.positions = {key: position}
     assert look(around) == {}
 
 
-def test_a_pipeline_beyond_the_quota_is_released_and_that_is_said(around: Surroundings) -> None:
+def test_pipeline_beyond_quota_is_released_and_reported(around: Surroundings) -> None:
     around.positions = {COMMON_KEY: at(40, "a")}
     (hold,) = run_blocking(PipelineHoldsProtocol(around, JOURNAL, 0, quota_bytes=599).found(snapshot()))
     assert hold.released
@@ -112,31 +112,31 @@ def test_a_pipeline_beyond_the_quota_is_released_and_that_is_said(around: Surrou
 # -- exclusive diverts that no pipelines know yet --------------------------------------------------------------------------
 
 
-def test_what_an_exclusive_divert_took_before_pipelines_knew_it_is_kept(around: Surroundings) -> None:
+def test_messages_taken_by_exclusive_divert_without_position_pin_journal(around: Surroundings) -> None:
     around.taken = {"x": 12}
     assert look(around) == {f"{DIVERT}x": (12, UNTOLD)}
 
 
-def test_a_common_position_answers_for_what_exclusive_diverts_took(around: Surroundings) -> None:
+def test_common_position_covers_messages_taken_by_exclusive_diverts(around: Surroundings) -> None:
     around.taken, around.positions = {"x": 12}, {COMMON_KEY: at(40, "a")}
     assert look(around) == {COMMON: (40, "")}
     assert around.asked == []
 
 
-def test_a_vacant_common_position_says_from_where_on_marks_are_looked_for(around: Surroundings) -> None:
+def test_vacant_common_position_limits_search_for_exclusive_marks(around: Surroundings) -> None:
     vacant = at(40, owner="")
     around.taken, around.positions = {"x": 50}, {COMMON_KEY: vacant}
     assert look(around) == {f"{DIVERT}x": (50, UNTOLD)}
     assert around.asked == [vacant]
 
 
-def test_a_vacant_position_in_a_recreated_journal_says_nothing(around: Surroundings) -> None:
+def test_vacant_position_of_recreated_journal_is_ignored(around: Surroundings) -> None:
     around.taken, around.positions, around.journal = {"x": 2}, {COMMON_KEY: at(40, owner="")}, "another"
     assert look(around) == {f"{DIVERT}x": (2, UNTOLD)}
     assert around.asked == [None]
 
 
-def test_marks_are_looked_for_again_only_when_the_common_position_has_changed(around: Surroundings) -> None:
+def test_exclusive_marks_are_searched_again_only_after_common_position_changed(around: Surroundings) -> None:
     protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
     for _ in range(2):
         look(around, protocol)
@@ -147,7 +147,7 @@ def test_marks_are_looked_for_again_only_when_the_common_position_has_changed(ar
     assert around.asked == [None, at(40, owner="")]
 
 
-def test_a_stored_position_of_a_divert_goes_before_its_marks(around: Surroundings) -> None:
+def test_stored_position_of_divert_takes_precedence_over_exclusive_marks(around: Surroundings) -> None:
     around.taken, around.positions = {"x": 12}, {position_key(f"{DIVERT}x", JOURNAL, 0): at(30, "x")}
     assert look(around) == {f"{DIVERT}x": (30, "")}
 
@@ -155,7 +155,7 @@ def test_a_stored_position_of_a_divert_goes_before_its_marks(around: Surrounding
 # -- why a pipeline stands still -------------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_that_does_not_move_is_said_to_stand_since_then(around: Surroundings) -> None:
+def test_unmoved_pipeline_is_reported_with_time_of_last_move(around: Surroundings) -> None:
     around.positions, around.now_s = {COMMON_KEY: at(40, "a")}, 60.0
     protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
     assert look(around, protocol) == {COMMON: (40, "")}
@@ -166,25 +166,25 @@ def test_a_pipeline_that_does_not_move_is_said_to_stand_since_then(around: Surro
     assert look(around, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:05:00+00:00")
 
 
-def test_a_pipeline_that_has_read_all_does_not_stand_still(around: Surroundings) -> None:
+def test_pipeline_at_end_of_journal_is_not_reported_as_stalled(around: Surroundings) -> None:
     around.positions = {COMMON_KEY: at(END, "a")}
     protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
     assert [look(around, protocol) for _ in range(2)] == [{COMMON: (END, "")}] * 2
 
 
 @pytest.mark.parametrize(("offset", "shown"), [(40, "BadRecord: no JSON"), (41, "BadRecord: no JSON"), (39, "")])
-def test_what_its_driver_said_counts_unless_the_pipeline_has_moved_since(around: Surroundings, offset: int, shown: str) -> None:
+def test_reason_from_driver_counts_until_pipeline_moves(around: Surroundings, offset: int, shown: str) -> None:
     around.positions, around.notes = {COMMON_KEY: at(40, "a")}, {COMMON: (offset, "BadRecord: no JSON")}
     assert look(around) == {COMMON: (40, shown)}
 
 
 @pytest.mark.parametrize(("said", "shown"), [("", DISABLED), (ENDED, DISABLED), ("PositionLost: gone", "PositionLost: gone")])
-def test_a_divert_that_no_driver_holds_is_disabled_or_cannot_go_on(around: Surroundings, said: str, shown: str) -> None:
+def test_divert_without_owner_is_reported_disabled_or_stopped(around: Surroundings, said: str, shown: str) -> None:
     key = position_key(f"{DIVERT}x", JOURNAL, 0)
     around.positions, around.notes = {key: at(40, "x", owner="")}, {f"{DIVERT}x": (40, said)}
     assert look(around) == {f"{DIVERT}x": (40, shown)}
 
 
-def test_a_common_position_without_members_has_no_enabled_divert(around: Surroundings) -> None:
+def test_common_position_without_members_reports_all_diverts_disabled(around: Surroundings) -> None:
     around.positions = {COMMON_KEY: at(40)}
     assert look(around) == {COMMON: (40, ALL_DISABLED)}

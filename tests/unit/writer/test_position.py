@@ -15,13 +15,13 @@ POSITION = Position("topic", "id", 2, 17, 3, 4, ("x",), ("d", "e"), "driver.1.1"
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def test_position_is_written_as_version_2_always_was() -> None:
+def test_position_format_2_is_unchanged() -> None:
     golden = (GOLDEN / "position-v2.bin").read_bytes()
     assert POSITION.encode() == golden
     assert Position.decode(golden) == POSITION
 
 
-def test_position_of_version_1_is_read_and_knows_no_leader_epoch() -> None:
+def test_position_format_1_is_read_without_leader_epoch() -> None:
     golden = (GOLDEN / "position-v1.bin").read_bytes()
     assert "version" not in json.loads(golden)
     assert Position.decode(golden) == replace(POSITION, leader_epoch=UNKNOWN_EPOCH)
@@ -29,7 +29,7 @@ def test_position_of_version_1_is_read_and_knows_no_leader_epoch() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 0, "1", None, True])
-def test_position_of_another_version_is_refused_by_name(version: object) -> None:
+def test_position_of_unknown_format_is_refused(version: object) -> None:
     with pytest.raises(PositionLost, match=r"position format .*this version of Bascule reads 1 to 2"):
         Position.decode(json.dumps({**json.loads(POSITION.encode()), "version": version}).encode())
 
@@ -41,7 +41,7 @@ def test_damaged_position_is_refused(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["exclusive", "members"])
-def test_damaged_position_whose_list_is_a_number_is_refused(name: str) -> None:
+def test_position_with_number_instead_of_list_is_refused(name: str) -> None:
     with pytest.raises(PositionLost, match="unreadable position"):
         Position.decode(json.dumps({**json.loads(POSITION.encode()), name: 5}).encode())
 
@@ -52,7 +52,7 @@ def test_position_without_members_and_owner_is_vacant() -> None:
     assert not Position("topic", "id", 0, 1, members=("d",)).vacant
 
 
-def test_keys_are_spread_over_the_partitions() -> None:
+def test_position_keys_are_spread_over_partitions() -> None:
     keys = [position_key("ingress:a", "topic", number) for number in range(200)]
     assert {position_partition(key) for key in keys} == set(range(POSITION_PARTITIONS))
     assert keys[0] == "ingress:a/topic/0"

@@ -190,26 +190,26 @@ def test_output_and_position_are_written_together(kafka: Kafka) -> None:
     assert (kafka.position, kafka.outputs) == ("b", ["x", "y"])
 
 
-def test_first_incarnation_reads_the_position_behind_a_barrier(kafka: Kafka) -> None:
+def test_first_incarnation_reads_position_behind_barrier(kafka: Kafka) -> None:
     kafka.named_end, kafka.seen_by_stale = 2, "old"
     write(writer(kafka), [], "a", "b")
     assert kafka.calls[:3] == ["init", "barrier", "read to 6"]
 
 
-def test_barrier_at_an_unknown_offset_is_written_again(kafka: Kafka) -> None:
+def test_barrier_at_unknown_offset_is_written_again(kafka: Kafka) -> None:
     kafka.unknown_offsets = 2
     write(writer(kafka), [], "a", "b")
     assert kafka.calls[:5] == ["init", "barrier", "barrier", "barrier", "read to 8"]
 
 
-def test_barriers_at_unknown_offsets_are_written_again_until_the_time_is_over(kafka: Kafka) -> None:
+def test_barriers_at_unknown_offsets_are_repeated_until_timeout(kafka: Kafka) -> None:
     kafka.unknown_offsets = 100
     with pytest.raises(Unavailable, match=r"did not return the offsets of barrier records in \[3\] within 10 s"):
         run_blocking(store_barriers(kafka, 10.0))
     assert kafka.calls == ["barrier"] * 11
 
 
-def test_next_incarnation_proves_the_position_without_a_read(kafka: Kafka) -> None:
+def test_next_incarnation_knows_position_without_reading(kafka: Kafka) -> None:
     moving = writer(kafka)
     write(moving, [], "a", "b")
     kafka.calls.clear()
@@ -218,7 +218,7 @@ def test_next_incarnation_proves_the_position_without_a_read(kafka: Kafka) -> No
 
 
 @pytest.mark.parametrize("how", ["another init", "another producer id", "identity not told"])
-def test_position_is_read_where_epochs_do_not_continue(kafka: Kafka, how: str) -> None:
+def test_position_is_read_when_producer_epochs_are_not_consecutive(kafka: Kafka, how: str) -> None:
     moving = writer(kafka)
     write(moving, [], "a", "b")
     kafka.position, kafka.calls = "theirs", []
@@ -234,7 +234,7 @@ def test_position_is_read_where_epochs_do_not_continue(kafka: Kafka, how: str) -
     assert "barrier" in kafka.calls
 
 
-def test_position_is_read_after_a_transaction_in_doubt(kafka: Kafka) -> None:
+def test_position_is_read_after_commit_in_doubt(kafka: Kafka) -> None:
     moving = writer(kafka)
     write(moving, [], "a", "b")
     kafka.calls.clear()
@@ -245,7 +245,7 @@ def test_position_is_read_after_a_transaction_in_doubt(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("took_effect", [False, True])
-def test_commit_in_doubt_is_told_by_the_position(kafka: Kafka, took_effect: bool) -> None:
+def test_commit_in_doubt_is_resolved_by_position(kafka: Kafka, took_effect: bool) -> None:
     kafka.fail["commit"], kafka.after_doubt = [LOST], took_effect
     write(writer(kafka), ["x"], "a", "b")
     assert (kafka.position, kafka.outputs) == ("b", ["x"])
@@ -253,27 +253,27 @@ def test_commit_in_doubt_is_told_by_the_position(kafka: Kafka, took_effect: bool
     assert kafka.slept == [0.1]
 
 
-def test_writer_that_was_fenced_waits_by_chance_and_is_not_careful(kafka: Kafka) -> None:
+def test_fenced_writer_retries_after_random_pause_without_position_check(kafka: Kafka) -> None:
     kafka.fail["commit"] = [FENCED]
     write(writer(kafka), ["x"], "a", "b")
     assert kafka.attempts == [Attempt(), Attempt(long=True)]
     assert kafka.slept == [0.05]
 
 
-def test_position_of_another_writer_is_not_written_over(kafka: Kafka) -> None:
+def test_position_of_other_writer_is_not_overwritten(kafka: Kafka) -> None:
     kafka.position = "theirs"
     with pytest.raises(PositionMoved):
         write(writer(kafka), ["x"], "a", "b")
     assert kafka.outputs == []
 
 
-def test_position_that_is_there_already_is_no_success_of_a_first_try(kafka: Kafka) -> None:
+def test_existing_target_position_is_no_success_for_first_attempt(kafka: Kafka) -> None:
     kafka.position = "b"
     with pytest.raises(PositionMoved):
         write(writer(kafka), ["x"], "a", "b")
 
 
-def test_refused_record_is_named_and_the_transaction_aborted(kafka: Kafka) -> None:
+def test_refused_record_is_named_and_transaction_is_aborted(kafka: Kafka) -> None:
     moving = writer(kafka)
     kafka.fail["commit"] = [LOST, TransactionFault("refused", refused={1: Refusal()})]
     with pytest.raises(Unwritable, match="record 1: too large"):
@@ -283,21 +283,21 @@ def test_refused_record_is_named_and_the_transaction_aborted(kafka: Kafka) -> No
     assert kafka.attempts[-1] == Attempt()
 
 
-def test_denied_topic_ends_the_write_at_once(kafka: Kafka) -> None:
+def test_denied_topic_ends_write_without_retry(kafka: Kafka) -> None:
     kafka.fail["commit"], kafka.fail["abort"] = [TransactionFault("no right", denied=True)], [LOST]
     with pytest.raises(WriteDenied, match="no right"):
         write(writer(kafka), ["x"], "a", "b")
     assert kafka.outputs == []
 
 
-def test_write_is_given_up_when_its_time_is_over(kafka: Kafka) -> None:
+def test_write_fails_after_deadline(kafka: Kafka) -> None:
     kafka.fail["commit"] = [LOST] * 20
     with pytest.raises(Unavailable, match="did not commit for 1 s: no answer"):
         write(writer(kafka, deadline_s=1.0), ["x"], "a", "b")
     assert kafka.slept == [0.1, 0.2, 0.4]
 
 
-def test_incarnation_that_fails_is_made_again_until_the_time_is_over(kafka: Kafka) -> None:
+def test_failed_incarnation_is_retried_until_deadline(kafka: Kafka) -> None:
     kafka.fail["init"] = [LOST, Unavailable("no Kafka"), None]
     write(writer(kafka), [], "a", "b")
     assert kafka.slept == [0.1, 0.2]
@@ -306,18 +306,18 @@ def test_incarnation_that_fails_is_made_again_until_the_time_is_over(kafka: Kafk
         write(writer(kafka, deadline_s=0.3), [], "b", "c")
 
 
-def test_incarnation_that_does_not_come_is_reported(kafka: Kafka) -> None:
+def test_missing_incarnation_is_reported_unavailable(kafka: Kafka) -> None:
     kafka.make_pending = Late
     with pytest.raises(Unavailable, match="no transaction: Kafka does not answer in time"):
         write(writer(kafka), [], "a", "b")
 
 
-def test_current_position_is_known_to_an_incarnation_that_came_after_it(kafka: Kafka) -> None:
+def test_current_position_is_read_behind_barrier_after_init(kafka: Kafka) -> None:
     assert run_blocking(writer(kafka).current()) == "a"
     assert kafka.calls == ["init", "barrier", "read to 6"]
 
 
-def test_current_position_that_another_writer_moved_is_read_anew(kafka: Kafka) -> None:
+def test_current_position_moved_by_other_writer_is_read_again(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.prepare()
     kafka.position = "theirs"
@@ -326,7 +326,7 @@ def test_current_position_that_another_writer_moved_is_read_anew(kafka: Kafka) -
     assert kafka.calls.count("barrier") == 3
 
 
-def test_former_leader_does_not_take_a_proved_position_back(kafka: Kafka) -> None:
+def test_stale_read_from_former_leader_does_not_replace_known_position(kafka: Kafka) -> None:
     moving = writer(kafka)
     write(moving, [], "a", "b")
     kafka.named_end, kafka.seen_by_stale = 5, "a"
@@ -336,7 +336,7 @@ def test_former_leader_does_not_take_a_proved_position_back(kafka: Kafka) -> Non
     assert kafka.calls == ["init", "barrier", "read to 9"]
 
 
-def test_outputs_are_handed_over_ahead_once(kafka: Kafka) -> None:
+def test_outputs_produced_in_advance_are_produced_once(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.prepare()
     run_blocking(moving.ahead(["x"], "a"))
@@ -346,7 +346,7 @@ def test_outputs_are_handed_over_ahead_once(kafka: Kafka) -> None:
     assert kafka.calls.count("begin") == 1
 
 
-def test_nothing_is_handed_over_ahead_from_another_position_or_without_an_incarnation(kafka: Kafka) -> None:
+def test_nothing_is_produced_in_advance_from_other_position_or_without_incarnation(kafka: Kafka) -> None:
     moving = writer(kafka)
     run_blocking(moving.ahead(["x"], "a"))
     moving.prepare()
@@ -354,7 +354,7 @@ def test_nothing_is_handed_over_ahead_from_another_position_or_without_an_incarn
     assert "begin" not in kafka.calls
 
 
-def test_what_fails_ahead_fails_in_the_write_and_is_tried_again(kafka: Kafka) -> None:
+def test_failure_of_advance_output_is_retried_in_write(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.prepare()
     kafka.fail["hand over"] = [LOST]
@@ -364,7 +364,7 @@ def test_what_fails_ahead_fails_in_the_write_and_is_tried_again(kafka: Kafka) ->
     assert kafka.outputs == ["x", "y"]
 
 
-def test_what_was_begun_ahead_is_aborted_and_proves_the_position(kafka: Kafka) -> None:
+def test_aborted_advance_output_leaves_position_known(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.prepare()
     run_blocking(moving.ahead(["x"], "a"))
@@ -375,7 +375,7 @@ def test_what_was_begun_ahead_is_aborted_and_proves_the_position(kafka: Kafka) -
     assert "barrier" not in kafka.calls
 
 
-def test_abort_that_fails_proves_nothing(kafka: Kafka) -> None:
+def test_failed_abort_makes_position_unknown(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.prepare()
     run_blocking(moving.ahead(["x"], "a"))
@@ -386,7 +386,7 @@ def test_abort_that_fails_proves_nothing(kafka: Kafka) -> None:
     assert "barrier" in kafka.calls
 
 
-def test_closed_writer_gives_its_incarnation_up(kafka: Kafka) -> None:
+def test_closed_writer_discards_its_incarnation(kafka: Kafka) -> None:
     moving = writer(kafka)
     moving.close()
     moving.prepare()
@@ -394,7 +394,7 @@ def test_closed_writer_gives_its_incarnation_up(kafka: Kafka) -> None:
     assert kafka.calls[-1] == "discard"
 
 
-def test_event_that_the_table_does_not_have_is_a_defect() -> None:
+def test_undefined_incarnation_transition_is_refused() -> None:
     incarnation: Incarnation[None] = Incarnation(None)
     with pytest.raises(TransitionMissing, match="COMMIT is not allowed in state NEW"):
         incarnation.move(IncarnationEvent.COMMIT)
@@ -404,30 +404,30 @@ def test_event_that_the_table_does_not_have_is_a_defect() -> None:
 # -- violations: each does the harm that its rule prevents -------------------------------------------------------------
 
 
-def test_violation_reads_without_a_barrier(kafka: Kafka) -> None:
+def test_simulated_violation_without_barrier_uses_stale_position(kafka: Kafka) -> None:
     kafka.seen_by_stale = "old"
     kafka.named_end = 2
     write(writer(kafka, ReadingViolation.NO_BARRIER), ["x"], "old", "b")
     assert kafka.outputs == ["x"]
 
 
-def test_violation_reads_to_the_last_stable_offset(kafka: Kafka) -> None:
+def test_simulated_violation_reads_only_to_last_stable_offset(kafka: Kafka) -> None:
     write(writer(kafka, ReadingViolation.LAST_STABLE_OFFSET), [], "a", "b")
     assert "stable end" in kafka.calls
 
 
-def test_violation_trusts_a_barrier_at_an_unknown_offset(kafka: Kafka) -> None:
+def test_simulated_violation_trusts_barrier_at_unknown_offset(kafka: Kafka) -> None:
     kafka.unknown_offsets = 1
     write(writer(kafka, ReadingViolation.UNKNOWN_OFFSET_TRUSTED), [], "a", "b")
     assert "read to 0" in kafka.calls
 
 
-def test_violation_reads_before_init(kafka: Kafka) -> None:
+def test_simulated_violation_reads_position_before_init(kafka: Kafka) -> None:
     write(writer(kafka, WriterViolation.READ_BEFORE_INIT), [], "a", "b")
     assert kafka.calls[:3] == ["end", "read to 5", "init"]
 
 
-def test_violation_assumes_continuity(kafka: Kafka) -> None:
+def test_simulated_violation_assumes_epoch_continuity(kafka: Kafka) -> None:
     moving = writer(kafka, WriterViolation.CONTINUITY_ASSUMED)
     write(moving, [], "a", "b")
     kafka.epoch, kafka.position = kafka.epoch + 1, "theirs"
@@ -435,20 +435,20 @@ def test_violation_assumes_continuity(kafka: Kafka) -> None:
     assert kafka.position == "c"
 
 
-def test_violation_does_not_look_after_doubt(kafka: Kafka) -> None:
+def test_simulated_violation_skips_position_check_after_commit_in_doubt(kafka: Kafka) -> None:
     kafka.fail["commit"], kafka.after_doubt = [LOST], True
     write(writer(kafka, WriterViolation.NO_LOOK_AFTER_DOUBT), ["x"], "a", "b")
     assert kafka.outputs == ["x", "x"]
 
 
-def test_violation_does_not_compare(kafka: Kafka) -> None:
+def test_simulated_violation_skips_position_comparison(kafka: Kafka) -> None:
     kafka.position = "theirs"
     write(writer(kafka, WriterViolation.NOT_COMPARED), ["x"], "a", "b")
     assert kafka.outputs == ["x"]
 
 
 @pytest.mark.parametrize("fenced", [False, True])
-def test_violation_reuses_the_producer_until_it_is_fenced(kafka: Kafka, fenced: bool) -> None:
+def test_simulated_violation_reuses_producer_until_fenced(kafka: Kafka, fenced: bool) -> None:
     moving = writer(kafka, WriterViolation.PRODUCER_REUSED)
     write(moving, [], "a", "b")
     kafka.fail["abort"] = [FENCED if fenced else LOST]
@@ -456,7 +456,7 @@ def test_violation_reuses_the_producer_until_it_is_fenced(kafka: Kafka, fenced: 
     assert kafka.calls.count("init") == (2 if fenced else 1)
 
 
-def test_incarnation_that_fails_for_another_reason_is_made_anew_by_the_next_call(kafka: Kafka) -> None:
+def test_incarnation_that_failed_with_other_error_is_recreated_by_next_call(kafka: Kafka) -> None:
     writer = Writer(kafka, "key")
     kafka.fail["barrier"] = [ValueError("no position")]
     with pytest.raises(ValueError, match="no position"):

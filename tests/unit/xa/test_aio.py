@@ -54,7 +54,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize(
     "point", ["one.start.before", "one.end.before", "one.prepare.before", "log.decide.before", "two.commit.before", "log.forget.before"]
 )
-def test_loop_goes_on_while_a_step_of_a_transaction_waits(point: str) -> None:
+def test_event_loop_keeps_running_while_transaction_step_blocks(point: str) -> None:
     async def main() -> None:
         gate = Gate(asyncio.get_running_loop(), point)
         one, two = ModelResource("one", watch=gate), ModelResource("two", watch=gate)
@@ -103,7 +103,7 @@ def test_cancellation_is_raised_when_the_commit_has_ended(fails: bool) -> None:
     run(main)
 
 
-def test_cancelled_task_leaves_no_branch_behind_whose_enlisting_was_on_its_way() -> None:
+def test_cancelled_enlist_leaves_no_branch() -> None:
     async def main() -> None:
         gate = Gate(asyncio.get_running_loop(), "one.start.after")
         one = ModelResource("one", watch=gate)
@@ -127,7 +127,7 @@ def test_cancelled_task_leaves_no_branch_behind_whose_enlisting_was_on_its_way()
     run(main)
 
 
-def test_exception_in_the_block_rolls_back_and_nested_block_is_refused() -> None:
+def test_exception_in_async_block_rolls_back_and_nested_block_is_refused() -> None:
     async def main() -> None:
         one = ModelResource("one")
         async with opened(one) as manager:
@@ -153,7 +153,7 @@ def test_exception_in_the_block_rolls_back_and_nested_block_is_refused() -> None
     run(main)
 
 
-def test_tasks_have_transactions_of_their_own() -> None:
+def test_each_task_has_its_own_transaction() -> None:
     async def main() -> None:
         one = ModelResource("one")
         async with opened(one) as manager:
@@ -171,7 +171,7 @@ def test_tasks_have_transactions_of_their_own() -> None:
     run(main)
 
 
-def test_hooks_run_on_the_loop() -> None:
+def test_async_transaction_hooks_run_on_event_loop() -> None:
     async def main() -> None:
         one, seen = ModelResource("one"), []
         async with opened(one) as manager:
@@ -200,7 +200,7 @@ def test_hooks_run_on_the_loop() -> None:
     run(main)
 
 
-def test_transactional_functions_join_retry_and_mark_the_callers_transaction() -> None:
+def test_async_transactional_functions_join_retry_and_mark_transaction_of_caller() -> None:
     async def main() -> None:
         one = ModelResource("one")
         async with opened(one) as manager:
@@ -240,7 +240,7 @@ def test_transactional_functions_join_retry_and_mark_the_callers_transaction() -
     run(main)
 
 
-def test_transaction_over_its_time_is_rolled_back_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_transaction_beyond_timeout_is_rolled_back_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
 
     async def main() -> None:

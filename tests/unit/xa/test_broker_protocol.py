@@ -76,7 +76,7 @@ class Script:
     [(OK, Vote.YES), (Reply(XA_RDONLY, 200, "OK"), Vote.READ_ONLY), (None, Vote.READ_ONLY)],
     ids=["prepared", "nothing to commit", "no transaction begun"],
 )
-def test_vote_is_what_the_broker_answers(answer: Reply | None, vote: Vote) -> None:
+def test_prepare_returns_vote_of_broker(answer: Reply | None, vote: Vote) -> None:
     assert run_blocking(broker_protocol.prepare(Script(answer), XID)) is vote
 
 
@@ -91,12 +91,12 @@ def test_vote_is_what_the_broker_answers(answer: Reply | None, vote: Vote) -> No
         (4711, ResourceError),
     ],
 )
-def test_refused_prepare_raises_the_error_of_its_code(code: int | None, error: type[XaError]) -> None:
+def test_refused_prepare_raises_error_for_xa_code(code: int | None, error: type[XaError]) -> None:
     with pytest.raises(error):
         run_blocking(broker_protocol.prepare(Script(Reply(code, 409, "no")), XID))
 
 
-def test_request_is_repeated_once_when_its_connection_is_lost() -> None:
+def test_branch_request_is_repeated_once_after_lost_connection() -> None:
     script = Script(LOST, OK)
     run_blocking(broker_protocol.end(script, XID, COMMITTED))
     assert script.asked == ["commit", "commit"]
@@ -105,25 +105,25 @@ def test_request_is_repeated_once_when_its_connection_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "found", "code"), [(COMMITTED, ROLLED_BACK, Code.XA_HEURRB), (ROLLED_BACK, COMMITTED, Code.XA_HEURCOM)])
-def test_branch_that_has_ended_the_other_way_is_a_heuristic_outcome(wanted: str, found: str, code: Code) -> None:
+def test_commit_or_rollback_of_branch_with_opposite_outcome_raises_heuristic(wanted: str, found: str, code: Code) -> None:
     with pytest.raises(BranchHeuristic, match=f"is {found} at the broker") as raised:
         run_blocking(broker_protocol.end(Script(known(found)), XID, wanted))
     assert raised.value.xa_code is code
 
 
 @pytest.mark.parametrize("answer", [known(COMMITTED), GONE], ids=["committed before", "not known"])
-def test_branch_that_is_gone_is_unknown(answer: Reply) -> None:
+def test_commit_of_ended_or_unknown_branch_raises_unknown_xid(answer: Reply) -> None:
     with pytest.raises(UnknownXid):
         run_blocking(broker_protocol.end(Script(answer), XID, COMMITTED))
 
 
-def test_listed_branches_are_read_from_the_lines_of_the_answer() -> None:
+def test_recover_parses_branches_from_lines_of_answer() -> None:
     text = "prepared 17 1:67:62\nheuristic-commit 18 7:6768:"
     found = run_blocking(broker_protocol.recover(Script(Reply(XA_OK, 200, "OK", text=text))))
     assert found == [Xid(1, b"g", b"b"), Xid(7, b"gh", b"")]
 
 
-def test_commit_in_one_phase_that_was_answered_is_not_asked_about() -> None:
+def test_answered_one_phase_commit_is_not_queried_again() -> None:
     script = Script(OK)
     run_blocking(broker_protocol.commit_one_phase(script, XID))
     assert script.asked == ["own commit"]
@@ -132,12 +132,12 @@ def test_commit_in_one_phase_that_was_answered_is_not_asked_about() -> None:
 
 
 @pytest.mark.parametrize("answer", [ResourceError("not allowed"), Reply(Code.XAER_RMFAIL, 500, "failed"), Reply(None)])
-def test_lost_answer_to_a_commit_in_one_phase_stays_in_doubt_if_the_broker_refuses_to_say(answer: Reply | Exception) -> None:
+def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_broker_refuses_outcome(answer: Reply | Exception) -> None:
     with pytest.raises(ResourceFailed):
         run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
 
 
-def test_lost_answer_to_a_commit_in_one_phase_is_found_out() -> None:
+def test_one_phase_commit_with_lost_answer_is_resolved_by_outcome_query() -> None:
     script = Script(LOST, BUSY, known(COMMITTED))
     run_blocking(broker_protocol.commit_one_phase(script, XID))
     assert script.asked == ["own commit", "rollback", "rollback"]
@@ -148,14 +148,14 @@ def test_lost_answer_to_a_commit_in_one_phase_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("answers", [(LOST, known(FORGOTTEN)), (known(FORGOTTEN),)], ids=["asked about", "repeated"])
-def test_commit_in_one_phase_that_the_broker_has_forgotten_is_in_doubt(answers: tuple[Reply | Exception, ...]) -> None:
+def test_one_phase_commit_forgotten_by_broker_is_in_doubt(answers: tuple[Reply | Exception, ...]) -> None:
     script = Script(*answers)
     with pytest.raises(ResourceFailed):
         run_blocking(broker_protocol.commit_one_phase(script, XID))
     assert set(script.since) == {17}  # by what the broker said before, it knows whether it has forgotten anything since
 
 
-def test_commit_of_a_prepared_branch_that_the_broker_has_forgotten_is_a_hazard() -> None:
+def test_commit_of_prepared_branch_forgotten_by_broker_is_heuristic_hazard() -> None:
     with pytest.raises(BranchHeuristic) as raised:
         run_blocking(broker_protocol.end(Script(known(FORGOTTEN)), XID, COMMITTED))
     assert raised.value.xa_code is Code.XA_HEURHAZ
@@ -163,7 +163,7 @@ def test_commit_of_a_prepared_branch_that_the_broker_has_forgotten_is_a_hazard()
         run_blocking(broker_protocol.end(Script(known(FORGOTTEN)), XID, ROLLED_BACK))
 
 
-def test_commit_in_one_phase_stays_in_doubt_if_the_broker_stores_it_for_too_long_or_is_away() -> None:
+def test_one_phase_commit_stays_in_doubt_when_broker_is_busy_too_long_or_away() -> None:
     script = Script(LOST, BUSY)
     with pytest.raises(ResourceFailed, match="connection lost"):
         run_blocking(broker_protocol.commit_one_phase(script, XID))
@@ -172,6 +172,6 @@ def test_commit_in_one_phase_stays_in_doubt_if_the_broker_stores_it_for_too_long
         run_blocking(broker_protocol.commit_one_phase(Script(LOST), XID))
 
 
-def test_branch_that_is_being_ended_otherwise_is_asked_again_later() -> None:
+def test_end_of_busy_branch_raises_retry_later() -> None:
     with pytest.raises(RetryLater):
         run_blocking(broker_protocol.end(Script(BUSY), XID, COMMITTED))

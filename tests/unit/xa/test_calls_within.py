@@ -88,7 +88,7 @@ def shop(*resources: Any) -> TransactionManager:
     return TransactionManager("shop", ModelLog(), resources, recovery_interval_s=WAIT_S)
 
 
-def test_transaction_does_not_commit_while_a_thread_waits_for_a_message_in_it() -> None:
+def test_commit_is_refused_while_thread_waits_for_message_in_transaction() -> None:
     quiet, other = Quiet(), ModelResource("other")
     with server(quiet) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker, shop(other) as manager:
         manager.resources["broker"] = broker  # this server knows no branches, which recovery would ask for
@@ -106,7 +106,7 @@ def test_transaction_does_not_commit_while_a_thread_waits_for_a_message_in_it() 
         assert broker._idle == [], "the call may have left something in the session"
 
 
-def test_branch_that_a_call_was_within_can_only_be_rolled_back() -> None:
+def test_branch_ended_during_call_of_application_can_only_be_rolled_back() -> None:
     door, xid = Door(), branch(new_gtrid("shop", 0), "broker")
 
     def call(handle: Any) -> None:
@@ -129,7 +129,7 @@ def test_branch_that_a_call_was_within_can_only_be_rolled_back() -> None:
         assert len(broker._idle) == 1, "the call is over, and the session can be used again"
 
 
-def test_thread_that_makes_a_consumer_is_within_the_branch() -> None:
+def test_commit_is_refused_while_thread_creates_consumer_in_transaction() -> None:
     """The consumer would be kept, and ask for messages that nobody receives."""
     door = Door()
 
@@ -150,7 +150,7 @@ def test_thread_that_makes_a_consumer_is_within_the_branch() -> None:
         assert isinstance(making.exception(WAIT_S), BasculeError)
 
 
-def test_transaction_does_not_commit_while_a_task_waits_for_a_message_in_it() -> None:
+def test_commit_is_refused_while_task_waits_for_message_in_transaction() -> None:
     quiet, other = Quiet(), ModelResource("other")
 
     async def main(url: str) -> None:
@@ -172,7 +172,7 @@ def test_transaction_does_not_commit_while_a_task_waits_for_a_message_in_it() ->
     assert other.durable.committed == []
 
 
-def test_call_that_comes_after_the_end_of_the_branch_is_told_so() -> None:
+def test_call_on_handle_after_end_of_branch_raises_illegal_state() -> None:
     xid = branch(new_gtrid("shop", 0), "broker")
     with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker:
         handle = broker.start(xid, timeout_s=5)
@@ -211,7 +211,7 @@ def held_up(resource: KafkaResource, door: Door) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
-def test_transaction_does_not_commit_while_a_thread_sends_to_kafka(kafka: KafkaInMemory, alone: bool) -> None:
+def test_commit_is_refused_while_thread_sends_to_kafka_in_transaction(kafka: KafkaInMemory, alone: bool) -> None:
     other, door = ModelResource("other"), Door()
     resource = KafkaResource("kafka", SETTINGS, prefix="xa", instance="one")
     with closing(resource), shop(resource, other) as manager:
@@ -230,7 +230,7 @@ def test_transaction_does_not_commit_while_a_thread_sends_to_kafka(kafka: KafkaI
         assert kafka.values("orders") == [b"third"]
 
 
-def test_transaction_does_not_commit_while_the_thread_of_a_cancelled_send_is_at_work(kafka: KafkaInMemory) -> None:
+def test_commit_is_refused_while_thread_of_cancelled_send_is_still_running(kafka: KafkaInMemory) -> None:
     other, door = ModelResource("other"), Door()
     resource = KafkaResource("kafka", SETTINGS, prefix="xa", instance="one")
 
@@ -279,7 +279,7 @@ class Sqlite:
 @pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "as the decision"])
 @pytest.mark.parametrize("call", ["connection", "cursor"])
 @pytest.mark.parametrize("statement", ["INSERT INTO payments SELECT 'second' WHERE door() IS NULL", "SELECT door()"])
-def test_transaction_does_not_commit_while_a_thread_is_within_a_statement(
+def test_commit_is_refused_while_thread_executes_statement_in_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, call: str, statement: str
 ) -> None:
     monkeypatch.setattr(local_database, "INTERRUPT_WITHIN_S", 0.01)
@@ -303,7 +303,7 @@ def test_transaction_does_not_commit_while_a_thread_is_within_a_statement(
         assert sqlite.rows() == ["third"]
 
 
-def test_cursor_of_a_handle_is_used_as_the_drivers(tmp_path: Path) -> None:
+def test_cursor_of_handle_behaves_like_driver_cursor(tmp_path: Path) -> None:
     sqlite = Sqlite(tmp_path / "shop.sqlite")
     with shop(sqlite.resource) as manager, manager.begin() as transaction:
         handle = transaction.enlist(sqlite.resource)
@@ -358,7 +358,7 @@ class OfAnotherDriver:
         return self.cursors[-1]
 
 
-def test_handle_is_used_as_the_connection_of_a_driver_with_cursors_of_another_kind(tmp_path: Path) -> None:
+def test_handle_supports_driver_with_own_cursor_class(tmp_path: Path) -> None:
     sqlite = Sqlite(tmp_path / "shop.sqlite")
     opened: list[OfAnotherDriver] = []
 
@@ -382,7 +382,7 @@ def test_handle_is_used_as_the_connection_of_a_driver_with_cursors_of_another_ki
     assert sqlite.rows() == ["a", "b", "c"]
 
 
-def test_error_of_a_statement_is_not_hidden_by_the_close_of_its_cursor_behind_the_branch(tmp_path: Path) -> None:
+def test_statement_error_is_not_hidden_by_cursor_close_after_end_of_branch(tmp_path: Path) -> None:
     sqlite, xid = Sqlite(tmp_path / "shop.sqlite"), branch(new_gtrid("shop", 0), "database")
     handle = sqlite.resource.start(xid, timeout_s=WAIT_S)
 
@@ -398,9 +398,7 @@ def test_error_of_a_statement_is_not_hidden_by_the_close_of_its_cursor_behind_th
         work()
 
 
-def test_transaction_does_not_commit_while_a_thread_is_within_a_statement_of_django(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_refused_while_thread_executes_django_statement_in_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("django")
     from django.db import DatabaseError, connections
 

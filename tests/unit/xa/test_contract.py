@@ -17,7 +17,7 @@ from bascule.xa.xid import branch, new_gtrid
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "xa.md"
 
 
-def test_the_examples_do_what_the_page_says() -> None:
+def test_examples_on_xa_page_produce_documented_output() -> None:
     # The fence that ends an example is no part of its output.
     text = PAGE.read_text().replace("```python\n", "").replace("\n```\n", "\n\n")
     example = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
@@ -28,7 +28,7 @@ def test_the_examples_do_what_the_page_says() -> None:
 
 
 @pytest.mark.parametrize(("state", "call"), list(product(BranchState, Call)))
-def test_what_is_not_in_the_table_is_refused(state: BranchState, call: Call) -> None:
+def test_branch_call_outside_of_state_table_is_refused(state: BranchState, call: Call) -> None:
     branches, xid = BranchStates(), branch(new_gtrid("shop", 0), "db")
     branches.move(xid, state)
     if (state, call) in NEXT:
@@ -39,7 +39,7 @@ def test_what_is_not_in_the_table_is_refused(state: BranchState, call: Call) -> 
         branches.check(xid, call)
 
 
-def test_a_branch_of_another_process_is_passed_on() -> None:
+def test_checked_resource_allows_commit_of_branch_from_other_process() -> None:
     resource = ModelResource("db")
     xid = branch(new_gtrid("shop", 0), "db")
     resource.start(xid, timeout_s=1).append("work")

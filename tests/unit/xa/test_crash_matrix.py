@@ -32,7 +32,7 @@ def recovered(world: World) -> None:
 
 
 @pytest.mark.parametrize(("count", "victim"), [(count, victim) for count in (2, 3) for victim in VICTIMS[: 2 + count]])
-def test_after_any_crash_a_recovery_leaves_nothing_split_stuck_or_orphaned(count: int, victim: str) -> None:
+def test_recovery_after_any_crash_leaves_no_split_stuck_or_orphaned_branch(count: int, victim: str) -> None:
     found = of(count, victim)
     assert found
     for case in found:
@@ -42,7 +42,7 @@ def test_after_any_crash_a_recovery_leaves_nothing_split_stuck_or_orphaned(count
 
 
 @pytest.mark.parametrize("victim", VICTIMS[:-1])
-def test_a_second_crash_at_any_point_of_the_recovery_changes_nothing(victim: str) -> None:
+def test_second_crash_at_any_point_of_recovery_changes_no_outcome(victim: str) -> None:
     found = of(2, victim)
     assert found
     for case in found:
@@ -61,7 +61,7 @@ def test_a_second_crash_at_any_point_of_the_recovery_changes_nothing(victim: str
 
 
 @pytest.mark.parametrize("victim", ["process", "log", "r1"])
-def test_a_second_recoverer_at_any_point_of_the_first_ones_work_changes_nothing(victim: str) -> None:
+def test_concurrent_recovery_at_any_point_of_first_recovery_changes_no_outcome(victim: str) -> None:
     found = of(2, victim)
     assert found
     for case in found:
@@ -98,7 +98,7 @@ def meet(votes: tuple[str, ...], ending: str, at: int, log: type[ModelLog] = Mod
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_recoverer_at_any_point_of_a_transaction_at_work_does_not_split_it(count: int, ending: str) -> None:
+def test_recovery_at_any_point_of_running_transaction_does_not_split_it(count: int, ending: str) -> None:
     for votes in product(VOTES, repeat=count):
         reached = points(votes, ending)
         assert reached
@@ -106,7 +106,7 @@ def test_a_recoverer_at_any_point_of_a_transaction_at_work_does_not_split_it(cou
             assert meet(votes, ending, at) == [], (votes, point)
 
 
-def test_without_a_crash_a_transaction_commits_if_nobody_votes_no() -> None:
+def test_transaction_without_crash_commits_unless_resource_votes_no() -> None:
     for count in (2, 3):
         for votes in product(VOTES, repeat=count):
             world = World(votes)
@@ -116,7 +116,7 @@ def test_without_a_crash_a_transaction_commits_if_nobody_votes_no() -> None:
             assert world.log.decisions == {}
 
 
-def test_the_matrix_has_enough_cases_and_reaches_each_phase() -> None:
+def test_crash_matrix_has_enough_cases_and_covers_each_phase() -> None:
     everything = [case for matrix in MATRIX.values() for case in matrix]
     assert len(everything) >= CASES_MIN
     calls = Counter(case.point.partition(".")[2] for case in everything)
@@ -145,7 +145,7 @@ def names(wrong: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("log", [LastWins, Forgetful])
-def test_the_verdict_finds_what_a_bad_log_does(log: type[ModelLog]) -> None:
+def test_verdict_detects_violations_of_faulty_log(log: type[ModelLog]) -> None:
     votes = ("yes", "yes")
     found = [wrong for at in range(len(points(votes, "commit"))) for wrong in meet(votes, "commit", at, log)]
     assert names(found) == {"xa-split", "xa-heuristic"}
@@ -176,10 +176,10 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("name", "world", "told"), PLANTED)
-def test_the_verdict_calls_what_is_left_by_its_name(name: str, world: World, told: str) -> None:
+def test_verdict_names_each_planted_violation(name: str, world: World, told: str) -> None:
     assert names(verdict(world, told)) == {name}
 
 
-def test_of_what_is_well_the_verdict_says_nothing() -> None:
+def test_verdict_of_correct_outcome_is_empty() -> None:
     rolled_back = Decision(XID.gtrid, Outcome.ROLLBACK, (), 0, "recoverer")  # kept for whoever comes late
     assert verdict(left(1, 1), "committed") == verdict(left(0, 0, log=[rolled_back]), "rolled back") == []

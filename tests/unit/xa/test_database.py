@@ -55,7 +55,7 @@ class Driver:
         self.closed = True
 
 
-def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_one_commits_nothing_of_the_next_branch() -> None:
+def test_connection_is_not_reused_while_commit_hangs_so_second_commit_does_not_reach_next_branch() -> None:
     committed: list[Any] = []
     connections: list[Driver] = []
 
@@ -82,7 +82,7 @@ def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_on
     assert committed == [(7, "first", "db")]
 
 
-def test_recovery_lists_the_prepared_branches_and_keeps_no_transaction_open() -> None:
+def test_dbapi_recovery_lists_prepared_branches_and_leaves_no_transaction_open() -> None:
     class Listing(Driver):
         open = False
 
@@ -99,7 +99,7 @@ def test_recovery_lists_the_prepared_branches_and_keeps_no_transaction_open() ->
 
 
 @pytest.mark.parametrize("octets", [bytes, bytearray, memoryview])
-def test_recovered_ids_may_be_bytes(octets: Callable[[bytes], Any]) -> None:
+def test_recovered_xids_may_be_any_bytes_like_objects(octets: Callable[[bytes], Any]) -> None:
     class Listing(Driver):
         def tpc_recover(self) -> list[Any]:
             return [(FIRST.format_id, octets(b"first"), octets(b"db"))]
@@ -110,7 +110,7 @@ def test_recovered_ids_may_be_bytes(octets: Callable[[bytes], Any]) -> None:
 
 
 @pytest.mark.parametrize(("answer", "vote"), [(False, Vote.READ_ONLY), (True, Vote.YES), (None, Vote.YES)])
-def test_prepare_that_answers_false_is_a_read_only_vote(answer: bool | None, vote: Vote) -> None:
+def test_tpc_prepare_that_returns_false_is_read_only_vote(answer: bool | None, vote: Vote) -> None:
     class Answering(Driver):
         def tpc_prepare(self) -> bool | None:  # type: ignore[override]
             return answer
@@ -134,7 +134,7 @@ class Unclear(Exception):
 @pytest.mark.parametrize(
     ("raised", "told"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
 )
-def test_commit_in_one_phase_is_refused_only_if_the_database_says_so(raised: Exception, told: type[Exception]) -> None:
+def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, told: type[Exception]) -> None:
     """The application is told "rolled back" of a refused one, and repeats the work."""
 
     class Failing(Driver):
@@ -148,7 +148,7 @@ def test_commit_in_one_phase_is_refused_only_if_the_database_says_so(raised: Exc
         resource.commit(FIRST, one_phase=True)
 
 
-def test_driver_without_two_phases_is_refused_when_the_manager_opens() -> None:
+def test_driver_without_two_phase_commit_is_refused_when_manager_opens() -> None:
     class Plain:
         def close(self) -> None: ...
 
@@ -157,7 +157,7 @@ def test_driver_without_two_phases_is_refused_when_the_manager_opens() -> None:
         manager.open()
 
 
-def test_connection_of_an_unknown_driver_is_not_used_for_another_branch() -> None:
+def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
     """The application may still have it, and would write into that branch."""
     connections: list[Driver] = []
 

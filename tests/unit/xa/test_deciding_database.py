@@ -30,7 +30,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_commit_of_the_database_is_the_decision_and_its_row_is_deleted_when_nobody_needs_it(shop: Shop) -> None:
+def test_database_commit_is_the_decision_and_its_row_is_deleted_after_all_resources_commit(shop: Shop) -> None:
     seen: list[int] = []
     shop.at["broker.commit.before"] = lambda: seen.append(len(shop.rows()) + len(shop.decisions()))
     run_blocking(shop.begin().commit())
@@ -43,7 +43,7 @@ def test_commit_of_the_database_is_the_decision_and_its_row_is_deleted_when_nobo
 
 
 @pytest.mark.parametrize("order", [False, True])
-def test_others_prepare_before_the_database_commits_whatever_the_order_of_enlistment(shop: Shop, order: bool) -> None:
+def test_other_resources_prepare_before_deciding_database_commits_in_any_enlistment_order(shop: Shop, order: bool) -> None:
     shop.broker.vote = "no"
     transaction = shop.begin(*((shop.broker, shop.database) if order else (shop.database, shop.broker)))
     with pytest.raises(TransactionRolledBack):
@@ -52,7 +52,7 @@ def test_others_prepare_before_the_database_commits_whatever_the_order_of_enlist
     assert shop.decisions() == []
 
 
-def test_database_alone_or_beside_read_only_branches_commits_without_a_decision(shop: Shop) -> None:
+def test_database_with_only_read_only_branches_commits_without_decision_row(shop: Shop) -> None:
     shop.broker.vote = "read-only"
     run_blocking(shop.begin().commit())
     assert (shop.rows(), shop.decisions()) == (["row"], [])
@@ -62,7 +62,9 @@ def test_database_alone_or_beside_read_only_branches_commits_without_a_decision(
     ("point", "left"),
     [("broker.prepare.before", NEITHER), ("broker.prepare.after", NEITHER), ("broker.commit.before", BOTH), ("broker.commit.after", BOTH)],
 )
-def test_killed_at_any_point_the_transaction_ends_as_the_database_says(shop: Shop, point: str, left: tuple[list[str], list[str]]) -> None:
+def test_transaction_killed_at_any_point_ends_as_deciding_database_has_decided(
+    shop: Shop, point: str, left: tuple[list[str], list[str]]
+) -> None:
     shop.at[point] = killed
     transaction = shop.begin()
     with pytest.raises(Killed):
@@ -75,7 +77,7 @@ def test_killed_at_any_point_the_transaction_ends_as_the_database_says(shop: Sho
     assert shop.durable.prepared == {}
 
 
-def test_killed_between_the_commit_of_the_database_and_its_answer_the_transaction_is_committed(
+def test_process_killed_between_database_commit_and_answer_leaves_transaction_committed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = shop.database.commit_deciding
@@ -92,7 +94,7 @@ def test_killed_between_the_commit_of_the_database_and_its_answer_the_transactio
     assert shop.where == BOTH
 
 
-def test_while_the_database_is_away_recovery_rolls_nothing_back(shop: Shop) -> None:
+def test_recovery_rolls_nothing_back_while_deciding_database_is_away(shop: Shop) -> None:
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
@@ -131,7 +133,7 @@ def test_decision_stays_when_the_database_goes_away_while_recovery_looks(shop: S
     assert shop.decisions() == []
 
 
-def test_manager_without_the_database_rolls_nothing_back(shop: Shop) -> None:
+def test_recovery_without_deciding_database_rolls_nothing_back(shop: Shop) -> None:
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
@@ -140,7 +142,7 @@ def test_manager_without_the_database_rolls_nothing_back(shop: Shop) -> None:
     assert len(shop.durable.prepared) == 1
 
 
-def test_slow_application_obeys_the_rollback_of_a_recoverer(shop: Shop) -> None:
+def test_commit_of_slow_application_is_refused_after_rollback_by_recovery(shop: Shop) -> None:
     transaction = shop.begin()
     xid = branch(transaction.gtrid, "broker")
     prepare = shop.broker.prepare
@@ -162,7 +164,7 @@ def test_slow_application_obeys_the_rollback_of_a_recoverer(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("error", [sqlite3.OperationalError("connection lost"), sqlite3.DatabaseError("protocol"), OSError("reset")])
-def test_commit_that_is_not_answered_is_told_as_the_table_has_it(shop: Shop, error: Exception) -> None:
+def test_unanswered_commit_is_resolved_from_decision_table(shop: Shop, error: Exception) -> None:
     transaction = shop.begin()
     shop.unanswered(transaction, carried_out=False, error=error)
     with pytest.raises(TransactionRolledBack):
@@ -174,7 +176,7 @@ def test_commit_that_is_not_answered_is_told_as_the_table_has_it(shop: Shop, err
     assert shop.where == BOTH
 
 
-def test_commit_that_is_not_answered_is_not_told_as_rolled_back_when_another_process_has_finished_it_meanwhile(shop: Shop) -> None:
+def test_unanswered_commit_is_reported_committed_when_other_process_finished_it(shop: Shop) -> None:
     def finish() -> None:
         for _ in range(3):
             shop.recover()
@@ -208,7 +210,7 @@ def test_managers_that_their_host_and_process_id_do_not_tell_apart_keep_each_oth
 
 
 @pytest.mark.parametrize("by", ["application", "recoverer"])
-def test_commit_of_another_process_is_kept_for_a_day_when_it_is_carried_out(shop: Shop, by: str) -> None:
+def test_committed_decision_of_other_process_is_deleted_after_one_day(shop: Shop, by: str) -> None:
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
@@ -265,7 +267,7 @@ def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for
     assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOTHING_LEFT
 
 
-def test_row_that_is_deleted_while_somebody_asks_for_a_rollback_was_a_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_row_deleted_during_rollback_decision_counts_as_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.COMMIT, ("broker",), 1, "x")
     shop.database.decide(commit)
     table = shop.database._table
@@ -273,7 +275,7 @@ def test_row_that_is_deleted_while_somebody_asks_for_a_rollback_was_a_commit(sho
     assert shop.database.decide(replace(commit, outcome=Outcome.ROLLBACK)).outcome is Outcome.COMMIT
 
 
-def test_commit_that_nobody_can_tell_is_in_doubt_and_recovery_settles_it(shop: Shop) -> None:
+def test_unresolvable_commit_is_in_doubt_until_recovery(shop: Shop) -> None:
     for refusal in (sqlite3.OperationalError("unable to open database file"), SerializationFailure()):
         transaction = shop.begin()
         shop.unanswered(
@@ -291,7 +293,7 @@ def test_commit_that_nobody_can_tell_is_in_doubt_and_recovery_settles_it(shop: S
         shop.empty()
 
 
-def test_connection_that_commits_by_itself_is_refused_when_the_manager_opens(shop: Shop) -> None:
+def test_autocommit_connection_is_refused_when_manager_opens(shop: Shop) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(shop.path, isolation_level=None)
 
@@ -301,7 +303,7 @@ def test_connection_that_commits_by_itself_is_refused_when_the_manager_opens(sho
     assert shop.decisions() == []
 
 
-def test_statement_that_fails_is_rolled_back_with_the_rest(shop: Shop) -> None:
+def test_failed_statement_in_deciding_database_is_rolled_back_with_transaction(shop: Shop) -> None:
     run_blocking(shop.begin().commit())
     transaction = shop.begin(shop.broker)
     handle = run_blocking(transaction.enlist(BlockingParticipant(shop.database)))
@@ -311,7 +313,7 @@ def test_statement_that_fails_is_rolled_back_with_the_rest(shop: Shop) -> None:
     assert shop.where == BOTH
 
 
-def test_two_databases_that_cannot_prepare_are_refused_with_the_names_of_both(shop: Shop) -> None:
+def test_second_database_that_cannot_prepare_is_refused_and_error_names_both(shop: Shop) -> None:
     other = LocalDatabaseResource("other", shop.connect)
     transaction = shop.begin(shop.broker, shop.database)
     with pytest.raises(InvalidInput, match="neither other nor database can prepare a branch; at most one database"):
@@ -322,7 +324,7 @@ def test_two_databases_that_cannot_prepare_are_refused_with_the_names_of_both(sh
     assert other._work == {}
 
 
-def test_operator_cannot_commit_what_the_database_has_not_committed(shop: Shop) -> None:
+def test_operator_cannot_commit_transaction_that_database_has_not_committed(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
     xid = branch(gtrid, "broker")
     shop.durable.prepared[xid] = ["message"]
@@ -361,7 +363,7 @@ def test_commit_by_an_operator_leaves_the_row_for_the_process_that_has_not_got_t
     assert shop.where == BOTH
 
 
-def test_first_decision_in_the_table_stands_and_only_a_manager_s_own_are_read(shop: Shop) -> None:
+def test_first_decision_in_table_stands_and_manager_reads_only_its_own_decisions(shop: Shop) -> None:
     own, like = (new_gtrid(name, 0, "aaaaaaaa", decides=True) for name in ("sh_p", "shop"))
     commit, rollback = (Decision(own, outcome, ("broker",), 1, "x") for outcome in Outcome)
     assert shop.database.decide(commit) == commit
@@ -373,7 +375,7 @@ def test_first_decision_in_the_table_stands_and_only_a_manager_s_own_are_read(sh
     assert len(shop.decisions()) == 1
 
 
-def test_manager_uses_the_database_by_itself_and_leaves_commit_to_nobody_else(shop: Shop) -> None:
+def test_manager_alone_controls_commit_and_rollback_of_deciding_database(shop: Shop) -> None:
     with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager:
         with manager.begin() as transaction:
             assert may_be_in_database(transaction.gtrid)
@@ -397,7 +399,7 @@ def lost(*_: Any) -> None:
     raise sqlite3.OperationalError("connection lost")
 
 
-def test_connection_that_is_lost_before_the_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_lost_before_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     transaction = shop.begin()
     monkeypatch.setattr(shop.database._table, "insert", lost)
     with pytest.raises(TransactionRolledBack, match=r"database lost branch .*connection lost"):
@@ -405,7 +407,7 @@ def test_connection_that_is_lost_before_the_decision_is_written_rolls_back(shop:
     assert (shop.where, shop.decisions()) == (NEITHER, [])
 
 
-def test_decision_that_the_database_could_not_store_is_not_answered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_that_cannot_be_stored_raises_resource_failed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(shop.database._table, "insert", lost)
         with pytest.raises(ResourceFailed, match="connection lost"):
@@ -413,14 +415,14 @@ def test_decision_that_the_database_could_not_store_is_not_answered(shop: Shop, 
     assert shop.decisions() == []
 
 
-def test_database_without_a_table_of_decisions_has_decided_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_without_decision_table_has_no_decisions(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shop.database, "has_decisions", lambda _: False)
     asked = decision(Outcome.ROLLBACK)
     assert shop.database.decide(asked) == asked
     assert (shop.database.decisions("shop"), shop.decisions()) == ([], [])
 
 
-def test_many_forgotten_decisions_are_deleted_without_a_recovery_and_later_if_the_database_is_away(
+def test_forgotten_decisions_are_deleted_in_batches_and_retained_while_database_is_away(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FORGOTTEN_MAX", 2)

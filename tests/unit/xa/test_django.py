@@ -79,7 +79,7 @@ def leave_thread() -> None:
 # -- what takes part
 
 
-def test_objects_of_the_orm_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
+def test_django_orm_objects_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
     raw = own().connection
 
     @manager.transactional()
@@ -99,7 +99,7 @@ def test_objects_of_the_orm_are_part_of_the_transaction(manager: TransactionMana
     assert own().connection is raw  # one session for all of it
 
 
-def test_transaction_without_a_statement_leaves_the_database_alone(
+def test_transaction_without_statement_starts_no_database_branch(
     manager: TransactionManager, shop: Any, broker: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shop, "start", lambda *_, **__: pytest.fail("a branch has begun"))
@@ -108,7 +108,7 @@ def test_transaction_without_a_statement_leaves_the_database_alone(
     assert broker.durable.committed == ["one"]
 
 
-def test_the_handle_is_djangos_connection(manager: TransactionManager, shop: Any) -> None:
+def test_django_handle_is_connection_of_alias(manager: TransactionManager, shop: Any) -> None:
     with manager.begin() as running:
         assert running.enlist(shop) is connections["shop"]
         with running.enlist(shop).cursor() as cursor:
@@ -118,7 +118,7 @@ def test_the_handle_is_djangos_connection(manager: TransactionManager, shop: Any
     own()
 
 
-def test_atomic_block_within_is_a_savepoint(manager: TransactionManager) -> None:
+def test_atomic_block_in_transaction_is_savepoint(manager: TransactionManager) -> None:
     with manager.begin():
         pay("one")
         with suppress(IntegrityError), transaction.atomic(using="shop"):
@@ -131,7 +131,7 @@ def test_atomic_block_within_is_a_savepoint(manager: TransactionManager) -> None
     own()
 
 
-def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: TransactionManager, broker: ModelResource) -> None:
+def test_database_error_outside_atomic_block_rolls_back_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
     def work() -> None:
         with manager.begin():
             manager.enlist(broker).append("one")
@@ -148,7 +148,7 @@ def test_error_that_no_atomic_block_has_undone_rolls_everything_back(manager: Tr
 
 
 @pytest.mark.parametrize("call", ["commit", "rollback"])
-def test_commit_rollback_and_autocommit_are_refused_within(manager: TransactionManager, call: str) -> None:
+def test_django_commit_rollback_and_autocommit_are_refused_in_transaction(manager: TransactionManager, call: str) -> None:
     with manager.begin():
         pay("one")
         with pytest.raises(TransactionManagementError):
@@ -160,7 +160,7 @@ def test_commit_rollback_and_autocommit_are_refused_within(manager: TransactionM
     assert items("shop") == ["one"]
 
 
-def test_close_within_rolls_everything_back(manager: TransactionManager) -> None:
+def test_close_of_django_connection_in_transaction_rolls_back(manager: TransactionManager) -> None:
     def work() -> None:
         with manager.begin():
             pay("one")
@@ -174,13 +174,13 @@ def test_close_within_rolls_everything_back(manager: TransactionManager) -> None
     assert items("shop") == ["three"]
 
 
-def test_instrumentation_of_the_connection_goes_on_within(manager: TransactionManager) -> None:
+def test_django_query_capture_works_in_transaction(manager: TransactionManager) -> None:
     with CaptureQueriesContext(connections["shop"]) as captured, manager.begin():
         pay("one")
     assert [query["sql"] for query in captured.captured_queries if "one" in query["sql"]] != []
 
 
-def test_retained_cursor_writes_nothing_when_the_transaction_is_over(manager: TransactionManager) -> None:
+def test_connection_retained_after_transaction_is_refused(manager: TransactionManager) -> None:
     with manager.begin():
         pay("one")
         connection = connections["shop"]
@@ -192,7 +192,7 @@ def test_retained_cursor_writes_nothing_when_the_transaction_is_over(manager: Tr
 # -- what is refused
 
 
-def test_transaction_within_an_atomic_block_is_refused(manager: TransactionManager) -> None:
+def test_transaction_in_atomic_block_is_refused(manager: TransactionManager) -> None:
     with transaction.atomic(using="shop"):
         with pytest.raises(OutOfOrder, match=r"Begin the transaction outside of the block \(with ATOMIC_REQUESTS"), manager.begin():
             pytest.fail("it has begun")
@@ -202,21 +202,21 @@ def test_transaction_within_an_atomic_block_is_refused(manager: TransactionManag
     assert manager.active == 0
 
 
-def test_transaction_on_a_connection_without_autocommit_is_refused(manager: TransactionManager) -> None:
+def test_transaction_on_django_connection_without_autocommit_is_refused(manager: TransactionManager) -> None:
     connections["shop"].set_autocommit(False)
     with pytest.raises(OutOfOrder, match="atomic block"), manager.begin():
         pytest.fail("it has begun")
     connections["shop"].set_autocommit(True)
 
 
-def test_explicit_enlistment_outside_of_the_current_transaction_is_refused(manager: TransactionManager, shop: Any) -> None:
+def test_explicit_enlistment_in_transaction_of_other_context_is_refused(manager: TransactionManager, shop: Any) -> None:
     running = manager.begin()
     with pytest.raises(OutOfOrder, match="does not belong to the current transaction of this thread"):
         running.enlist(shop)
     running.rollback()
 
 
-def test_connection_that_was_fetched_before_the_transaction_is_refused(manager: TransactionManager) -> None:
+def test_django_connection_fetched_before_transaction_is_refused_in_transaction(manager: TransactionManager) -> None:
     before = connections["shop"]
     with manager.begin(), pytest.raises(OutOfOrder, match="fetched before"):
         before.cursor().execute("INSERT INTO django_payments (item) VALUES ('one')")
@@ -225,7 +225,7 @@ def test_connection_that_was_fetched_before_the_transaction_is_refused(manager: 
     assert items("shop") == ["two"]
 
 
-def test_connection_of_another_thread_is_refused_in_the_context_of_the_transaction(manager: TransactionManager) -> None:
+def test_django_connection_of_other_thread_is_refused_in_context_of_transaction(manager: TransactionManager) -> None:
     def elsewhere(call: Callable[[], Any]) -> Any:
         def work() -> Any:
             try:
@@ -248,7 +248,7 @@ def test_connection_of_another_thread_is_refused_in_the_context_of_the_transacti
     assert items("shop") == ["one", "three"]
 
 
-def test_settings_that_have_no_autocommit_are_refused(tmp_path: Path) -> None:
+def test_django_settings_without_autocommit_are_refused(tmp_path: Path) -> None:
     with (
         database("manual", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "manual", AUTOCOMMIT=False) as alias,
         pytest.raises(InvalidInput, match="AUTOCOMMIT"),
@@ -256,18 +256,18 @@ def test_settings_that_have_no_autocommit_are_refused(tmp_path: Path) -> None:
         django_resource("db", alias)
 
 
-def test_database_that_cannot_prepare_is_named(alias: str) -> None:
+def test_django_database_without_prepare_is_named_in_error(alias: str) -> None:
     with pytest.raises(InvalidInput, match=r"DATABASES\['shop'\] is a SQLite database, which cannot prepare"):
         django_resource("db", alias, prepared=True)
 
 
-def test_database_that_nobody_has_tried_is_refused(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_django_database_is_refused(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(connections[alias]), "vendor", "oracle")
     with pytest.raises(InvalidInput, match="which is not supported; use one of postgresql, sqlite, mysql"):
         django_resource("db", alias)
 
 
-def test_transactions_of_two_managers_on_one_connection_are_refused(manager: TransactionManager, alias: str) -> None:
+def test_transactions_of_two_managers_on_one_django_connection_are_refused(manager: TransactionManager, alias: str) -> None:
     other = django_resource("other", alias)
     with TransactionManager("other", ModelLog(), [other]) as second, manager.begin():
         pay("one")
@@ -281,7 +281,7 @@ def test_transactions_of_two_managers_on_one_connection_are_refused(manager: Tra
 # -- on_commit
 
 
-def test_callbacks_run_after_the_global_commit_and_outside_of_the_transaction(
+def test_on_commit_callbacks_run_after_global_commit_outside_of_transaction(
     manager: TransactionManager, broker: ModelResource, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
@@ -304,7 +304,7 @@ def test_callbacks_run_after_the_global_commit_and_outside_of_the_transaction(
     assert "on_commit callback failed" in caplog.text
 
 
-def test_callbacks_do_not_run_after_a_rollback_nor_in_doubt(shop: Any) -> None:
+def test_on_commit_callbacks_do_not_run_after_rollback_or_in_doubt(shop: Any) -> None:
     seen: list[str] = []
 
     def work(manager: TransactionManager, *parts: ModelResource) -> None:
@@ -334,7 +334,7 @@ def test_callbacks_do_not_run_after_a_rollback_nor_in_doubt(shop: Any) -> None:
 # -- set aside, nested, over
 
 
-def test_work_outside_of_a_suspended_transaction_is_on_its_own(manager: TransactionManager) -> None:
+def test_work_in_suspended_section_is_independent_of_transaction(manager: TransactionManager) -> None:
     @manager.transactional(propagation=Propagation.NOT_SUPPORTED)
     def outside() -> int:
         own()
@@ -349,7 +349,7 @@ def test_work_outside_of_a_suspended_transaction_is_on_its_own(manager: Transact
     assert items("shop") == []
 
 
-def test_function_that_requires_a_new_transaction_has_one(manager: TransactionManager) -> None:
+def test_requires_new_function_commits_its_own_transaction(manager: TransactionManager) -> None:
     @manager.transactional(propagation=Propagation.REQUIRES_NEW)
     def audit(item: str) -> None:
         pay(item)
@@ -366,7 +366,7 @@ def test_function_that_requires_a_new_transaction_has_one(manager: TransactionMa
     assert items("shop") == ["new"]
 
 
-def test_work_after_the_commit_within_the_block_is_on_its_own(manager: TransactionManager) -> None:
+def test_work_after_commit_in_same_block_is_autonomous(manager: TransactionManager) -> None:
     with manager.begin() as running:
         pay("one")
         running.commit()
@@ -376,7 +376,7 @@ def test_work_after_the_commit_within_the_block_is_on_its_own(manager: Transacti
     own()
 
 
-def test_statements_after_the_time_of_the_transaction_are_refused_until_its_block_ends(manager: TransactionManager) -> None:
+def test_django_statements_after_timeout_are_refused_until_block_ends(manager: TransactionManager) -> None:
     def work() -> None:
         over = threading.Event()
         with manager.begin(timeout_s=0.1) as running:
@@ -403,14 +403,14 @@ def test_statements_after_the_time_of_the_transaction_are_refused_until_its_bloc
 # -- failures
 
 
-def test_connection_that_broke_while_nobody_used_it_is_replaced(manager: TransactionManager) -> None:
+def test_broken_idle_django_connection_is_replaced(manager: TransactionManager) -> None:
     own().connection.close()
     with manager.begin():
         pay("one")
     assert items("shop") == ["one"]
 
 
-def test_database_that_is_away_fails_the_transaction_and_leaves_djangos_connection_closed(
+def test_unreachable_django_database_fails_transaction_and_connection_stays_closed(
     manager: TransactionManager, alias: str, tmp_path: Path
 ) -> None:
     connections[alias].close()
@@ -425,7 +425,7 @@ def test_database_that_is_away_fails_the_transaction_and_leaves_djangos_connecti
     own()
 
 
-def test_child_of_a_fork_within_a_transaction_finds_djangos_own_connection(manager: TransactionManager) -> None:
+def test_forked_child_in_transaction_gets_plain_django_connection(manager: TransactionManager) -> None:
     with manager.begin():
         pay("one")
         if (child := os.fork()) == 0:
@@ -442,7 +442,7 @@ def test_child_of_a_fork_within_a_transaction_finds_djangos_own_connection(manag
 # -- asyncio
 
 
-def test_transaction_in_a_function_of_sync_to_async_takes_part(manager: TransactionManager, broker: ModelResource) -> None:
+def test_transaction_in_sync_to_async_function_includes_orm(manager: TransactionManager, broker: ModelResource) -> None:
     @manager.transactional()
     def work() -> None:
         pay("one")
@@ -457,7 +457,7 @@ def test_transaction_in_a_function_of_sync_to_async_takes_part(manager: Transact
 
 
 @pytest.mark.parametrize("begin", [lambda manager: manager.begin(), lambda manager: AsyncTransactionManager(manager).begin()])
-def test_orm_in_the_transaction_of_a_task_is_refused(manager: TransactionManager, shop: Any, begin: Any) -> None:
+def test_orm_use_in_transaction_of_task_is_refused(manager: TransactionManager, shop: Any, begin: Any) -> None:
     async def enlist(running: Any) -> None:
         await running.enlist(shop)
 

@@ -31,12 +31,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "new" / "shop.xalog"
 
 
-def test_a_decision_is_there_after_the_process_has_gone(path: Path) -> None:
+def test_decision_in_file_log_survives_process(path: Path) -> None:
     assert FileLog(path).decide(decision(1)) == decision(1)
     assert FileLog(path).read().decisions == {b"shop/1": decision(1)}
 
 
-def test_the_first_decision_stands_for_every_process(path: Path) -> None:
+def test_first_decision_in_file_log_stands_for_all_processes(path: Path) -> None:
     first, second = FileLog(path), FileLog(path)
     rolled_back = decision(1, Outcome.ROLLBACK, "recoverer")
     assert first.decide(rolled_back) == rolled_back
@@ -45,7 +45,7 @@ def test_the_first_decision_stands_for_every_process(path: Path) -> None:
     assert FileLog(path).read().decisions == {b"shop/1": rolled_back}
 
 
-def test_what_is_forgotten_goes_with_the_next_decision_or_at_the_end(path: Path) -> None:
+def test_forgotten_decisions_are_removed_with_next_decision_or_close(path: Path) -> None:
     log = FileLog(path)
     for number in (1, 2, 3):
         log.decide(decision(number))
@@ -58,7 +58,7 @@ def test_what_is_forgotten_goes_with_the_next_decision_or_at_the_end(path: Path)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640])
-def test_who_may_read_it_stays_when_it_is_rewritten(path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_mode_is_kept_when_log_is_rewritten(path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 1)
     log = FileLog(path)
     log.decide(decision(1))
@@ -71,7 +71,7 @@ def test_who_may_read_it_stays_when_it_is_rewritten(path: Path, mode: int, monke
     assert path.stat().st_mode & 0o777 == mode
 
 
-def test_a_heuristic_is_kept_until_it_is_forgotten(path: Path) -> None:
+def test_heuristic_outcome_stays_in_file_log_until_forget(path: Path) -> None:
     log = FileLog(path)
     heuristic = Heuristic(branch(b"shop/1", "db"), Code.XA_HEURRB, Outcome.COMMIT, "by hand: ü", 1)
     log.record(heuristic)
@@ -80,7 +80,7 @@ def test_a_heuristic_is_kept_until_it_is_forgotten(path: Path) -> None:
     assert FileLog(path).read().heuristics == {}
 
 
-def test_a_torn_tail_is_cut_off_wherever_it_is_torn(path: Path) -> None:
+def test_torn_tail_of_file_log_is_truncated(path: Path) -> None:
     log = FileLog(path)
     log.decide(decision(1))
     whole = path.stat().st_size
@@ -97,7 +97,7 @@ def test_a_torn_tail_is_cut_off_wherever_it_is_torn(path: Path) -> None:
             assert set(FileLog(path).read().decisions) == {b"shop/1", b"shop/3"}
 
 
-def test_damage_before_the_end_is_named_and_not_read_over(path: Path) -> None:
+def test_damage_before_end_of_file_log_is_reported_with_its_position(path: Path) -> None:
     log = FileLog(path)
     for number in (1, 2, 3):
         log.decide(decision(number))
@@ -108,7 +108,7 @@ def test_damage_before_the_end_is_named_and_not_read_over(path: Path) -> None:
         FileLog(path).read()
 
 
-def test_it_is_written_anew_when_most_of_it_counts_no_more_and_others_follow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_log_is_compacted_when_most_lines_are_dead_and_other_processes_follow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 20)
     log, other = FileLog(path), FileLog(path)
     other.decide(decision(0))
@@ -123,7 +123,7 @@ def test_it_is_written_anew_when_most_of_it_counts_no_more_and_others_follow(pat
     assert set(log.read().decisions) >= {b"shop/0", b"shop/200"}
 
 
-def test_threads_share_writes_and_each_gets_its_own_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_file_log_writes_and_each_gets_its_own_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = FileLog(path)
     synced = []
     sync = os.fdatasync
@@ -172,7 +172,7 @@ class InterruptedMutex:
             raise KeyboardInterrupt
 
 
-def test_interrupt_of_a_thread_that_writes_for_others_loses_no_entry_of_theirs(path: Path) -> None:
+def test_interrupt_of_writing_thread_loses_no_entries_of_other_threads(path: Path) -> None:
     """A thread whose entry was neither written nor kept for the next one would be told that its decision stands."""
     log = FileLog(path)
     other = file_log._Line(file_log._line("+", encode(decision(1))))
@@ -185,7 +185,7 @@ def test_interrupt_of_a_thread_that_writes_for_others_loses_no_entry_of_theirs(p
     assert FileLog(path).read().decisions.keys() == {b"shop/1", b"shop/3"}
 
 
-def test_processes_agree_on_each_decision(path: Path) -> None:
+def test_concurrent_processes_agree_on_each_decision(path: Path) -> None:
     command = [sys.executable, "-c", DECIDE_ALL, str(path)]
     processes = [subprocess.Popen([*command, by], stdout=subprocess.PIPE, text=True) for by in ("one", "two")]
     first, second = (process.communicate(timeout=50)[0].splitlines() for process in processes)
@@ -193,7 +193,7 @@ def test_processes_agree_on_each_decision(path: Path) -> None:
     assert first == second
 
 
-def test_after_a_failed_sync_nothing_more_is_decided_by_this_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_log_decides_nothing_after_failed_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = FileLog(path)
     log.decide(decision(1))
 
@@ -213,7 +213,7 @@ def test_after_a_failed_sync_nothing_more_is_decided_by_this_process(path: Path,
     assert FileLog(path).decide(decision(3)) == decision(3)
 
 
-def test_what_another_process_did_not_come_to_sync_is_synced_before_anybody_acts_on_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsynced_decision_of_killed_process_is_synced_before_use(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_file: int) -> None:
         raise SystemExit
 
@@ -229,7 +229,7 @@ def test_what_another_process_did_not_come_to_sync_is_synced_before_anybody_acts
     assert synced == [path.stat().st_ino]
 
 
-def test_a_directory_that_another_process_did_not_come_to_sync_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_left_unsynced_by_killed_process_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_directory: Path) -> None:
         raise SystemExit
 
@@ -243,13 +243,13 @@ def test_a_directory_that_another_process_did_not_come_to_sync_is_synced(path: P
     assert synced == [path.parent]
 
 
-def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_unusable_log_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="could not access"):
         FileLog(tmp_path / "file" / "log").read()
 
 
-def test_log_keeps_its_id_for_every_process_and_when_it_is_written_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_id_is_the_same_for_all_processes_and_survives_compaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
     log = FileLog(path)
     log_id = log.read().log_id
@@ -284,7 +284,7 @@ def put_an_empty_file(path: Path) -> None:
     ],
     ids=["removed", "directory removed", "emptied", "replaced by an empty file", "replaced by another log"],
 )
-def test_log_that_is_lost_at_work_decides_nothing_more(path: Path, harm: Callable[[Path], None], said: str) -> None:
+def test_lost_or_replaced_file_log_refuses_decisions(path: Path, harm: Callable[[Path], None], said: str) -> None:
     """An empty log would say that nothing was decided: prepared branches of committed transactions would be rolled back."""
     log = FileLog(path)
     log.decide(decision(1))
@@ -301,7 +301,7 @@ def test_log_that_is_lost_at_work_decides_nothing_more(path: Path, harm: Callabl
     assert set(FileLog(path).read().decisions) == {b"shop/1", b"shop/3"}
 
 
-def test_log_that_is_removed_while_it_is_written_has_not_decided(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_is_not_confirmed_when_log_is_removed_during_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = FileLog(path)
     log.read()
     sync = os.fdatasync
@@ -310,7 +310,7 @@ def test_log_that_is_removed_while_it_is_written_has_not_decided(path: Path, mon
         log.decide(decision(1))
 
 
-def test_log_of_earlier_formats_is_read_and_goes_on(path: Path) -> None:
+def test_file_log_of_earlier_formats_is_read_and_continued(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes((GOLDEN / "decisions.xalog").read_bytes())
     first, second, third = (b"shop/0199aa00bb00%020x" % number for number in (1, 2, 3))
@@ -329,12 +329,12 @@ def test_log_of_earlier_formats_is_read_and_goes_on(path: Path) -> None:
     assert (again.log_id, set(again.decisions)) == (state.log_id, {first, second, third, b"shop/5"})
 
 
-def test_an_xid_is_its_text() -> None:
+def test_xid_text_round_trips() -> None:
     for xid in (branch(b"shop/1", "db"), Xid(0, bytes(range(64)), b""), Xid(2**31 - 1, b":/%", b":")):
         assert Xid.parse(str(xid)) == xid
 
 
-def test_a_log_that_cannot_be_written_anew_goes_on_and_is_when_it_can(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a directory that takes no new file: each decision was told to be in doubt, though it was stored."""
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
     log = FileLog(path)

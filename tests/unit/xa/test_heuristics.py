@@ -89,7 +89,9 @@ def shop() -> Shop:
 
 @by_code
 @by_outcome
-def test_outcome_against_the_decision_is_raised_and_one_that_agrees_is_recorded_only(shop: Shop, outcome: Outcome, code: Code) -> None:
+def test_heuristic_outcome_against_decision_is_raised_and_agreeing_outcome_is_only_recorded(
+    shop: Shop, outcome: Outcome, code: Code
+) -> None:
     with shop.manager() as manager:
         id = meet(shop, manager, outcome, code)
         (heuristic,) = shop.log.heuristics.values()
@@ -100,7 +102,7 @@ def test_outcome_against_the_decision_is_raised_and_one_that_agrees_is_recorded_
 
 @by_code
 @by_outcome
-def test_another_process_says_what_was_decided_though_the_log_has_the_decision_no_more(shop: Shop, outcome: Outcome, code: Code) -> None:
+def test_other_process_reports_decision_from_heuristic_record_after_log_forgot_it(shop: Shop, outcome: Outcome, code: Code) -> None:
     with shop.manager() as manager:
         id = meet(shop, manager, outcome, code)
     assert shop.log.decisions == {}
@@ -109,7 +111,7 @@ def test_another_process_says_what_was_decided_though_the_log_has_the_decision_n
 
 
 @pytest.mark.parametrize("wanted", list(Outcome))
-def test_another_process_says_what_was_decided_of_a_branch_that_its_resource_does_not_remember(shop: Shop, wanted: Outcome) -> None:
+def test_other_process_reports_decision_when_resource_does_not_remember_forced_branch(shop: Shop, wanted: Outcome) -> None:
     contrary = Outcome.ROLLBACK if wanted is Outcome.COMMIT else Outcome.COMMIT
     shop.at["log.decide.after" if wanted is Outcome.COMMIT else "one.prepare.after"] = lambda: shop.by_hand(contrary)
     if wanted is Outcome.ROLLBACK:
@@ -121,7 +123,7 @@ def test_another_process_says_what_was_decided_of_a_branch_that_its_resource_doe
 
 
 @by_code
-def test_heuristic_end_of_a_commit_in_one_phase_is_raised_if_it_differs(shop: Shop, code: Code) -> None:
+def test_heuristic_answer_to_one_phase_commit_is_raised_if_it_differs(shop: Shop, code: Code) -> None:
     shop.at["one.commit.before"] = raising(BranchHeuristic("by hand", code))
     with shop.manager() as manager:
         if code is Code.XA_HEURCOM:
@@ -136,7 +138,7 @@ def test_heuristic_end_of_a_commit_in_one_phase_is_raised_if_it_differs(shop: Sh
 
 @by_code
 @by_outcome
-def test_recovery_records_what_an_operator_has_done_to_the_branches_of_a_dead_process(shop: Shop, outcome: Outcome, code: Code) -> None:
+def test_recovery_records_forced_outcomes_of_branches_of_dead_process(shop: Shop, outcome: Outcome, code: Code) -> None:
     gtrid = new_gtrid("shop", 0)
     shop.one.prepared[branch(gtrid, "one")], shop.two.prepared[branch(gtrid, "two")] = ["one"], ["two"]
     shop.force_one(code)
@@ -150,7 +152,7 @@ def test_recovery_records_what_an_operator_has_done_to_the_branches_of_a_dead_pr
 
 @by_code
 @by_outcome
-def test_outcome_is_counted_by_kind_and_its_transaction_is_not_in_doubt(shop: Shop, outcome: Outcome, code: Code) -> None:
+def test_heuristic_outcome_is_counted_by_kind_and_transaction_is_not_in_doubt(shop: Shop, outcome: Outcome, code: Code) -> None:
     registry = CollectorRegistry()
 
     def value(name: str, **labels: str) -> float | None:
@@ -169,7 +171,7 @@ def test_outcome_is_counted_by_kind_and_its_transaction_is_not_in_doubt(shop: Sh
         wait_for(lambda: value("heuristics", kind=KINDS[code]) == 0, "nothing")
 
 
-def test_outcome_stays_recorded_if_its_resource_does_not_answer_when_it_is_forgotten(shop: Shop) -> None:
+def test_heuristic_record_is_kept_when_resource_does_not_answer_forget(shop: Shop) -> None:
     with shop.manager() as manager:
         meet(shop, manager, Outcome.COMMIT, Code.XA_HEURRB)
         (xid,) = shop.log.heuristics
@@ -182,7 +184,7 @@ def test_outcome_stays_recorded_if_its_resource_does_not_answer_when_it_is_forgo
             manager.recoverer().forget(xid)
 
 
-def test_outcome_of_another_manager_or_log_is_not_forgotten() -> None:
+def test_forget_of_heuristic_outcome_of_other_manager_or_log_is_refused() -> None:
     """Its resource would not be told, and would say it again to the manager that has the branch."""
     log = LogState(log_id="aaaaaaaa")
     theirs, elsewhere = branch(new_gtrid("store", 0), "one"), branch(new_gtrid("shop", 0, "bbbbbbbb"), "one")
@@ -196,7 +198,7 @@ def test_outcome_of_another_manager_or_log_is_not_forgotten() -> None:
     assert len(log.heuristics) == 2
 
 
-def test_application_in_doubt_whose_branch_was_forced_learns_it_from_the_report(shop: Shop) -> None:
+def test_report_shows_heuristic_outcome_of_transaction_in_doubt(shop: Shop) -> None:
     shop.at["log.decide.after"] = raising(ResourceFailed("no answer"))
     with shop.manager() as manager:
         shop.at["one.commit.before"] = lambda: shop.force_one(Code.XA_HEURMIX)

@@ -69,7 +69,7 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-def test_results_come_in_the_order_of_the_steps_and_an_error_in_the_place_of_its_step() -> None:
+def test_results_of_parallel_steps_keep_order_of_steps_and_errors() -> None:
     async def fails() -> str:
         raise ResourceFailed("gone")
 
@@ -79,7 +79,7 @@ def test_results_come_in_the_order_of_the_steps_and_an_error_in_the_place_of_its
     assert isinstance(failed, ResourceFailed)
 
 
-def test_no_step_outlives_a_call_that_is_interrupted_at_any_line() -> None:
+def test_no_parallel_step_outlives_interrupted_call() -> None:
     for line in range(1, LINES_MAX):
         steps = Steps()
         threads = threading.active_count()
@@ -101,7 +101,7 @@ def test_no_step_outlives_a_call_that_is_interrupted_at_any_line() -> None:
     assert line > 10
 
 
-def test_steps_go_on_to_their_end_however_often_the_call_is_interrupted() -> None:
+def test_parallel_steps_finish_when_call_is_interrupted_repeatedly() -> None:
     """Ctrl-C, again and again, while the calling thread waits for the others."""
     interrupts, over, ended = 3, threading.Event(), threading.Event()
     handled: SimpleQueue[None] = SimpleQueue()  # its ``put`` may be interrupted by another one
@@ -141,7 +141,7 @@ def test_steps_go_on_to_their_end_however_often_the_call_is_interrupted() -> Non
     assert not outlived
 
 
-def test_steps_are_taken_in_the_calling_thread_if_no_other_one_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_steps_run_in_calling_thread_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started, start = [], threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -156,7 +156,7 @@ def test_steps_are_taken_in_the_calling_thread_if_no_other_one_can_be_started(mo
     assert sorted(steps.began) == sorted(names)
 
 
-def test_transaction_that_is_interrupted_while_another_branch_prepares_is_rolled_back_when_that_has_answered() -> None:
+def test_interrupted_transaction_rolls_back_after_pending_prepare_has_answered() -> None:
     seen: list[str] = []
     waiting, rolled_back = threading.Event(), threading.Event()
 

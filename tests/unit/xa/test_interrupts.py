@@ -51,7 +51,7 @@ class Interrupt:
     [(("one",), False), (("one", "two"), False), (("one", "two"), True)],
     ids=["in one phase", "in two phases", "in two phases at the same time"],
 )
-def test_interrupted_commit_is_never_told_as_rolled_back_where_it_may_commit(names: tuple[str, ...], parallel: bool) -> None:
+def test_interrupted_commit_that_may_commit_is_never_reported_as_rolled_back(names: tuple[str, ...], parallel: bool) -> None:
     for at in range(1, LINES_MAX):
         resources, interrupt = [ModelResource(name) for name in names], Interrupt(at)
         with TransactionManager("shop", ModelLog(), resources, recovery_interval_s=60, parallel=parallel) as manager:

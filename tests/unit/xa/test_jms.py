@@ -32,7 +32,7 @@ THREADS = 4
 WAIT_S = 30.0
 
 
-def test_a_session_that_is_refused_costs_the_others_nothing() -> None:
+def test_refused_session_does_not_affect_other_branches_on_connection() -> None:
     begun = count(1)
 
     def react(connection: Connection, event: Any) -> None:
@@ -51,7 +51,7 @@ def test_a_session_that_is_refused_costs_the_others_nothing() -> None:
             resource.rollback(each)
 
 
-def test_session_that_another_thread_is_within_a_call_of_is_not_used_again_after_a_rollback() -> None:
+def test_session_with_running_call_is_not_reused_after_rollback() -> None:
     """As that of a transaction whose time is over while its application waits for a message."""
     entered, leave = Event(), Event()
 
@@ -77,7 +77,7 @@ def test_session_that_another_thread_is_within_a_call_of_is_not_used_again_after
         assert len(resource._idle) == 1
 
 
-def test_event_loop_that_was_closed_within_a_call_of_a_branch_costs_neither_the_rollback_nor_the_connection() -> None:
+def test_closed_event_loop_with_pending_receive_does_not_block_rollback_or_connection() -> None:
     """Nobody wakes the tasks any more of a loop that a program has stopped and closed without their end."""
     loop, got_all = asyncio.new_event_loop(), asyncio.Event()
 
@@ -117,7 +117,7 @@ class Away:
         raise Unavailable("no answer")
 
 
-def test_threads_that_wait_for_a_broker_that_is_away_wait_for_one_try_together() -> None:
+def test_threads_share_one_connection_attempt_while_broker_is_away() -> None:
     resource, broker = JmsResource("broker", "amqp://127.0.0.1:1"), Away()
     door = Door()
     resource._factory, resource._connecting = cast("Any", broker), cast("Any", door)
@@ -133,7 +133,7 @@ def test_threads_that_wait_for_a_broker_that_is_away_wait_for_one_try_together()
     assert broker.tries == 1
 
 
-def test_a_branch_that_is_rolled_back_since_kafka_does_not_answer_the_broker_is_so_for_what_is_away() -> None:
+def test_rollback_because_of_unavailable_kafka_is_retriable() -> None:
     answer = Reply(int(Code.XA_RBTRANSIENT), 503, "no answer")
     with pytest.raises(BranchRolledBack, match="no answer") as caught:
         checked(answer)

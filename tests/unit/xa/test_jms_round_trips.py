@@ -101,14 +101,14 @@ def ended_branch(resource: JmsResource) -> Xid:
     return xid
 
 
-def test_prepare_is_asked_for_without_waiting_for_the_answers_to_the_messages() -> None:
+def test_prepare_is_sent_before_messages_are_answered() -> None:
     broker = Late()
     with resource_of(broker) as resource:
         assert resource.prepare(ended_branch(resource)) is Vote.YES
     assert broker.heard.index(MESSAGE) < broker.heard.index("prepare")
 
 
-def test_next_transaction_is_declared_with_the_prepare_of_the_one_before() -> None:
+def test_next_transaction_is_declared_together_with_prepare() -> None:
     broker = Late()
     with resource_of(broker) as resource:
         for _ in range(3):
@@ -117,7 +117,7 @@ def test_next_transaction_is_declared_with_the_prepare_of_the_one_before() -> No
     assert broker.heard == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
 
 
-def test_next_transaction_is_declared_with_a_commit_in_one_phase() -> None:
+def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
     class Prompt(Late):
         def __call__(self, connection: Connection, event: Any) -> None:
             super().__call__(connection, event)
@@ -131,7 +131,7 @@ def test_next_transaction_is_declared_with_a_commit_in_one_phase() -> None:
 
 
 @pytest.mark.parametrize("detaches", [False, True])
-def test_branch_is_rolled_back_if_a_message_is_refused_and_the_broker_has_prepared_it(*, detaches: bool) -> None:
+def test_prepared_branch_with_refused_message_is_rolled_back(*, detaches: bool) -> None:
     """As a broker does that has ended the link of the message while the message was on its way."""
     broker = Late(REFUSED, detaches=detaches)
     with resource_of(broker) as resource:
@@ -142,7 +142,7 @@ def test_branch_is_rolled_back_if_a_message_is_refused_and_the_broker_has_prepar
     assert broker.heard[-1] == "rollback"
 
 
-def test_commit_in_one_phase_waits_until_the_broker_has_taken_the_messages() -> None:
+def test_one_phase_commit_waits_for_answers_to_messages() -> None:
     broker = Late()
     with resource_of(broker) as resource, ThreadPoolExecutor(1) as threads:
         xid = ended_branch(resource)
@@ -153,14 +153,14 @@ def test_commit_in_one_phase_waits_until_the_broker_has_taken_the_messages() -> 
     assert broker.heard == [DECLARE, MESSAGE, "go", "commit", DECLARE]
 
 
-def test_resource_that_keeps_no_session_begins_no_transaction_ahead() -> None:
+def test_resource_without_idle_sessions_declares_no_transaction_in_advance() -> None:
     broker = Late()
     with resource_of(broker, idle_max=0) as resource:
         resource.prepare(ended_branch(resource))
     assert broker.heard == [DECLARE, MESSAGE, "prepare"]
 
 
-def test_transaction_that_was_refused_ahead_is_asked_for_again() -> None:
+def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
     """The limit of a user was reached then."""
 
     class Limited(Late):
@@ -179,14 +179,14 @@ def test_transaction_that_was_refused_ahead_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("outcome", [None, "rolled-back"])
-def test_branch_with_a_refused_message_that_somebody_else_has_rolled_back_meanwhile_is_rolled_back(outcome: str | None) -> None:
+def test_branch_with_refused_message_already_rolled_back_by_other_process_is_reported_rolled_back(outcome: str | None) -> None:
     broker = Late(REFUSED, rollback=(Code.XAER_NOTA, outcome))
     with resource_of(broker) as resource, pytest.raises(BranchRolledBack, match="no such queue"):
         resource.prepare(ended_branch(resource))
     assert broker.heard[-1] == "rollback"
 
 
-def test_branch_with_a_refused_message_that_somebody_else_has_committed_meanwhile_is_heuristic() -> None:
+def test_branch_with_refused_message_already_committed_by_other_process_is_heuristic() -> None:
     broker = Late(REFUSED, rollback=(Code.XAER_NOTA, "committed"))
     with resource_of(broker) as resource, pytest.raises(BranchHeuristic) as caught:
         resource.prepare(ended_branch(resource))
@@ -196,7 +196,7 @@ def test_branch_with_a_refused_message_that_somebody_else_has_committed_meanwhil
 @pytest.mark.parametrize(
     ("code", "error"), [(XA_RDONLY, BranchRolledBack), (Code.XA_RBROLLBACK, BranchRolledBack), (Code.XAER_RMERR, ResourceError)]
 )
-def test_branch_with_a_refused_message_is_told_as_rolled_back_where_the_broker_has_none(code: int, error: type[XaError]) -> None:
+def test_branch_with_refused_message_is_reported_rolled_back_when_broker_has_not_prepared_it(code: int, error: type[XaError]) -> None:
     """An answer that leaves the branch's state open stays an error: the manager rolls the branch back."""
     broker = Late(REFUSED, prepare=code)
     with resource_of(broker) as resource, pytest.raises(XaError) as caught:

@@ -66,7 +66,7 @@ class Clients:
         return future
 
 
-def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at_once_and_for_that_reason() -> None:
+def test_branch_whose_prepare_record_is_too_large_is_rolled_back_with_this_cause() -> None:
     resource, clients = KafkaResource("kafka", {}), Clients()
     resource._calls._clients = cast("Any", clients)
     with TransactionManager("shop", ModelLog(), []) as manager:
@@ -111,7 +111,7 @@ def sent(clients: Clients, others: list[ModelResource]) -> Iterator[tuple[KafkaR
 
 
 @pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
-def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
+def test_messages_of_branch_sent_during_outage_are_not_kept(beside: list[str]) -> None:
     """For nobody asks again for what never got into the log."""
     with sent(Away(), [ModelResource(name) for name in beside]) as (resource, transaction):
         with pytest.raises(TransactionError):
@@ -150,7 +150,7 @@ class Barred(Here):
 
 
 @pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
-def test_a_kafka_that_can_start_no_transaction_votes_no(beside: list[str]) -> None:
+def test_kafka_that_cannot_start_transaction_votes_no(beside: list[str]) -> None:
     """Nor could it roll back what it has prepared: the database kept its locks."""
     clients, others = Barred(), [ModelResource(name) for name in beside]
     rolled_back = pytest.raises(TransactionRolledBack, match="no transaction can be started: why")
@@ -170,7 +170,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaResource, Here]:
     return resource, clients
 
 
-def test_a_branch_takes_no_more_than_kafka_can_copy_in_time(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_is_limited_to_records_and_bytes_that_kafka_copies_in_time(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is prepared, and no transaction could commit it: its branches elsewhere kept their locks for ever."""
     resource, clients = here
     many = resource.start(new_xid(), timeout_s=60)
@@ -185,7 +187,7 @@ def test_a_branch_takes_no_more_than_kafka_can_copy_in_time(here: tuple[KafkaRes
         large.send("receipts", b"xx")
 
 
-def test_branches_that_end_together_share_a_transaction_as_far_as_it_takes_them(here: tuple[KafkaResource, Here]) -> None:
+def test_branches_committed_together_share_transactions_up_to_limit(here: tuple[KafkaResource, Here]) -> None:
     resource, clients = here
     xids = [new_xid() for _ in range(3)]
     for xid in xids:
@@ -203,7 +205,7 @@ def test_branches_that_end_together_share_a_transaction_as_far_as_it_takes_them(
     assert [len(values) for values in clients.written] == [4, 2]
 
 
-def test_a_kafka_that_does_not_tell_what_a_topic_takes_is_away(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_topic_limits_of_kafka_raise_resource_failed(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
     """And no failure of the record that an adapter's endpoint was at work on."""
     resource, clients = here
 
@@ -215,9 +217,7 @@ def test_a_kafka_that_does_not_tell_what_a_topic_takes_is_away(here: tuple[Kafka
         resource.start(new_xid(), timeout_s=60).send("receipts", b"1")
 
 
-def test_a_branch_whose_machine_stood_still_before_it_was_prepared_is_rolled_back(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_branch_of_suspended_machine_is_rolled_back_at_prepare(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages may be deleted by now; the monotonic clock does not tell."""
     resource, clients = here
     xid = new_xid()
@@ -247,7 +247,7 @@ class Unhurried(Here):
         return super().append(record)
 
 
-def test_branch_votes_yes_when_its_record_is_stored_and_not_before() -> None:
+def test_branch_votes_yes_when_its_record_is_stored() -> None:
     clients = Unhurried()
     with sent(clients, [ModelResource("db")]) as (resource, transaction), ThreadPoolExecutor(1) as thread:
         (xid,) = resource._branches._sent
@@ -283,7 +283,7 @@ def committed_together(resource: KafkaResource, clients: Here, *xids: Xid) -> li
         return [each.exception(WAIT_S) for each in ended]
 
 
-def test_branch_that_has_ended_takes_no_more_records(here: tuple[KafkaResource, Here]) -> None:
+def test_ended_branch_accepts_no_more_records(here: tuple[KafkaResource, Here]) -> None:
     resource, clients = here
     xid = new_xid()
     handle = resource.start(xid, timeout_s=60)
@@ -293,7 +293,7 @@ def test_branch_that_has_ended_takes_no_more_records(here: tuple[KafkaResource, 
     assert clients.table == {}
 
 
-def test_branch_that_has_sent_nothing_ends_without_a_word_to_kafka(here: tuple[KafkaResource, Here]) -> None:
+def test_branch_without_records_ends_without_request_to_kafka(here: tuple[KafkaResource, Here]) -> None:
     resource, clients = here
     one_phase, undone = new_xid(), new_xid()
     for xid in (one_phase, undone):
@@ -305,7 +305,7 @@ def test_branch_that_has_sent_nothing_ends_without_a_word_to_kafka(here: tuple[K
     assert resource._branches.at_work == set()
 
 
-def test_record_that_kafka_refuses_fails_its_own_branch_and_none_that_commits_with_it(
+def test_refused_record_fails_its_own_branch_and_branches_committed_together_succeed(
     here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resource, clients = here
@@ -327,7 +327,7 @@ def test_record_that_kafka_refuses_fails_its_own_branch_and_none_that_commits_wi
     assert sorted(clients.written) == [[b"1"], [b"3"]]
 
 
-def test_thread_that_is_interrupted_while_it_commits_for_others_tells_them(
+def test_interrupted_thread_fails_branches_that_it_commits_for_other_threads(
     here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resource, clients = here
@@ -345,7 +345,7 @@ def test_thread_that_is_interrupted_while_it_commits_for_others_tells_them(
     assert clients.written == [[b"1"], [b"2"]], "each can be committed again"
 
 
-def test_thread_that_is_interrupted_while_it_commits_others_one_by_one_tells_all_of_them(
+def test_interrupted_thread_fails_all_branches_that_it_commits_one_by_one(
     here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them has a record that Kafka refuses."""
@@ -383,7 +383,7 @@ class InterruptingTurn:
         self._lock.release()
 
 
-def test_branch_whose_thread_is_interrupted_while_it_waits_is_not_committed_twice(
+def test_branch_of_interrupted_waiting_thread_is_not_committed_twice(
     here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It went on to wait, and was in one transaction with itself when it was to be committed again: its messages were there twice."""
@@ -414,7 +414,7 @@ class InterruptedMutex:
             raise KeyboardInterrupt
 
 
-def test_thread_that_is_interrupted_when_it_has_taken_the_branches_of_others_tells_them(here: tuple[KafkaResource, Here]) -> None:
+def test_thread_interrupted_after_taking_branches_of_others_fails_them(here: tuple[KafkaResource, Here]) -> None:
     resource, clients = here
     branches = resource._branches
     mine, others = prepared(resource, b"1"), prepared(resource, b"2")
@@ -442,7 +442,7 @@ class Unplaced(Here):
         return future
 
 
-def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
+def test_branch_with_message_at_unknown_offset_is_rolled_back() -> None:
     clients = Unplaced()
     with sent(clients, []) as (resource, transaction):
         with pytest.raises(TransactionRolledBack, match=r"did not return the offset of a record in topic 'bascule\.xa\.side'"):
@@ -450,7 +450,7 @@ def test_branch_whose_message_is_at_an_unknown_offset_is_rolled_back() -> None:
         assert resource._branches.at_work == set()
 
 
-def test_branches_that_begin_while_kafka_is_away_wait_for_one_try_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_started_while_kafka_is_away_share_one_connection_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     door, kafka = Door(), Service(Unavailable("no answer"))
     monkeypatch.setattr(module, "Clients", kafka)
     resource = KafkaResource("kafka", {})
@@ -461,7 +461,7 @@ def test_branches_that_begin_while_kafka_is_away_wait_for_one_try_together(monke
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_cancelled_send_of_a_task_is_over_when_the_cancellation_is_raised(refused: bool) -> None:
+def test_cancelled_send_has_finished_when_cancellation_is_raised(refused: bool) -> None:
     """Else the transaction commits with the record or without it, and nobody knows."""
     sent: list[bytes | None] = []
     begun, goes_on = Event(), Event()

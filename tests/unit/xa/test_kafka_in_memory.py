@@ -73,7 +73,7 @@ def sent(resource: KafkaResource, *values: bytes) -> Xid:
     return xid
 
 
-def test_prepared_branch_is_seen_when_it_commits_and_not_before(make: Make, kafka: KafkaInMemory) -> None:
+def test_records_of_prepared_branch_are_visible_only_after_commit(make: Make, kafka: KafkaInMemory) -> None:
     resource = make("one")
     xid = sent(resource, b"1", b"2")
     assert list(resource.started()) == [xid]
@@ -85,7 +85,7 @@ def test_prepared_branch_is_seen_when_it_commits_and_not_before(make: Make, kafk
     assert list(resource.recover()) == []
 
 
-def test_prepared_branch_is_committed_once_by_another_process(make: Make, kafka: KafkaInMemory) -> None:
+def test_prepared_branch_is_committed_once_by_other_process(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
@@ -98,7 +98,7 @@ def test_prepared_branch_is_committed_once_by_another_process(make: Make, kafka:
     assert (copy.key, copy.headers, copy.timestamp_ms) == (b"key", [("name", b"header")], 7)
 
 
-def test_process_that_ends_a_branch_of_another_one_keeps_no_client_under_the_id_of_that_one(make: Make, kafka: KafkaInMemory) -> None:
+def test_process_that_commits_branch_of_other_process_releases_client_with_its_transactional_id(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
@@ -113,7 +113,7 @@ def transactional_ids(kafka: KafkaInMemory) -> Counter[str]:
     return Counter(each.settings["transactional.id"] for each in producers if "transactional.id" in each.settings)
 
 
-def test_branch_that_is_rolled_back_is_never_seen(make: Make, kafka: KafkaInMemory) -> None:
+def test_records_of_rolled_back_branch_are_never_visible(make: Make, kafka: KafkaInMemory) -> None:
     resource = make("one")
     prepared, active = sent(resource, b"1"), sent(resource, b"2")
     resource.prepare(prepared)
@@ -124,7 +124,7 @@ def test_branch_that_is_rolled_back_is_never_seen(make: Make, kafka: KafkaInMemo
     assert resource.started() == {}
 
 
-def test_prepared_branch_that_another_process_rolls_back_cannot_commit(make: Make, kafka: KafkaInMemory) -> None:
+def test_commit_after_rollback_by_other_process_raises_heuristic(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
@@ -136,7 +136,7 @@ def test_prepared_branch_that_another_process_rolls_back_cannot_commit(make: Mak
     assert kafka.values("orders") == []
 
 
-def test_prepared_branch_that_another_process_commits_cannot_be_rolled_back(make: Make, kafka: KafkaInMemory) -> None:
+def test_rollback_after_commit_by_other_process_raises_heuristic(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
@@ -150,7 +150,7 @@ def test_prepared_branch_that_another_process_commits_cannot_be_rolled_back(make
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_commit_in_one_phase_is_told_as_an_operator_has_ended_it(
+def test_one_phase_commit_reports_outcome_forced_by_operator(
     make: Make, kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
     one, other = make("one"), make("other")
@@ -172,19 +172,19 @@ def test_commit_in_one_phase_is_told_as_an_operator_has_ended_it(
         assert kafka.values("orders") == []
 
 
-def test_branch_that_has_sent_nothing_votes_read_only(make: Make) -> None:
+def test_kafka_branch_without_records_votes_read_only(make: Make) -> None:
     resource = make("one")
     assert resource.prepare(sent(resource)) is Vote.READ_ONLY
     assert list(resource.recover()) == []
 
 
-def test_branch_commits_in_one_phase(make: Make, kafka: KafkaInMemory) -> None:
+def test_kafka_branch_commits_in_one_phase(make: Make, kafka: KafkaInMemory) -> None:
     resource = make("one")
     resource.commit(sent(resource, b"1"), one_phase=True)
     assert kafka.values("orders") == [b"1"]
 
 
-def test_branches_of_one_process_commit_one_after_another(make: Make, kafka: KafkaInMemory) -> None:
+def test_branches_of_one_process_commit_in_sequence(make: Make, kafka: KafkaInMemory) -> None:
     resource = make("one")
     xids = [sent(resource, str(number).encode()) for number in range(5)]
     for xid in xids:
@@ -194,7 +194,7 @@ def test_branches_of_one_process_commit_one_after_another(make: Make, kafka: Kaf
     assert kafka.values("orders") == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_record_that_its_topic_would_refuse_is_refused_when_it_is_sent(make: Make, kafka: KafkaInMemory) -> None:
+def test_record_that_topic_would_refuse_is_refused_at_send(make: Make, kafka: KafkaInMemory) -> None:
     kafka.create("small", 1, max_message_bytes="1000")
     resource = make("one")
     handle = resource.start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
@@ -207,7 +207,7 @@ def test_record_that_its_topic_would_refuse_is_refused_when_it_is_sent(make: Mak
     handle.send("small", bytes(900))
 
 
-def test_branch_takes_no_more_bytes_than_one_transaction_of_kafka_copies_in_time(make: Make) -> None:
+def test_branch_beyond_byte_limit_refuses_record(make: Make) -> None:
     handle = make("one", BranchLimits(bytes_max=2000)).start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
     for _ in range(2):
         handle.send("orders", bytes(600))
@@ -215,7 +215,7 @@ def test_branch_takes_no_more_bytes_than_one_transaction_of_kafka_copies_in_time
         handle.send("orders", bytes(900))
 
 
-def test_resource_fails_where_no_client_can_be_made_and_works_afterwards(make: Make, kafka: KafkaInMemory) -> None:
+def test_resource_fails_when_client_cannot_be_created_and_recovers_later(make: Make, kafka: KafkaInMemory) -> None:
     kafka.fail("admin", KafkaError._INVALID_ARG)
     resource = make("one")
     with pytest.raises(ResourceFailed, match="kafka: "):
@@ -224,12 +224,12 @@ def test_resource_fails_where_no_client_can_be_made_and_works_afterwards(make: M
     assert kafka.values("orders") == [b"1"]
 
 
-def test_resource_remembers_no_heuristic_outcome(make: Make) -> None:
+def test_forget_of_kafka_branch_raises_unknown_xid(make: Make) -> None:
     with pytest.raises(UnknownXid):
         make("one").forget(branch(new_gtrid("test", 0), "kafka"))
 
 
-def test_messages_that_no_prepared_branch_needs_are_deleted_when_they_are_old(make: Make, kafka: KafkaInMemory) -> None:
+def test_old_messages_not_needed_by_prepared_branches_are_deleted(make: Make, kafka: KafkaInMemory) -> None:
     resource, dead = make("one", OLD_AT_ONCE), make("dead")
     committed, prepared, abandoned = sent(resource, b"1"), sent(resource, b"2", b"3"), sent(dead, b"4")
     for xid in (committed, prepared):
@@ -248,7 +248,7 @@ def test_messages_that_no_prepared_branch_needs_are_deleted_when_they_are_old(ma
 @pytest.mark.parametrize(
     "limits", [BranchLimits(clean_interval_s=0.0), BranchLimits(unprepared_kept_s=OLD_AT_ONCE.unprepared_kept_s)], ids=["young", "not due"]
 )
-def test_branch_that_may_still_be_prepared_keeps_its_messages(make: Make, kafka: KafkaInMemory, limits: BranchLimits) -> None:
+def test_messages_of_branch_that_may_still_be_prepared_are_kept(make: Make, kafka: KafkaInMemory, limits: BranchLimits) -> None:
     resource = make("one")
     xid = sent(resource, b"1")
     assert list(make("other", limits).recover()) == []
@@ -256,7 +256,7 @@ def test_branch_that_may_still_be_prepared_keeps_its_messages(make: Make, kafka:
     assert on_side(kafka) == {b"1"}
 
 
-def test_branches_are_listed_though_kafka_does_not_tell_what_is_old(make: Make, kafka: KafkaInMemory) -> None:
+def test_branches_are_listed_when_kafka_does_not_report_old_offsets(make: Make, kafka: KafkaInMemory) -> None:
     make("one").recover()
     resource = make("one", OLD_AT_ONCE)
     xid = sent(resource, b"1")
@@ -276,7 +276,7 @@ def test_branches_are_listed_though_kafka_does_not_tell_what_is_old(make: Make, 
     assert kafka.values("orders") == [b"1"]
 
 
-def test_branch_whose_messages_cannot_be_read_back_stays_prepared(make: Make, kafka: KafkaInMemory) -> None:
+def test_branch_with_unreadable_messages_stays_prepared(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
@@ -289,7 +289,7 @@ def test_branch_whose_messages_cannot_be_read_back_stays_prepared(make: Make, ka
     assert kafka.values("orders") == []
 
 
-def test_branch_that_is_too_large_to_be_kept_is_committed_from_the_side_topic(make: Make, kafka: KafkaInMemory) -> None:
+def test_branch_too_large_for_memory_is_committed_from_side_topic(make: Make, kafka: KafkaInMemory) -> None:
     resource = make("one", BranchLimits(kept_bytes_max=250))
     xid = sent(resource, bytes(100), b"2" * 100, b"3")
     assert resource._branches._sent[xid].messages is None
@@ -298,7 +298,7 @@ def test_branch_that_is_too_large_to_be_kept_is_committed_from_the_side_topic(ma
     assert kafka.values("orders") == [bytes(100), b"2" * 100, b"3"]
 
 
-def test_branch_of_which_messages_are_missing_is_not_committed_in_part(make: Make, kafka: KafkaInMemory) -> None:
+def test_branch_with_missing_messages_is_not_partially_committed(make: Make, kafka: KafkaInMemory) -> None:
     one, other = make("one"), make("other")
     xid = sent(one, b"1", b"2")
     one.prepare(xid)
@@ -317,7 +317,7 @@ def on_side(kafka: KafkaInMemory) -> set[bytes | None]:
     return {value for number in range(len(kafka.topics["xa.side"].partitions)) for value in kafka.values("xa.side", number)}
 
 
-def test_transaction_that_a_dead_process_has_left_open_holds_nobody_up(make: Make, kafka: KafkaInMemory) -> None:
+def test_open_transaction_of_dead_process_does_not_block_recovery(make: Make, kafka: KafkaInMemory) -> None:
     """A reader would wait for its end until it times out."""
     one, dead = make("one"), make("dead")
     xid = sent(dead, b"1")
@@ -332,7 +332,7 @@ def test_transaction_that_a_dead_process_has_left_open_holds_nobody_up(make: Mak
 
 
 @pytest.mark.usefixtures("kafka")
-def test_first_decision_of_a_transaction_stands_in_each_process() -> None:
+def test_first_decision_in_kafka_log_stands_in_every_process() -> None:
     with decision_log() as one, decision_log() as other:
         assert one.decide(COMMIT) == COMMIT
         late = Decision(b"g1", Outcome.ROLLBACK, (), 2, "other")
@@ -344,7 +344,7 @@ def test_first_decision_of_a_transaction_stands_in_each_process() -> None:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_log_has_one_id_for_all_processes() -> None:
+def test_kafka_log_has_one_id_for_all_processes() -> None:
     with decision_log() as one, decision_log() as other, decision_log(topic="others") as another:
         log_id = one.read().log_id
         assert (other.read().log_id, one.read().log_id) == (log_id, log_id)
@@ -352,7 +352,7 @@ def test_log_has_one_id_for_all_processes() -> None:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_log_that_is_another_one_than_before_is_refused() -> None:
+def test_replaced_log_topic_is_refused() -> None:
     with decision_log() as other, decision_log() as log:
         other.read()
         log._log_id = "00000000"
@@ -361,7 +361,7 @@ def test_log_that_is_another_one_than_before_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_heuristic_is_kept_until_it_is_forgotten() -> None:
+def test_heuristic_outcome_stays_in_kafka_log_until_forget() -> None:
     heuristic = Heuristic(Xid(1, b"g", b"b"), Code.XA_HEURRB, Outcome.COMMIT, "rolled back by hand", 5)
     with decision_log() as log:
         log.record(heuristic)
@@ -370,7 +370,7 @@ def test_heuristic_is_kept_until_it_is_forgotten() -> None:
         assert log.read().heuristics == {}
 
 
-def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: KafkaInMemory) -> None:
+def test_unreadable_log_entry_is_named_by_topic_offset_and_key(kafka: KafkaInMemory) -> None:
     with decision_log() as log:
         log.read()
         offset = kafka.put("decisions", b"{", b"foreign")
@@ -382,14 +382,14 @@ def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: Kafk
             log.decide(Decision(b"g2", Outcome.COMMIT, (), 3, "one"))
 
 
-def test_log_whose_topic_loses_decisions_is_refused(kafka: KafkaInMemory) -> None:
+def test_log_topic_that_can_lose_decisions_is_refused(kafka: KafkaInMemory) -> None:
     kafka.create("decisions", 1, cleanup_policy="delete")
     with decision_log() as log, pytest.raises(UnsafeTopic, match="decisions"):
         log.decide(COMMIT)
     assert kafka.values("decisions") == []
 
 
-def test_log_that_was_safe_is_looked_at_again_by_each_read(kafka: KafkaInMemory) -> None:
+def test_settings_of_log_topic_are_checked_at_each_read(kafka: KafkaInMemory) -> None:
     with decision_log() as log:
         log.decide(COMMIT)
         kafka.topics["decisions"].config["cleanup.policy"] = "delete"

@@ -50,7 +50,7 @@ def decision(outcome: Outcome, by: str) -> Decision:
     return Decision(b"transaction", outcome, ("db",), 0, by)
 
 
-def test_decision_stored_at_unknown_offset_stands_before_later_one_of_another_process() -> None:
+def test_earlier_decision_stored_at_unknown_offset_stands_before_later_decision_of_other_process() -> None:
     topic, other = Topic(), Topic()
     assert log_of(other).decide(decision(Outcome.ROLLBACK, "other")).by == "other"
     topic.between = [Outgoing("decisions", *other.entries[0])]
@@ -60,14 +60,14 @@ def test_decision_stored_at_unknown_offset_stands_before_later_one_of_another_pr
     assert len({key for key, _ in topic.entries}) == len(topic.entries)
 
 
-def test_decision_of_another_process_stands_before_one_stored_at_unknown_offset() -> None:
+def test_earlier_decision_of_other_process_stands_before_decision_stored_at_unknown_offset() -> None:
     topic = Topic()
     assert log_of(topic).decide(decision(Outcome.ROLLBACK, "other")).by == "other"
     topic.unknown = 1
     assert log_of(topic).decide(decision(Outcome.COMMIT, "mine")).by == "other"
 
 
-def test_transactions_that_decide_while_kafka_is_away_wait_for_one_try_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_made_while_kafka_is_away_share_one_connection_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     door, kafka = Door(), Service(Unavailable("no answer"))
     monkeypatch.setattr("bascule.xa.kafka_log.own_topics.prepare", kafka)
     log = KafkaLog({})

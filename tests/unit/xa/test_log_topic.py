@@ -57,7 +57,7 @@ def decided(topic: Topic, outcome: Outcome, *violations: LogTopicViolation, by: 
     return run_blocking(log_topic.decide(topic, decision, violations=violations)).outcome
 
 
-def test_first_decision_stands_for_all_that_decide_and_read() -> None:
+def test_first_decision_stands_for_deciders_and_readers() -> None:
     topic = Topic()
     assert decided(topic, Outcome.ROLLBACK) is Outcome.ROLLBACK
     assert decided(topic, Outcome.COMMIT) is Outcome.ROLLBACK
@@ -65,13 +65,13 @@ def test_first_decision_stands_for_all_that_decide_and_read() -> None:
 
 
 @pytest.mark.parametrize("violation", [LogTopicViolation.LAST_DECISION_STANDS, LogTopicViolation.OWN_DECISION_STANDS])
-def test_broken_log_lets_two_outcomes_stand(violation: LogTopicViolation) -> None:
+def test_simulated_log_violation_lets_two_outcomes_stand(violation: LogTopicViolation) -> None:
     topic = Topic()
     assert decided(topic, Outcome.ROLLBACK, violation) is Outcome.ROLLBACK
     assert decided(topic, Outcome.COMMIT, violation) is Outcome.COMMIT
 
 
-def test_decision_at_an_unknown_offset_is_stored_once_more_and_the_first_one_counts() -> None:
+def test_decision_at_unknown_offset_is_stored_again_and_first_record_counts() -> None:
     topic = Topic(unknown=2)
     assert decided(topic, Outcome.COMMIT) is Outcome.COMMIT
     assert len(topic.table) == 3
@@ -94,7 +94,7 @@ def test_heuristic_outcome_is_read_until_it_is_forgotten() -> None:
     assert run_blocking(log_topic.read(topic)).heuristics == {}
 
 
-def test_first_id_of_a_log_stands_and_is_not_forgotten() -> None:
+def test_first_log_id_stands_and_survives_forget() -> None:
     calls = Topic()
     run_blocking(log_topic.identify(calls, "aaaaaaaa", 0))
     run_blocking(log_topic.identify(calls, "bbbbbbbb", 0))
@@ -119,7 +119,7 @@ def test_heuristic_under_the_key_of_a_decision_is_damage() -> None:
         decided(topic, Outcome.COMMIT)
 
 
-def test_entry_keeps_its_tokens_and_an_entry_without_a_format_has_none() -> None:
+def test_log_entry_keeps_tokens_and_old_format_has_none() -> None:
     decision = Decision(GTRID, Outcome.COMMIT, ("db", "jms"), 17, "host/1", ("4711", ""))
     assert decode(encode(decision)) == decision
     assert (decision.token("db"), decision.token("jms"), decision.token("kafka")) == ("4711", "", "")
@@ -127,7 +127,7 @@ def test_entry_keeps_its_tokens_and_an_entry_without_a_format_has_none() -> None
     assert old == Decision(b"shop/1", Outcome.COMMIT, ("db",), 17, "host/1")
 
 
-def test_entry_of_a_later_format_is_not_guessed_at() -> None:
+def test_log_entry_of_later_format_is_refused() -> None:
     later = encode(Decision(GTRID, Outcome.COMMIT, (), 0, "")).replace(b'"format":%d' % FORMAT, b'"format":%d' % (FORMAT + 1))
     with pytest.raises(LogDamaged, match=f"the format of the entry is {FORMAT + 1}"):
         decode(later)

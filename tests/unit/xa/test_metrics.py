@@ -48,7 +48,7 @@ def shop() -> Shop:
     return Shop()
 
 
-def test_ends_phases_and_transactions_at_work_are_counted(shop: Shop) -> None:
+def test_metrics_count_outcomes_phases_and_active_transactions(shop: Shop) -> None:
     with shop.manager:
         shop.work()
         with shop.manager.begin() as transaction:
@@ -67,7 +67,7 @@ def test_ends_phases_and_transactions_at_work_are_counted(shop: Shop) -> None:
         assert shop.value("phase_seconds_bucket", phase="commit", le="+Inf") == 1
 
 
-def test_in_doubt_transaction_is_counted_with_its_age_until_it_is_finished(shop: Shop) -> None:
+def test_metrics_report_transactions_in_doubt_and_their_age_until_finished(shop: Shop) -> None:
     with shop.manager:
         shop.at["two.commit.before"] = ResourceFailed("away")
         shop.work()
@@ -85,7 +85,7 @@ def test_in_doubt_transaction_is_counted_with_its_age_until_it_is_finished(shop:
         wait_for(lambda: shop.value("in_doubt") == 0, "the end of it")
 
 
-def test_heuristic_outcomes_are_counted_by_kind_until_they_are_forgotten(shop: Shop) -> None:
+def test_metrics_count_heuristic_outcomes_by_kind_until_forget(shop: Shop) -> None:
     with shop.manager:
         shop.at["two.commit.before"] = BranchHeuristic("by hand", Code.XA_HEURMIX)
         with pytest.raises(HeuristicOutcome) as raised:

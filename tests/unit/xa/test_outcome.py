@@ -52,7 +52,7 @@ def shop() -> Shop:
     return Shop()
 
 
-def test_transaction_at_work_is_told_as_such(shop: Shop) -> None:
+def test_report_of_active_transaction_says_at_work(shop: Shop) -> None:
     with shop.manager, shop.manager.begin() as transaction:
         transaction.enlist(shop.one)
         assert shop.manager.outcome(transaction.id).finding is TransactionFinding.AT_WORK
@@ -60,7 +60,7 @@ def test_transaction_at_work_is_told_as_such(shop: Shop) -> None:
         assert shop.manager.outcome(transaction.id).finding is TransactionFinding.ROLLED_BACK
 
 
-def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop) -> None:
+def test_report_of_commit_in_doubt_follows_decision_log_before_and_after_recovery(shop: Shop) -> None:
     with shop.manager:
         shop.down = {"log.decide.after": Unavailable("no answer"), "two.commit.before": ResourceFailed("away")}
         with pytest.raises(TransactionInDoubt) as raised:
@@ -80,7 +80,7 @@ def test_commit_in_doubt_is_told_as_the_log_has_it_and_after_recovery(shop: Shop
         assert shop.manager.outcome(f"1111577411:{id}:one").finding is TransactionFinding.COMMITTED
 
 
-def test_what_was_told_is_told_again(shop: Shop) -> None:
+def test_report_agrees_with_outcome_told_to_application(shop: Shop) -> None:
     with shop.manager:
         assert shop.manager.outcome(shop.pay()).finding is TransactionFinding.COMMITTED
         shop.two.vote = "no"
@@ -89,7 +89,7 @@ def test_what_was_told_is_told_again(shop: Shop) -> None:
         assert shop.manager.outcome(raised.value.transaction_id).finding is TransactionFinding.ROLLED_BACK
 
 
-def test_branch_without_a_decision_is_undecided_and_at_work_until_its_deadline(shop: Shop) -> None:
+def test_branch_without_decision_is_reported_at_work_until_deadline_and_then_undecided(shop: Shop) -> None:
     old, young = new_gtrid("shop", 0), new_gtrid("shop", now_ms() + 60_000)
     for gtrid in (old, young):
         shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
@@ -99,7 +99,7 @@ def test_branch_without_a_decision_is_undecided_and_at_work_until_its_deadline(s
     assert len(shop.one.durable.prepared) == 2
 
 
-def test_resource_that_does_not_answer_or_is_missing_is_named(shop: Shop) -> None:
+def test_report_names_unreachable_and_missing_resources(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0)
     shop.log.decide(Decision(gtrid, Outcome.COMMIT, ("one", "stock"), 0, "host/1"))
     shop.down["one.recover.before"] = ResourceFailed("no route")
@@ -110,13 +110,13 @@ def test_resource_that_does_not_answer_or_is_missing_is_named(shop: Shop) -> Non
     }
 
 
-def test_nothing_is_said_of_a_transaction_while_a_resource_does_not_answer(shop: Shop) -> None:
+def test_outcome_is_not_known_while_resource_is_unreachable(shop: Shop) -> None:
     """It may be prepared there."""
     shop.down["one.recover.before"] = ResourceFailed("no route")
     assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOT_KNOWN
 
 
-def test_what_was_rolled_back_is_told_so_while_a_resource_has_still_to_be_told(shop: Shop) -> None:
+def test_rolled_back_transaction_is_reported_while_resource_awaits_rollback(shop: Shop) -> None:
     with shop.manager:
         shop.down = {"two.prepare.before": ResourceFailed("away"), "one.rollback.before": ResourceFailed("away")}
         with pytest.raises(TransactionRolledBack) as raised:
@@ -125,27 +125,27 @@ def test_what_was_rolled_back_is_told_so_while_a_resource_has_still_to_be_told(s
         assert (found.finding, [each.resource for each in found.branches]) == (TransactionFinding.ROLLED_BACK, ["one"])
 
 
-def test_transaction_of_another_decision_log_is_refused(shop: Shop) -> None:
+def test_report_of_transaction_with_other_decision_log_is_refused(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0, "bbbbbbbb")
     shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
     with pytest.raises(InvalidInput, match="with decision log bbbbbbbb; this manager uses another log"):
         shop.manager.outcome(gtrid.decode())
 
 
-def test_heuristic_outcome_is_part_of_the_report(shop: Shop) -> None:
+def test_report_contains_heuristic_outcome(shop: Shop) -> None:
     gtrid = new_gtrid("shop", 0)
     heuristic = Heuristic(branch(gtrid, "one"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)
     shop.log.record(heuristic)
     assert shop.manager.outcome(gtrid.decode()).heuristics == (heuristic,)
 
 
-def test_transaction_that_nobody_knows_has_left_nothing(shop: Shop) -> None:
+def test_report_of_unknown_transaction_says_nothing_left(shop: Shop) -> None:
     assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOTHING_LEFT
 
 
 @pytest.mark.parametrize(
     "id", ["other/0199", new_gtrid("store", 0).decode(), "1:x:y", ""], ids=["short", "of-another-name", "of-another-form", "empty"]
 )
-def test_id_of_another_manager_is_refused(shop: Shop, id: str) -> None:
+def test_report_of_transaction_of_other_manager_is_refused(shop: Shop, id: str) -> None:
     with pytest.raises(InvalidInput, match="is not a transaction of manager 'shop'"):
         shop.manager.outcome(id)

@@ -35,7 +35,7 @@ def work(manager: TransactionManager, *resources: ModelResource) -> None:
 
 
 @pytest.mark.parametrize("phase", ["prepare", "commit"])
-def test_branches_are_in_a_phase_at_the_same_time(phase: str) -> None:
+def test_parallel_branches_run_prepare_and_commit_concurrently(phase: str) -> None:
     meeting = Meeting(f"one.{phase}.before", f"two.{phase}.before", f"three.{phase}.before")
     resources = [ModelResource(name, watch=meeting) for name in ("one", "two", "three")]
     with TransactionManager("shop", ModelLog(), resources, parallel=True) as manager:
@@ -43,7 +43,7 @@ def test_branches_are_in_a_phase_at_the_same_time(phase: str) -> None:
     assert [each.durable.committed for each in resources] == [["work"]] * 3
 
 
-def test_no_branch_commits_before_all_have_prepared_and_the_decision_is_stored_and_priorities_keep_their_order() -> None:
+def test_parallel_commit_starts_after_all_prepares_and_decision_and_respects_priorities() -> None:
     seen: list[str] = []
     one, two, last = (ModelResource(name, watch=seen.append) for name in ("one", "two", "last"))
     last.priority = CommitPriority.JMS
@@ -56,7 +56,7 @@ def test_no_branch_commits_before_all_have_prepared_and_the_decision_is_stored_a
     assert max(seen.index(f"{name}.commit.after") for name in ("one", "two")) < seen.index("last.commit.before")
 
 
-def test_one_no_rolls_back_when_all_others_have_answered() -> None:
+def test_parallel_rollback_waits_for_all_votes_after_one_no() -> None:
     meeting = Meeting("slow.prepare.before", "refusing.prepare.before")
     slow, refusing = ModelResource("slow", watch=meeting), ModelResource("refusing", watch=meeting)
     refusing.vote = "no"
@@ -66,7 +66,7 @@ def test_one_no_rolls_back_when_all_others_have_answered() -> None:
     assert slow.durable.prepared == {}
 
 
-def test_commit_waits_for_a_resource_that_recovery_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_waits_until_recovery_has_finished_unavailable_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managing, "FIRST_RETRY_S", 0.01)
     failures = [ResourceFailed("away"), ResourceFailed("still away")]
 
@@ -84,7 +84,7 @@ def test_commit_waits_for_a_resource_that_recovery_tells(monkeypatch: pytest.Mon
         assert transaction.wait_finished(0)
 
 
-def test_wait_for_a_resource_that_stays_away_ends_in_time() -> None:
+def test_wait_for_unavailable_resource_ends_at_timeout() -> None:
     away = threading.Event()
 
     def watch(point: str) -> None:

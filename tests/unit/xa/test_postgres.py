@@ -206,7 +206,7 @@ def prepared(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
 
 
 @pytest.mark.parametrize(("finish", "rows"), [("commit", ["1"]), ("rollback", [])])
-def test_another_process_finishes_a_prepared_branch_and_both_may_try(server: Server, finish: str, rows: list[str]) -> None:
+def test_prepared_branch_may_be_finished_by_two_processes(server: Server, finish: str, rows: list[str]) -> None:
     first, second = PostgresResource("db", ""), PostgresResource("db", "")
     xid, _ = prepared(first, "1")
     assert (server.rows, list(second.recover())) == ([], [xid])
@@ -219,7 +219,7 @@ def test_another_process_finishes_a_prepared_branch_and_both_may_try(server: Ser
         second.forget(xid)
 
 
-def test_branch_that_wrote_nothing_votes_read_only_and_leaves_nothing(server: Server) -> None:
+def test_branch_without_writes_votes_read_only_and_returns_its_connection(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, _ = ended(resource)
     assert resource.prepare(xid) is Vote.READ_ONLY
@@ -241,7 +241,7 @@ def test_branch_with_failed_statement_votes_no(server: Server, one_phase: bool) 
         resource.rollback(xid)
 
 
-def test_branch_whose_connection_is_lost_between_prepare_and_commit_is_finished_on_another(server: Server) -> None:
+def test_branch_is_finished_on_other_connection_after_connection_loss(server: Server) -> None:
     resource = PostgresResource("db", "")
     for finish in ("commit", "rollback"):
         xid, connection = prepared(resource, finish)
@@ -253,7 +253,7 @@ def test_branch_whose_connection_is_lost_between_prepare_and_commit_is_finished_
     assert server.rows == ["commit"]
 
 
-def test_connection_that_is_lost_before_the_vote_rolls_back(server: Server) -> None:
+def test_connection_lost_before_prepare_rolls_branch_back(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, connection = ended(resource, "1")
     connection.lost = "before"
@@ -261,7 +261,7 @@ def test_connection_that_is_lost_before_the_vote_rolls_back(server: Server) -> N
     assert (server.rows, server.prepared, resource.recover()) == ([], {}, [])
 
 
-def test_commit_in_one_phase_whose_answer_is_lost_is_told_as_it_ended(server: Server) -> None:
+def test_one_phase_commit_with_lost_answer_reports_actual_outcome(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, connection = ended(resource, "1")
     connection.lost = "after"
@@ -279,7 +279,7 @@ def test_commit_in_one_phase_whose_answer_is_lost_is_told_as_it_ended(server: Se
     assert server.rows == ["1", "3"]
 
 
-def test_commit_in_one_phase_stays_in_doubt_if_the_question_about_it_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_status_query_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise psycopg.errors.SerializationFailure("could not serialize")
 
@@ -292,14 +292,14 @@ def test_commit_in_one_phase_stays_in_doubt_if_the_question_about_it_fails(serve
     assert server.rows == ["1"]
 
 
-def test_role_that_may_not_use_the_table_of_decisions_is_refused_when_the_manager_opens(server: Server) -> None:
+def test_role_without_privileges_on_decision_table_is_refused_when_manager_opens(server: Server) -> None:
     server.values |= {"max_prepared_transactions": "0", "to_regclass": True, "has_table_privilege": False}
     manager = TransactionManager("shop", ModelLog(), [PostgresResource("db", ""), ModelResource("broker")])
     with pytest.raises(Unavailable, match="GRANT SELECT, INSERT, DELETE ON bascule_decisions TO"):
         manager.open()
 
 
-def test_table_of_decisions_is_created_by_the_first_branch_if_the_server_was_away_when_the_manager_opened(server: Server) -> None:
+def test_decision_table_is_created_by_first_branch_when_server_was_away_at_open(server: Server) -> None:
     resource = PostgresResource("db", "", prepared=False)
     server.away = True
     with TransactionManager("shop", ModelLog(), [resource, ModelResource("broker")]):
@@ -311,9 +311,7 @@ def test_table_of_decisions_is_created_by_the_first_branch_if_the_server_was_awa
 
 
 @pytest.mark.parametrize(("wanted", "commit", "code"), [("commit", False, Code.XA_HEURRB), ("rollback", True, Code.XA_HEURCOM)])
-def test_branch_that_somebody_finished_by_hand_is_reported_until_it_is_forgotten(
-    server: Server, wanted: str, commit: bool, code: Code
-) -> None:
+def test_branch_finished_by_hand_is_reported_heuristic_until_forget(server: Server, wanted: str, commit: bool, code: Code) -> None:
     resource = PostgresResource("db", "")
     xid, _ = prepared(resource, "1")
     server.finish(next(iter(server.prepared)), commit=commit)
@@ -326,7 +324,7 @@ def test_branch_that_somebody_finished_by_hand_is_reported_until_it_is_forgotten
         getattr(resource, wanted)(xid)
 
 
-def test_outcome_is_told_by_the_number_of_the_transaction_alone(server: Server) -> None:
+def test_outcome_is_known_only_by_transaction_id_token(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, _ = prepared(resource, "1")
     token = resource.token(xid)
@@ -342,7 +340,7 @@ def test_outcome_is_told_by_the_number_of_the_transaction_alone(server: Server) 
     assert other.outcome(xid, token) is None
 
 
-def test_standby_tells_neither_branches_nor_outcomes(server: Server) -> None:
+def test_recovery_and_outcome_queries_are_refused_on_standby_server(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, _ = prepared(resource, "1")
     server.values["pg_is_in_recovery"] = True
@@ -353,14 +351,14 @@ def test_standby_tells_neither_branches_nor_outcomes(server: Server) -> None:
     assert all(each.closed for each in server.connections[1:])
 
 
-def test_branches_of_other_databases_and_names_that_are_no_xid_are_not_listed(server: Server) -> None:
+def test_foreign_branches_of_other_databases_are_not_listed(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid, _ = prepared(resource, "1")
     server.foreign = [psycopg.Xid(7, "other", "db", None, "me", "warehouse"), psycopg.Xid(None, "by hand", None, None, "me", "shop")]
     assert list(resource.recover()) == [xid]
 
 
-def test_idle_connections_are_kept_up_to_the_limit_and_lost_ones_replaced(server: Server) -> None:
+def test_idle_connections_are_limited_and_lost_connections_are_replaced(server: Server) -> None:
     resource = PostgresResource("db", "", idle_max=1)
     for xid, _ in [ended(resource, "1"), ended(resource, "2")]:
         resource.commit(xid, one_phase=True)
@@ -376,7 +374,7 @@ def test_idle_connections_are_kept_up_to_the_limit_and_lost_ones_replaced(server
     resource.close()
 
 
-def test_handle_ends_with_its_branch_though_the_session_is_used_again(server: Server) -> None:
+def test_handle_is_unusable_after_its_branch_while_session_is_reused(server: Server) -> None:
     resource = PostgresResource("db", "")
     xid = branch(new_gtrid("test", 0), "db")
     handle: Any = resource.start(xid, timeout_s=TIMEOUT_S)
@@ -397,7 +395,7 @@ def test_close_closes_idle_connections(server: Server) -> None:
     assert [each.closed for each in server.connections] == [True]
 
 
-def test_server_without_prepared_transactions_is_refused_when_the_manager_opens(server: Server) -> None:
+def test_prepared_resource_without_max_prepared_transactions_is_refused_when_manager_opens(server: Server) -> None:
     resource = PostgresResource("db", "")
     resource.check()
     server.values["max_prepared_transactions"] = "0"
@@ -410,7 +408,7 @@ def test_server_without_prepared_transactions_is_refused_when_the_manager_opens(
         manager.begin().rollback()
 
 
-def test_server_without_prepared_transactions_decides_by_its_commit(server: Server) -> None:
+def test_database_decides_by_commit_when_max_prepared_transactions_is_zero(server: Server) -> None:
     assert PostgresResource("db", "").decides is None
     for maximum, decides in (("0", True), ("10", False)):
         server.values["max_prepared_transactions"] = maximum
@@ -420,7 +418,7 @@ def test_server_without_prepared_transactions_decides_by_its_commit(server: Serv
     assert any(said.startswith("CREATE TABLE") for each in server.connections for said in each.said)
 
 
-def test_manager_opens_though_a_database_is_away_or_only_its_standby_answers(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_manager_opens_when_database_is_away_or_standby(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     resource = PostgresResource("db", "")
     server.values["pg_is_in_recovery"] = True
     with TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]):
@@ -432,7 +430,7 @@ def test_manager_opens_though_a_database_is_away_or_only_its_standby_answers(ser
 
 @pytest.mark.parametrize(("state", "said"), [("42501", "role that prepared the transaction"), ("25006", "standby")])
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
-def test_branch_that_the_role_or_the_server_may_not_finish_stays_for_later(
+def test_branch_that_role_or_server_must_not_finish_is_retried_later(
     server: Server, monkeypatch: pytest.MonkeyPatch, finish: str, state: str, said: str
 ) -> None:
     xid, _ = prepared(PostgresResource("db", ""), "1")
@@ -460,7 +458,7 @@ def test_branch_that_the_role_or_the_server_may_not_finish_stays_for_later(
         ("55006", Code.XA_RETRY), ("57P01", Code.XAER_RMFAIL), ("22012", Code.XAER_RMERR), ("42601", Code.XAER_RMERR),
     ],
 )  # fmt: skip
-def test_sqlstate_tells_xa_code_whatever_the_class_of_the_error(state: str, code: Code) -> None:
+def test_sqlstate_determines_xa_code_for_any_error_class(state: str, code: Code) -> None:
     error = psycopg.IntegrityError("why")
     error.sqlstate = state
     assert in_words_of_xa(error).xa_code is code
@@ -477,10 +475,10 @@ def test_sqlstate_tells_xa_code_whatever_the_class_of_the_error(state: str, code
         (ValueError, Code.XAER_RMERR),
     ],
 )
-def test_class_of_error_tells_xa_code_where_driver_tells_no_sqlstate(error: type[Exception], code: Code) -> None:
+def test_error_class_determines_xa_code_without_sqlstate(error: type[Exception], code: Code) -> None:
     assert in_words_of_xa(error("why")).xa_code is code
 
 
-def test_sqlalchemy_driver_whose_two_phases_are_not_known_is_refused() -> None:
+def test_sqlalchemy_driver_without_known_two_phase_support_is_refused() -> None:
     with pytest.raises(InvalidInput, match="pysqlite"):
         SqlAlchemyResource("db", sa.create_engine("sqlite://"))

@@ -41,7 +41,7 @@ def actions(made: list) -> list[tuple[Action, str]]:
     return [(step.action, step.resource) for step in made]
 
 
-def test_a_gtrid_says_whose_it_is_and_until_when() -> None:
+def test_gtrid_contains_manager_name_and_deadline() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     assert manager_of(branch(gtrid, "db")) == "shop"
     assert deadline_ms_of(gtrid) == LATER_MS
@@ -50,7 +50,7 @@ def test_a_gtrid_says_whose_it_is_and_until_when() -> None:
     assert manager_of(Xid(branch(gtrid, "db").format_id, b"shop/other", b"db")) is None
 
 
-def test_a_branch_follows_the_decision_and_is_rolled_back_without_one() -> None:
+def test_branch_follows_decision_and_is_rolled_back_without_decision() -> None:
     decided, given_up, unknown = (new_gtrid("shop", LATER_MS) for _ in range(3))
     branches = {"db": [branch(each, "db") for each in (decided, given_up, unknown)]}
     made = plan("shop", view(branches, decision(decided), decision(given_up, Outcome.ROLLBACK)), patient=False)
@@ -58,13 +58,13 @@ def test_a_branch_follows_the_decision_and_is_rolled_back_without_one() -> None:
     assert [step.why.partition(",")[0] for step in made[:3]] == ["the log says commit", "the log says rollback", "the log has no decision"]
 
 
-def test_branches_of_others_are_not_touched() -> None:
+def test_recovery_ignores_branches_of_other_managers_resources_and_formats() -> None:
     ours = branch(new_gtrid("shop", LATER_MS), "db")
     foreign = [branch(new_gtrid("shop2", LATER_MS), "db"), ours._replace(format_id=1), ours._replace(bqual=b"other"), Xid(1, b"x", b"")]
     assert plan("shop", view({"db": foreign}), patient=False) == []
 
 
-def test_gtrid_says_in_which_log_its_decision_is() -> None:
+def test_gtrid_contains_id_of_decision_log() -> None:
     gtrid = new_gtrid("s" * 31, LATER_MS, "0a1b2c3d")
     assert (manager_of(branch(gtrid, "db")), deadline_ms_of(gtrid), log_id_of_gtrid(gtrid)) == ("s" * 31, LATER_MS, "0a1b2c3d")
     assert len(gtrid) == 64
@@ -72,7 +72,7 @@ def test_gtrid_says_in_which_log_its_decision_is() -> None:
     assert log_id_of_gtrid(new_gtrid("shop", LATER_MS)) == ""
 
 
-def test_branch_whose_decision_is_in_another_log_is_named_and_not_touched() -> None:
+def test_branch_with_decision_in_other_log_is_reported_and_left_unchanged() -> None:
     own, other, old = new_gtrid("shop", 0, "aaaaaaaa"), new_gtrid("shop", 0, "bbbbbbbb"), new_gtrid("shop", 0)
     listed = {"db": [branch(each, "db") for each in (own, other, old)]}
     state = LogState(log_id="aaaaaaaa")
@@ -83,13 +83,13 @@ def test_branch_whose_decision_is_in_another_log_is_named_and_not_touched() -> N
     assert [step.action for step in adopted] == [Action.ROLLBACK] * 3
 
 
-def test_decision_for_a_transaction_of_another_log_is_left_alone() -> None:
+def test_decision_of_transaction_with_other_log_is_left_unchanged() -> None:
     other = decision(new_gtrid("shop", 0, "bbbbbbbb"))
     state = LogState({other.gtrid: other}, log_id="aaaaaaaa")
     assert plan("shop", RecoveryView({"db": []}, state, state, (), NOW_MS), patient=False) == []
 
 
-def test_managers_of_one_name_with_two_logs_do_not_end_each_others_branches(
+def test_managers_with_same_name_and_different_logs_do_not_end_branches_of_each_other(
     durable: DurableBranches, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = FileLog(tmp_path / "first.xalog"), FileLog(tmp_path / "second.xalog")
@@ -106,13 +106,13 @@ def test_managers_of_one_name_with_two_logs_do_not_end_each_others_branches(
     assert durable.prepared == {}
 
 
-def test_what_this_process_is_at_work_on_is_not_touched() -> None:
+def test_recovery_ignores_active_transactions_of_its_process() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     assert plan("shop", view({"db": [branch(gtrid, "db")]}, live=(gtrid,)), patient=False) == []
     assert plan("shop", view({"db": []}, decision(gtrid), live=(gtrid,)), patient=False) == []
 
 
-def test_a_patient_recoverer_waits_for_the_deadline_and_not_for_what_is_decided() -> None:
+def test_patient_recovery_waits_for_deadline_only_without_decision() -> None:
     gtrid, decided = new_gtrid("shop", LATER_MS), new_gtrid("shop", LATER_MS)
     branches = {"db": [branch(gtrid, "db"), branch(decided, "db")]}
     made = plan("shop", view(branches, decision(decided)), patient=True)
@@ -122,7 +122,7 @@ def test_a_patient_recoverer_waits_for_the_deadline_and_not_for_what_is_decided(
     assert actions(made) == [(Action.ROLLBACK, "db"), (Action.COMMIT, "db"), (Action.FORGET, "")]
 
 
-def test_commit_is_confirmed_by_each_resource_that_does_not_list_it_before_it_is_forgotten() -> None:
+def test_commit_is_confirmed_by_unlisted_resources_before_decision_is_forgotten() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     committed = decision(gtrid, resources=("db", "kafka"))
     confirmed = [(Action.CONFIRM, "db"), (Action.CONFIRM, "kafka"), (Action.FORGET, "")]
@@ -132,14 +132,14 @@ def test_commit_is_confirmed_by_each_resource_that_does_not_list_it_before_it_is
     assert actions(made) == [(Action.COMMIT, "kafka"), (Action.CONFIRM, "db"), (Action.FORGET, "")]
 
 
-def test_branch_of_another_resource_on_the_same_database_confirms_nothing() -> None:
+def test_branch_of_other_resource_on_same_database_does_not_confirm_commit() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     listed = [branch(gtrid, "orm")]
     made = plan("shop", view({"db": listed, "orm": listed}, decision(gtrid, resources=("db", "orm"))), patient=False)
     assert actions(made) == [(Action.COMMIT, "orm"), (Action.CONFIRM, "db"), (Action.FORGET, "")]
 
 
-def test_commit_that_was_forgotten_since_the_branch_was_listed_is_no_heuristic_outcome(durable: DurableBranches) -> None:
+def test_commit_forgotten_after_listing_of_branch_is_not_heuristic(durable: DurableBranches) -> None:
     """As the broker answers: it still knows that the branch has been committed."""
     gtrid = new_gtrid("shop", 0)
     xid = branch(gtrid, "db")
@@ -169,7 +169,7 @@ def test_commit_that_was_forgotten_since_the_branch_was_listed_is_no_heuristic_o
 
 
 @pytest.mark.parametrize("at_work", [(True, False), (False, True)], ids=["ends", "begins"])
-def test_transaction_that_ends_or_begins_while_recovery_looks_is_left_alone(durable: DurableBranches, at_work: tuple[bool, bool]) -> None:
+def test_transaction_that_ends_or_begins_during_recovery_is_left_unchanged(durable: DurableBranches, at_work: tuple[bool, bool]) -> None:
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
     before_and_after = iter(at_work)
@@ -179,7 +179,7 @@ def test_transaction_that_ends_or_begins_while_recovery_looks_is_left_alone(dura
     assert list(durable.prepared) == [branch(gtrid, "db")]
 
 
-def test_branch_that_a_resource_does_not_list_is_committed_before_the_decision_is_forgotten(durable: DurableBranches) -> None:
+def test_unlisted_branch_is_committed_before_decision_is_forgotten(durable: DurableBranches) -> None:
     """As of a PostgreSQL standby, which is behind its primary."""
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
@@ -190,7 +190,7 @@ def test_branch_that_a_resource_does_not_list_is_committed_before_the_decision_i
     assert log.durable.decisions == {}
 
 
-def test_decision_stays_while_a_resource_cannot_confirm_its_commit(durable: DurableBranches) -> None:
+def test_decision_is_kept_until_resource_confirms_commit(durable: DurableBranches) -> None:
     gtrid = new_gtrid("shop", 0)
 
     def fail(point: str) -> None:
@@ -204,7 +204,7 @@ def test_decision_stays_while_a_resource_cannot_confirm_its_commit(durable: Dura
     assert list(log.durable.decisions) == [gtrid]
 
 
-def test_rollback_by_hand_while_the_program_was_down_is_a_heuristic_outcome(durable: DurableBranches) -> None:
+def test_rollback_by_hand_during_downtime_is_recorded_as_heuristic(durable: DurableBranches) -> None:
     gtrid = new_gtrid("shop", 0)
     xid = branch(gtrid, "db")
     durable.prepared[xid] = ["work"]
@@ -217,7 +217,7 @@ def test_rollback_by_hand_while_the_program_was_down_is_a_heuristic_outcome(dura
     assert log.durable.decisions == {}
 
 
-def test_recovery_leaves_what_another_manager_has_in_the_same_log(durable: DurableBranches) -> None:
+def test_recovery_ignores_decisions_of_other_manager_in_same_log(durable: DurableBranches) -> None:
     """Each has a database of its own under one name: a branch of the other manager is in none that this one can ask."""
     theirs = new_gtrid("billing", 0)
     old = decision(new_gtrid("billing", 0), Outcome.ROLLBACK, at_ms=0)
@@ -231,7 +231,7 @@ def test_recovery_leaves_what_another_manager_has_in_the_same_log(durable: Durab
 
 
 @pytest.mark.parametrize("code", [Code.XA_RBROLLBACK, Code.XA_RBTIMEOUT])
-def test_commit_that_is_answered_with_rolled_back_is_a_heuristic_outcome(durable: DurableBranches, code: Code) -> None:
+def test_commit_answered_with_rollback_is_recorded_as_heuristic(durable: DurableBranches, code: Code) -> None:
     gtrid = new_gtrid("shop", 0)
     xid = branch(gtrid, "db")
     durable.prepared[xid] = ["work"]
@@ -245,7 +245,7 @@ def test_commit_that_is_answered_with_rolled_back_is_a_heuristic_outcome(durable
     assert log.durable.heuristics[xid].code is Code.XA_HEURRB
 
 
-def test_a_commit_that_was_stored_after_the_resources_were_asked_is_not_forgotten() -> None:
+def test_commit_stored_after_resources_were_listed_is_not_forgotten() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     seen = RecoveryView({"db": []}, LogState(), LogState({gtrid: decision(gtrid)}), (), NOW_MS)
     assert plan("shop", seen, patient=False) == []
@@ -265,7 +265,7 @@ class FakeClock:
 
 
 @pytest.mark.parametrize("at_ms", [0, NOW_MS, 2 * NOW_MS], ids=["clock behind", "same clock", "clock ahead"])
-def test_rollback_is_remembered_for_a_day_whatever_the_clock_of_who_has_made_it(at_ms: int) -> None:
+def test_rollback_decision_is_kept_for_one_day_independent_of_clock(at_ms: int) -> None:
     """A recoverer whose clock was a day behind stored ROLLBACK, the next one forgot it, and the COMMIT of a slow application stood."""
     gtrid = new_gtrid("shop", 0)
     log, clock = ModelLog(LogState({gtrid: decision(gtrid, Outcome.ROLLBACK, at_ms=at_ms)})), FakeClock()
@@ -301,7 +301,7 @@ def recoverer(log: ModelLog, *resources: ModelResource, patient: bool = False) -
     return Recoverer("shop", log, resources, by="test", patient=patient)
 
 
-def test_a_resource_that_is_down_does_not_hold_up_the_others_and_is_named(durable: DurableBranches) -> None:
+def test_unreachable_resource_is_named_and_does_not_block_recovery_of_others(durable: DurableBranches) -> None:
     xid = branch(new_gtrid("shop", 0), "up")
     durable.prepared[xid] = ["work"]
 
@@ -314,7 +314,7 @@ def test_a_resource_that_is_down_does_not_hold_up_the_others_and_is_named(durabl
     assert durable.prepared == {}
 
 
-def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_said_late_is_not_used(durable: DurableBranches) -> None:
+def test_hanging_resource_is_asked_again_after_its_answer_and_late_answer_is_discarded(durable: DurableBranches) -> None:
     asked, goes_on = [], threading.Event()
 
     def hang(point: str) -> None:
@@ -337,9 +337,7 @@ def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_s
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_step_that_hangs_does_not_hold_up_the_other_resources_and_is_not_taken_again_before_it_has_ended(
-    durable: DurableBranches, outcome: Outcome
-) -> None:
+def test_hanging_recovery_step_does_not_block_other_resources_and_is_not_repeated_early(durable: DurableBranches, outcome: Outcome) -> None:
     asked, goes_on = [], threading.Event()
 
     def hang(point: str) -> None:
@@ -371,7 +369,7 @@ def test_a_step_that_hangs_does_not_hold_up_the_other_resources_and_is_not_taken
     assert len(asked) == 1
 
 
-def test_nothing_is_done_without_the_log(durable: DurableBranches) -> None:
+def test_recovery_without_log_changes_nothing(durable: DurableBranches) -> None:
     durable.prepared[branch(new_gtrid("shop", 0), "db")] = ["work"]
 
     def fail(_point: str) -> None:
@@ -382,7 +380,7 @@ def test_nothing_is_done_without_the_log(durable: DurableBranches) -> None:
     assert durable.prepared
 
 
-def test_to_look_changes_nothing(durable: DurableBranches) -> None:
+def test_recovery_dry_run_changes_nothing(durable: DurableBranches) -> None:
     xid = branch(new_gtrid("shop", 0), "db")
     durable.prepared[xid] = ["work"]
     log = ModelLog()
@@ -393,7 +391,7 @@ def test_to_look_changes_nothing(durable: DurableBranches) -> None:
 
 
 @pytest.mark.parametrize("wanted", list(Outcome))
-def test_the_operator_finishes_a_transaction_in_all_resources(wanted: Outcome) -> None:
+def test_operator_finishes_transaction_in_all_resources(wanted: Outcome) -> None:
     gtrid = new_gtrid("shop", now_ms() + 60_000)
     stores = [DurableBranches({branch(gtrid, name): ["work"]}) for name in ("one", "two")]
     resources = [ModelResource(name, store) for name, store in zip(("one", "two"), stores, strict=True)]
@@ -402,7 +400,7 @@ def test_the_operator_finishes_a_transaction_in_all_resources(wanted: Outcome) -
     assert [store.committed for store in stores] == ([["work"], ["work"]] if wanted is Outcome.COMMIT else [[], []])
 
 
-def test_who_needs_one_resource_finishes_the_branch_there_and_leaves_the_rest_to_recovery() -> None:
+def test_finish_for_one_resource_leaves_other_resources_to_recovery() -> None:
     """As who takes over a partition whose record is claimed: a database that hangs is not in the way of that."""
     gtrid = new_gtrid("shop", LATER_MS)
     durables = [DurableBranches(prepared={branch(gtrid, name): ["row"]}) for name in ("hangs", "inbound")]
@@ -418,7 +416,7 @@ def test_who_needs_one_resource_finishes_the_branch_there_and_leaves_the_rest_to
     assert (durables[1].prepared, log.read().decisions[gtrid].by) == ({}, "the next member, test")
 
 
-def test_an_operators_commit_is_kept_until_the_resource_that_was_away_has_carried_it_out() -> None:
+def test_operator_commit_is_kept_until_unavailable_resource_has_committed() -> None:
     gtrid, away = new_gtrid("shop", 0), True
 
     def watch(_point: str) -> None:
@@ -438,12 +436,12 @@ def test_an_operators_commit_is_kept_until_the_resource_that_was_away_has_carrie
     assert log.durable.decisions == {}
 
 
-def test_a_commit_that_names_no_resources_is_not_forgotten() -> None:
+def test_commit_decision_without_resources_is_not_forgotten() -> None:
     named_none = decision(new_gtrid("shop", 0), resources=())
     assert plan("shop", view({"db": []}, named_none), patient=False) == []
 
 
-def test_the_operator_cannot_go_against_what_the_log_says(durable: DurableBranches) -> None:
+def test_operator_cannot_override_stored_decision(durable: DurableBranches) -> None:
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
     log = ModelLog(LogState({gtrid: decision(gtrid)}))
@@ -451,7 +449,7 @@ def test_the_operator_cannot_go_against_what_the_log_says(durable: DurableBranch
     assert durable.committed == ["work"]
 
 
-def test_word_of_the_operator_is_a_decision_with_its_time_and_who_has_made_it(durable: DurableBranches) -> None:
+def test_operator_decision_is_stored_with_time_and_author(durable: DurableBranches) -> None:
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
     log, before_ms = ModelLog(), now_ms()
@@ -462,7 +460,7 @@ def test_word_of_the_operator_is_a_decision_with_its_time_and_who_has_made_it(du
     assert durable.committed == ["work"]
 
 
-def test_what_is_not_recorded_cannot_be_forgotten() -> None:
+def test_forget_without_recorded_heuristic_is_refused() -> None:
     xid = branch(new_gtrid("shop", 0), "db")
     log = ModelLog()
     with pytest.raises(UnknownXid, match="no heuristic outcome is recorded"):
@@ -472,7 +470,7 @@ def test_what_is_not_recorded_cannot_be_forgotten() -> None:
     assert log.durable.heuristics == {}
 
 
-def test_missing_resource_is_logged_once_and_not_at_each_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_resource_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log = ModelLog(LogState({each.gtrid: each for each in [decision(new_gtrid("shop", NOW_MS), resources=("db", "stock"))]}))
     recoverer = Recoverer("shop", log, [ModelResource("db")], by="recoverer", patient=False)
     assert recoverer.run().missing == {"stock": 1}

@@ -34,18 +34,18 @@ class Connection:
         self.did.append("close")
 
 
-def test_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None:
+def test_sqlalchemy_engine_with_unsupported_driver_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"resource shop: driver 'pysqlite' is not supported; use one of psycopg"):
         SqlAlchemyResource("shop", create_engine("sqlite://"))
 
 
-def test_async_engine_of_a_driver_whose_branches_nobody_has_tried_is_refused() -> None:
+def test_sqlalchemy_async_engine_with_unsupported_driver_is_refused() -> None:
     other: Any = SimpleNamespace(dialect=SimpleNamespace(driver="asyncpg"))
     with pytest.raises(InvalidInput, match=r"resource shop: driver 'asyncpg' is not supported; use one of psycopg"):
         SqlAlchemyResource("shop", create_engine("postgresql+psycopg://"), async_engine=other)
 
 
-def test_connection_on_which_no_branch_could_begin_does_not_go_back_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_invalidated_when_branch_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     connection, engine = Connection(), create_engine("postgresql+psycopg://")
     monkeypatch.setattr(engine, "connect", lambda: connection)
     resource = SqlAlchemyResource("shop", engine)

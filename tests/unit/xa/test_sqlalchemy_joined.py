@@ -132,7 +132,7 @@ def items(plain: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(Payment.item).order_by(Payment.item)))
 
 
-def test_sessions_are_part_of_the_transaction_that_they_begin_in(
+def test_sqlalchemy_sessions_join_current_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource, plain: sa.Engine
 ) -> None:
     def work(item: str) -> None:
@@ -154,7 +154,9 @@ def test_sessions_are_part_of_the_transaction_that_they_begin_in(
     assert broker.durable.committed == ["kept"]
 
 
-def test_sessions_without_a_transaction_are_ordinary_ones(manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine) -> None:
+def test_sqlalchemy_sessions_outside_of_transaction_commit_independently(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
+) -> None:
     pay(shop, "before")
     with manager.begin() as running:
         manager.transactional(propagation=Propagation.NOT_SUPPORTED)(pay)(shop, "suspended")
@@ -166,7 +168,7 @@ def test_sessions_without_a_transaction_are_ordinary_ones(manager: TransactionMa
 
 @pytest.mark.parametrize("first", [False, True], ids=["alone", "after another session"])
 @pytest.mark.parametrize("sent", [False, True], ids=["not sent", "sent"])
-def test_rollback_of_a_session_rolls_the_transaction_back(
+def test_session_rollback_rolls_back_the_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, broker: ModelResource, plain: sa.Engine, first: bool, sent: bool
 ) -> None:
     def work() -> None:
@@ -185,7 +187,7 @@ def test_rollback_of_a_session_rolls_the_transaction_back(
     assert items(plain) == broker.durable.committed == []
 
 
-def test_session_that_has_written_and_is_closed_without_commit_rolls_the_transaction_back(
+def test_session_closed_with_uncommitted_changes_rolls_back_the_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
 ) -> None:
     def work() -> None:
@@ -197,7 +199,7 @@ def test_session_that_has_written_and_is_closed_without_commit_rolls_the_transac
     assert items(plain) == []
 
 
-def test_rollback_of_a_session_that_outlives_its_transaction_concerns_no_other_one(
+def test_rollback_of_session_that_outlives_its_transaction_does_not_affect_next_transaction(
     manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
 ) -> None:
     with manager.begin():
@@ -214,9 +216,7 @@ def test_rollback_of_a_session_that_outlives_its_transaction_concerns_no_other_o
     assert items(plain) == ["new"]
 
 
-def test_session_is_refused_when_the_time_of_the_transaction_is_over(
-    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
-) -> None:
+def test_session_is_refused_after_transaction_timeout(manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine) -> None:
     def work() -> None:
         over = threading.Event()
         with manager.begin(timeout_s=0.1) as running:

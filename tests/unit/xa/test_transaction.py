@@ -78,9 +78,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
-def test_what_is_written_in_a_with_block_is_committed_everywhere(
-    manager: TransactionManager, one: ModelResource, two: ModelResource
-) -> None:
+def test_work_in_with_block_is_committed_in_all_resources(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
     with manager.begin() as transaction:
         transaction.enlist(one).append("a")
         manager.enlist(two).append("b")
@@ -89,13 +87,13 @@ def test_what_is_written_in_a_with_block_is_committed_everywhere(
     assert (one.durable.committed, two.durable.committed) == (["a", "c"], ["b"])
 
 
-def test_transaction_says_until_when_the_recovery_of_others_leaves_it_alone(manager: TransactionManager) -> None:
+def test_gtrid_contains_deadline_of_transaction(manager: TransactionManager) -> None:
     before_ms = now_ms()
     with manager.begin(timeout_s=40) as transaction:
         assert before_ms + 40_000 <= deadline_ms_of(transaction.gtrid) <= now_ms() + 40_000
 
 
-def test_an_exception_rolls_back_and_passes_on(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+def test_exception_in_with_block_rolls_back_and_propagates(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
     def fail() -> None:
         raise KeyError("mine")
 
@@ -106,7 +104,7 @@ def test_an_exception_rolls_back_and_passes_on(manager: TransactionManager, one:
     assert one.durable.committed == two.durable.committed == []
 
 
-def test_a_resource_that_votes_no_rolls_all_back_with_the_reason(
+def test_no_vote_of_resource_rolls_back_all_resources_with_reason(
     manager: TransactionManager, one: ModelResource, two: ModelResource
 ) -> None:
     two.vote = "no"
@@ -116,7 +114,7 @@ def test_a_resource_that_votes_no_rolls_all_back_with_the_reason(
     assert one.durable.committed == []
 
 
-def test_one_resource_alone_commits_in_one_phase_without_the_log(manager: TransactionManager, one: ModelResource, down: Down) -> None:
+def test_single_resource_commits_in_one_phase_without_log(manager: TransactionManager, one: ModelResource, down: Down) -> None:
     with manager.begin() as transaction:
         transaction.enlist(one).append("a")
     assert "one.prepare.before" not in down.seen
@@ -124,7 +122,7 @@ def test_one_resource_alone_commits_in_one_phase_without_the_log(manager: Transa
     assert one.durable.committed == ["a"]
 
 
-def test_the_last_of_many_read_only_ones_commits_in_one_phase(
+def test_last_resource_after_read_only_votes_commits_in_one_phase(
     manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down
 ) -> None:
     one.vote = "read-only"
@@ -136,7 +134,7 @@ def test_the_last_of_many_read_only_ones_commits_in_one_phase(
     assert two.durable.committed == ["b"]
 
 
-def test_a_rollback_needs_no_log(manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down) -> None:
+def test_rollback_writes_no_log_entry(manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down) -> None:
     transaction = manager.begin()
     transaction.enlist(one)
     transaction.enlist(two)
@@ -144,7 +142,7 @@ def test_a_rollback_needs_no_log(manager: TransactionManager, one: ModelResource
     assert "log.decide.before" not in down.seen
 
 
-def test_a_transaction_that_is_over_takes_no_more(manager: TransactionManager, one: ModelResource) -> None:
+def test_ended_transaction_refuses_further_calls(manager: TransactionManager, one: ModelResource) -> None:
     with manager.begin() as transaction:
         pass
     for call in (transaction.commit, transaction.rollback, transaction.set_rollback_only, lambda: transaction.enlist(one)):
@@ -152,14 +150,14 @@ def test_a_transaction_that_is_over_takes_no_more(manager: TransactionManager, o
             call()
 
 
-def test_a_transaction_marked_for_rollback_does_not_commit(manager: TransactionManager, one: ModelResource) -> None:
+def test_transaction_marked_for_rollback_does_not_commit(manager: TransactionManager, one: ModelResource) -> None:
     transaction = manager.begin()
     with pytest.raises(TransactionRolledBack, match="marked"):
         spend(transaction, one, then=transaction.set_rollback_only)
     assert one.durable.committed == []
 
 
-def test_a_transaction_that_took_too_long_rolls_back(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+def test_transaction_beyond_timeout_rolls_back(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
     transaction = manager.begin(timeout_s=60)
     transaction.enlist(one).append("a")
     transaction._protocol._deadline_s = time.monotonic()
@@ -173,7 +171,7 @@ def test_a_transaction_that_took_too_long_rolls_back(manager: TransactionManager
     assert one.durable.committed == []
 
 
-def test_a_resource_that_does_not_start_rolls_the_transaction_back(
+def test_failed_start_of_branch_rolls_transaction_back(
     manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down
 ) -> None:
     down.calls["two.start.before"] = ResourceFailed("down")
@@ -184,7 +182,7 @@ def test_a_resource_that_does_not_start_rolls_the_transaction_back(
     assert one.durable.committed == []
 
 
-def test_what_is_decided_is_told_later_to_a_resource_that_was_down(
+def test_commit_reaches_unavailable_resource_through_recovery(
     manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, log: ModelLog
 ) -> None:
     down.calls["two.commit.before"] = ResourceFailed("down")
@@ -201,7 +199,7 @@ def test_what_is_decided_is_told_later_to_a_resource_that_was_down(
 
 
 @pytest.mark.parametrize(("point", "committed"), [("log.decide.before", []), ("log.decide.after", ["a"])])
-def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
+def test_decision_in_doubt_is_reported_and_resolved_when_log_is_back(
     manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, point: str, committed: list[str]
 ) -> None:
     down.calls[point] = Unavailable("the disk")
@@ -215,9 +213,7 @@ def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
     assert bool(two.durable.committed) is bool(committed)
 
 
-def test_recovery_leaves_the_transactions_of_its_own_process_alone(
-    down: Down, one: ModelResource, two: ModelResource, log: ModelLog
-) -> None:
+def test_recovery_ignores_active_transactions_of_same_process(down: Down, one: ModelResource, two: ModelResource, log: ModelLog) -> None:
     def two_passes(point: str) -> None:
         down(point)
         if point == "two.prepare.before":
@@ -232,7 +228,7 @@ def test_recovery_leaves_the_transactions_of_its_own_process_alone(
 
 
 @pytest.mark.parametrize("call", ["recover", "rollback"])
-def test_a_resource_that_hangs_holds_up_neither_the_recovery_of_others_nor_the_close(
+def test_hanging_resource_blocks_neither_recovery_of_others_nor_close(
     log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     hangs, goes_on = threading.Event(), threading.Event()
@@ -256,7 +252,7 @@ def test_a_resource_that_hangs_holds_up_neither_the_recovery_of_others_nor_the_c
     wait_until(lambda: call == "recover" or not one.durable.prepared)
 
 
-def test_an_exception_of_a_resources_own_ends_no_recovery_and_holds_up_no_other(
+def test_driver_exception_stops_neither_recovery_nor_other_resources(
     log: ModelLog, one: ModelResource, two: ModelResource, down: Down
 ) -> None:
     """A driver raises what it likes: the thread ended of it, silently."""
@@ -273,7 +269,7 @@ def test_an_exception_of_a_resources_own_ends_no_recovery_and_holds_up_no_other(
         assert manager.recoverer().look().unreachable == {"one": "ConnectionResetError: a driver's own"}
 
 
-def test_a_manager_closes_though_its_recovery_hangs_and_opens_again(
+def test_manager_closes_and_reopens_while_recovery_thread_hangs(
     log: ModelLog, one: ModelResource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hangs, goes_on = threading.Event(), threading.Event()
@@ -297,7 +293,9 @@ def test_a_manager_closes_though_its_recovery_hangs_and_opens_again(
         assert not recovery.is_alive()  # though the manager is open again
 
 
-def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: TransactionManager, one: ModelResource, down: Down) -> None:
+def test_one_phase_commit_is_in_doubt_after_lost_answer_and_rolled_back_after_refusal(
+    manager: TransactionManager, one: ModelResource, down: Down
+) -> None:
     down.calls["one.commit.after"] = ResourceFailed("gone")
     with pytest.raises(TransactionInDoubt), manager.begin() as transaction:
         transaction.enlist(one)
@@ -310,7 +308,7 @@ def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: Transac
 
 
 @pytest.mark.parametrize(("code", "split"), [("XA_HEURCOM", False), ("XA_HEURRB", True), ("XA_HEURMIX", True), ("XA_HEURHAZ", True)])
-def test_a_heuristic_outcome_is_recorded_and_raised_if_it_differs(
+def test_heuristic_outcome_is_recorded_and_raised_if_it_differs_from_decision(
     manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, log: ModelLog, code: str, split: bool
 ) -> None:
     def force(point: str) -> None:
@@ -338,7 +336,7 @@ def test_a_heuristic_outcome_is_recorded_and_raised_if_it_differs(
     assert manager.recoverer().look().steps == []
 
 
-def test_only_resources_of_the_manager_take_part(manager: TransactionManager, one: ModelResource) -> None:
+def test_resource_of_other_manager_is_refused_at_enlist(manager: TransactionManager, one: ModelResource) -> None:
     with manager.begin() as transaction:
         for stranger in (ModelResource("stranger"), ModelResource("one")):
             with pytest.raises(InvalidInput, match="does not belong to the transaction manager"):
@@ -348,7 +346,7 @@ def test_only_resources_of_the_manager_take_part(manager: TransactionManager, on
             transaction.enlist(ModelResource("one"))
 
 
-def test_there_is_one_current_transaction_for_each_thread(manager: TransactionManager, one: ModelResource) -> None:
+def test_each_thread_has_one_current_transaction(manager: TransactionManager, one: ModelResource) -> None:
     with pytest.raises(NoTransaction):
         manager.enlist(one)
     seen = []
@@ -374,7 +372,7 @@ def test_there_is_one_current_transaction_for_each_thread(manager: TransactionMa
     assert seen == [True]
 
 
-def test_tasks_have_transactions_of_their_own(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+def test_each_task_has_its_own_transaction(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
     @manager.transactional()
     async def work(number: int) -> None:
         manager.enlist(one).append(f"a{number}")
@@ -389,7 +387,7 @@ def test_tasks_have_transactions_of_their_own(manager: TransactionManager, one: 
     assert sorted(two.durable.committed) == sorted(f"b{number}" for number in range(10))
 
 
-def test_a_transactional_function_is_tried_again_after_a_rollback(
+def test_transactional_function_is_retried_after_rollback(
     manager: TransactionManager, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
@@ -408,7 +406,7 @@ def test_a_transactional_function_is_tried_again_after_a_rollback(
     assert one.durable.committed == ["a"]
 
 
-def test_a_transactional_function_gives_up_and_never_repeats_what_is_in_doubt(
+def test_transactional_function_stops_after_attempts_and_is_not_retried_in_doubt(
     manager: TransactionManager, one: ModelResource, down: Down, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
@@ -433,7 +431,7 @@ def test_a_transactional_function_gives_up_and_never_repeats_what_is_in_doubt(
     assert len(attempts) == 5
 
 
-def test_a_manager_works_only_while_it_is_open(log: ModelLog, one: ModelResource) -> None:
+def test_manager_begins_transactions_only_while_open(log: ModelLog, one: ModelResource) -> None:
     manager = TransactionManager("shop", log, [one])
     with pytest.raises(OutOfOrder, match="not open"):
         manager.begin()
@@ -446,7 +444,7 @@ def test_a_manager_works_only_while_it_is_open(log: ModelLog, one: ModelResource
         manager.begin()
 
 
-def test_manager_whose_log_is_removed_begins_nothing_more(tmp_path: Path, one: ModelResource, two: ModelResource) -> None:
+def test_manager_with_removed_log_begins_no_transactions(tmp_path: Path, one: ModelResource, two: ModelResource) -> None:
     path = tmp_path / "shop.xalog"
     with TransactionManager("shop", FileLog(path), [one, two]) as manager:
         spend(manager.begin(), one, two)
@@ -465,17 +463,17 @@ def test_manager_whose_log_is_removed_begins_nothing_more(tmp_path: Path, one: M
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 32, "ü"])
-def test_names_that_do_not_fit_an_xid_are_refused(log: ModelLog, name: str) -> None:
+def test_manager_name_that_does_not_fit_into_xid_is_refused(log: ModelLog, name: str) -> None:
     with pytest.raises(InvalidInput, match="is not a valid name"):
         TransactionManager(name, log, [])
 
 
-def test_two_resources_of_one_name_are_refused(log: ModelLog) -> None:
+def test_two_resources_with_same_name_are_refused(log: ModelLog) -> None:
     with pytest.raises(InvalidInput, match="names of resources must be unique"):
         TransactionManager("shop", log, [ModelResource("one"), ModelResource("one")])
 
 
-def test_the_order_of_calls_is_legal(log: ModelLog, one: ModelResource, two: ModelResource) -> None:
+def test_manager_calls_resources_in_legal_order(log: ModelLog, one: ModelResource, two: ModelResource) -> None:
     first, second = Checked(one), Checked(two)
     with TransactionManager("shop", log, [first, second]) as manager:
         for ending in ("commit", "rollback"):

@@ -40,7 +40,7 @@ class Service:
 
 
 @pytest.mark.parametrize("wrap", [lambda service: service, lambda service: functools.partial(service, "work")], ids=["object", "partial"])
-def test_object_that_is_called_as_a_coroutine_function_runs_in_a_transaction(
+def test_callable_object_with_async_call_runs_in_transaction(
     manager: TransactionManager, one: ModelResource, wrap: Callable[[Any], Any]
 ) -> None:
     call = manager.transactional()(wrap(Service(manager, one)))
@@ -50,7 +50,7 @@ def test_object_that_is_called_as_a_coroutine_function_runs_in_a_transaction(
 
 @pytest.mark.parametrize("caller", [False, True], ids=["new", "joined"])
 @pytest.mark.parametrize("propagation", [Propagation.REQUIRED, Propagation.NOT_SUPPORTED])
-def test_function_that_returns_a_coroutine_is_refused_and_what_it_has_done_is_rolled_back(
+def test_function_that_returns_coroutine_is_refused_and_rolled_back(
     manager: TransactionManager, one: ModelResource, caller: bool, propagation: Propagation
 ) -> None:
     """As the wrapper of a decorator that knows nothing of coroutines."""
@@ -77,7 +77,7 @@ def test_function_that_returns_a_coroutine_is_refused_and_what_it_has_done_is_ro
     assert (ran, one.durable.committed, manager.active) == ([], [], 0)
 
 
-def test_functions_that_return_a_task_or_an_asynchronous_iterator_are_refused(manager: TransactionManager) -> None:
+def test_function_that_returns_future_or_async_iterator_is_refused(manager: TransactionManager) -> None:
     async def rows() -> AsyncIterator[int]:
         yield 1
 
@@ -91,7 +91,7 @@ def test_functions_that_return_a_task_or_an_asynchronous_iterator_are_refused(ma
     assert manager.active == 0
 
 
-def test_generator_function_is_refused_when_it_is_decorated(manager: TransactionManager) -> None:
+def test_generator_function_is_refused_at_decoration(manager: TransactionManager) -> None:
     def rows() -> Iterator[int]:
         yield 1
 

@@ -78,7 +78,7 @@ def fail(error: Exception) -> Callable[[], object]:
     return raise_it
 
 
-def test_no_event_leaves_a_state_that_has_ended_and_all_others_are_left() -> None:
+def test_transition_table_has_no_exit_from_ended_states_and_covers_all_others() -> None:
     assert ENDED.isdisjoint(state for state, _ in TRANSITIONS)
     assert {state for state, _ in TRANSITIONS} | ENDED == set(TransactionStatus)
     assert {event for _, event in TRANSITIONS} == set(TransactionEvent)
@@ -96,7 +96,7 @@ def test_ended_transaction_refuses_every_call() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_no_branch_is_committed_before_all_have_prepared(broken: bool) -> None:
+def test_no_branch_commits_before_all_branches_have_prepared(broken: bool) -> None:
     stage = Stage(*([TwoPhaseViolation.COMMIT_BEFORE_ALL_PREPARED] if broken else []))
     stage.two.vote = "no"
     with pytest.raises(HeuristicOutcome if broken else TransactionRolledBack):
@@ -105,14 +105,14 @@ def test_no_branch_is_committed_before_all_have_prepared(broken: bool) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_no_branch_is_told_before_the_decision_is_stored(broken: bool) -> None:
+def test_no_branch_commits_before_decision_is_stored(broken: bool) -> None:
     stage = Stage(*([TwoPhaseViolation.COMMIT_BEFORE_DECISION] if broken else []))
     stage.commit()
     assert (stage.seen.index("one.commit.before") < stage.seen.index("log.decide.before")) is broken
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_application_obeys_a_rollback_that_stands(broken: bool) -> None:
+def test_application_obeys_stored_rollback_decision(broken: bool) -> None:
     stage = Stage(*([TwoPhaseViolation.DECISION_IGNORED] if broken else []))
     gtrid = stage.transaction.gtrid
     stage.at["log.decide.before"] = lambda: stage.log.durable.add(Decision(gtrid, Outcome.ROLLBACK, (), 0, "recoverer"))
@@ -138,7 +138,7 @@ def test_commit_in_doubt_is_not_reported_as_rolled_back(violations: list[TwoPhas
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_decision_stays_while_a_branch_is_not_told(broken: bool) -> None:
+def test_decision_is_kept_until_every_branch_has_committed(broken: bool) -> None:
     stage = Stage(*([TwoPhaseViolation.UNTOLD_IS_FORGOTTEN] if broken else []))
     stage.at["two.commit.before"] = fail(ResourceFailed("down"))
     stage.commit()
@@ -149,7 +149,7 @@ def test_decision_stays_while_a_branch_is_not_told(broken: bool) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_refused_prepare_is_no_vote(broken: bool) -> None:
+def test_failed_prepare_does_not_count_as_yes_vote(broken: bool) -> None:
     stage = Stage(*([TwoPhaseViolation.FAILED_PREPARE_IS_YES] if broken else []))
     stage.two.vote = "no"
     try:
@@ -160,7 +160,7 @@ def test_refused_prepare_is_no_vote(broken: bool) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_recovery_obeys_a_commit_that_is_stored_after_it_has_read_the_log(broken: bool) -> None:
+def test_recovery_obeys_commit_decision_stored_after_its_read_of_log(broken: bool) -> None:
     stage = Stage()
     gtrid = stage.transaction.gtrid
     for each in (stage.one, stage.two):
@@ -171,7 +171,7 @@ def test_recovery_obeys_a_commit_that_is_stored_after_it_has_read_the_log(broken
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_recovery_asks_the_log_before_it_rolls_back(broken: bool) -> None:
+def test_recovery_stores_rollback_decision_before_it_rolls_back(broken: bool) -> None:
     stage = Stage()
     stage.one.durable.prepared[branch(stage.transaction.gtrid, "one")] = ["work"]
     stage.recover(*([RecoveryViolation.ROLLBACK_UNDECIDED] if broken else []))
@@ -190,7 +190,7 @@ def test_heuristic_outcome_of_another_process_is_recorded(broken: bool) -> None:
     assert (xid in stage.log.durable.heuristics) is not broken
 
 
-def test_heuristic_answer_to_a_commit_in_one_phase_is_recorded_and_reported() -> None:
+def test_heuristic_answer_to_one_phase_commit_is_recorded_and_raised() -> None:
     stage = Stage()
     run_blocking(stage.transaction.enlist(BlockingParticipant(stage.one)))
     stage.at["one.commit.before"] = fail(BranchHeuristic("by hand", Code.XA_HEURMIX))
@@ -199,7 +199,7 @@ def test_heuristic_answer_to_a_commit_in_one_phase_is_recorded_and_reported() ->
     assert [each.code for each in stage.log.durable.heuristics.values()] == [Code.XA_HEURMIX]
 
 
-def test_rollback_goes_on_when_a_resource_refuses_the_end_of_its_work() -> None:
+def test_rollback_continues_when_resource_refuses_end_of_work() -> None:
     stage = Stage()
     stage.enlist()
     stage.at["one.end.before"] = fail(BranchRolledBack("gone"))
@@ -208,7 +208,7 @@ def test_rollback_goes_on_when_a_resource_refuses_the_end_of_its_work() -> None:
     assert {"one.rollback.after", "two.rollback.after"} <= set(stage.seen)
 
 
-def test_process_that_is_told_to_end_during_the_commit_leaves_the_rest_to_recovery() -> None:
+def test_interrupted_commit_leaves_remaining_branches_to_recovery() -> None:
     stage = Stage()
 
     def interrupt() -> None:
@@ -239,7 +239,7 @@ class Ordered:
             self.told.append(name)
 
 
-def test_database_commits_before_kafka_and_kafka_before_the_broker_whatever_the_order_of_enlistment() -> None:
+def test_resources_commit_in_order_database_kafka_broker_for_any_enlistment_order() -> None:
     told = []
     for order in itertools.permutations(range(3)):
         ordered = Ordered()
@@ -253,7 +253,7 @@ def test_database_commits_before_kafka_and_kafka_before_the_broker_whatever_the_
 
 @pytest.mark.parametrize("operator", [False, True])
 @pytest.mark.parametrize("listed", [True, False])
-def test_recovery_and_operator_commit_in_the_same_order(operator: bool, listed: bool) -> None:
+def test_recovery_and_operator_commit_resources_in_priority_order(operator: bool, listed: bool) -> None:
     ordered, gtrid = Ordered(), new_gtrid("shop", 0)
     names = [each.name for each in ordered.resources]
     for each in ordered.resources:
@@ -270,7 +270,7 @@ def test_recovery_and_operator_commit_in_the_same_order(operator: bool, listed: 
     assert ordered.told == ["database", "kafka", "broker"]
 
 
-def test_resources_have_the_priority_of_their_kind_unless_told_otherwise() -> None:
+def test_resources_have_default_priority_of_their_kind() -> None:
     database = PostgresResource("db", "")
     kafka, broker = KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"}), JmsResource("broker", "amqp://127.0.0.1:1")
     priorities = [BlockingParticipant(each).priority for each in (database, kafka, broker)]
@@ -280,7 +280,7 @@ def test_resources_have_the_priority_of_their_kind_unless_told_otherwise() -> No
     assert JmsResource("broker", "amqp://127.0.0.1:1", priority=1).priority == 1
 
 
-def test_resource_without_a_priority_commits_with_the_databases() -> None:
+def test_resource_without_priority_has_database_priority() -> None:
     class Bare:
         name = "bare"
 
@@ -288,7 +288,7 @@ def test_resource_without_a_priority_commits_with_the_databases() -> None:
 
 
 @pytest.mark.parametrize("way", ["rollback", "marked", "refused at its end", "an error at its end"])
-def test_work_of_each_branch_is_ended_before_the_branch_is_rolled_back(way: str) -> None:
+def test_work_of_each_branch_ends_before_its_rollback(way: str) -> None:
     """Who is at work in a branch is refused from then on, and finds no later branch on the session."""
     stage = Stage()
     stage.enlist()

@@ -65,7 +65,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # -- tasks
 
 
-def test_task_that_was_started_in_a_transaction_begins_its_own(manager: TransactionManager, one: ModelResource) -> None:
+def test_task_started_in_transaction_can_begin_its_own_transaction(manager: TransactionManager, one: ModelResource) -> None:
     seen: list[bool] = []
 
     async def child(over: asyncio.Event) -> None:
@@ -101,7 +101,7 @@ def test_task_that_was_started_in_a_transaction_begins_its_own(manager: Transact
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_cancellation_is_told_when_the_commit_has_ended(fails: bool) -> None:
+def test_cancellation_is_raised_after_commit_has_ended_with_async_with(fails: bool) -> None:
     gate = Gate("one.commit.before")
     gate.error = ResourceFailed("gone") if fails else None
     one = ModelResource("one", watch=gate)
@@ -146,7 +146,7 @@ def test_cancellation_is_told_when_the_commit_has_ended(fails: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_function_runs_in_the_transaction_that_its_propagation_says(
+def test_function_runs_in_transaction_that_propagation_requires(
     manager: TransactionManager, propagation: Propagation, inside: Any, outside: Any, asynchronous: bool
 ) -> None:
     def seen() -> Transaction | None:
@@ -179,7 +179,7 @@ def test_function_runs_in_the_transaction_that_its_propagation_says(
     assert caller.status is TransactionStatus.COMMITTED
 
 
-def test_transactional_function_calls_another_one_in_the_same_transaction(manager: TransactionManager, one: ModelResource) -> None:
+def test_nested_transactional_function_joins_transaction_of_caller(manager: TransactionManager, one: ModelResource) -> None:
     @manager.transactional()
     def inner() -> None:
         manager.enlist(one).append("inner")
@@ -194,7 +194,7 @@ def test_transactional_function_calls_another_one_in_the_same_transaction(manage
     assert one.durable.committed == ["inner", "outer"]
 
 
-def test_caller_does_not_commit_what_a_function_in_its_transaction_has_failed_in(manager: TransactionManager, one: ModelResource) -> None:
+def test_caller_cannot_commit_after_failure_in_joined_function(manager: TransactionManager, one: ModelResource) -> None:
     @manager.transactional(attempts=5)
     def inner() -> None:
         attempts.append(1)
@@ -214,7 +214,7 @@ def test_caller_does_not_commit_what_a_function_in_its_transaction_has_failed_in
 # -- hooks
 
 
-def test_hooks_are_called_before_and_after_completion(manager: TransactionManager, one: ModelResource) -> None:
+def test_hooks_run_before_and_after_completion(manager: TransactionManager, one: ModelResource) -> None:
     seen: list[object] = []
     with manager.begin() as transaction:
         transaction.before_completion(lambda: transaction.enlist(one).append("late"))
@@ -226,7 +226,7 @@ def test_hooks_are_called_before_and_after_completion(manager: TransactionManage
     assert one.durable.committed == ["late"]
 
 
-def test_hook_that_fails_before_completion_rolls_back(manager: TransactionManager, one: ModelResource) -> None:
+def test_failed_before_completion_hook_rolls_back(manager: TransactionManager, one: ModelResource) -> None:
     def fail() -> None:
         raise ValueError("mine")
 
@@ -240,7 +240,7 @@ def test_hook_that_fails_before_completion_rolls_back(manager: TransactionManage
     assert (one.durable.committed, seen) == ([], [TransactionStatus.ROLLED_BACK])
 
 
-def test_interrupt_in_a_hook_before_completion_rolls_back_and_passes(manager: TransactionManager, one: ModelResource) -> None:
+def test_interrupt_in_before_completion_hook_rolls_back_and_propagates(manager: TransactionManager, one: ModelResource) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -255,7 +255,7 @@ def test_interrupt_in_a_hook_before_completion_rolls_back_and_passes(manager: Tr
 # -- what nobody comes back to
 
 
-def test_abandoned_transaction_is_rolled_back_when_its_time_is_over(
+def test_abandoned_transaction_is_rolled_back_after_timeout(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
@@ -266,7 +266,7 @@ def test_abandoned_transaction_is_rolled_back_when_its_time_is_over(
     wait_until(lambda: not manager._live)
 
 
-def test_time_beyond_what_a_thread_can_wait_for_stops_no_other_transaction(
+def test_very_long_timeout_does_not_stop_timeouts_of_other_transactions(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
@@ -278,7 +278,7 @@ def test_time_beyond_what_a_thread_can_wait_for_stops_no_other_transaction(
     endless.rollback()
 
 
-def test_application_that_comes_back_too_late_is_told_that_its_time_was_over(
+def test_application_that_returns_after_timeout_gets_transaction_timed_out(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
@@ -302,7 +302,7 @@ def test_application_that_comes_back_too_late_is_told_that_its_time_was_over(
     assert one.durable.committed == []
 
 
-def test_commit_at_work_beyond_its_time_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_commit_beyond_timeout_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.01)
     gate = Gate("one.commit.before")
     one = ModelResource("one", watch=gate)
@@ -318,14 +318,14 @@ def test_commit_at_work_beyond_its_time_is_not_rolled_back(monkeypatch: pytest.M
     assert transaction.status is TransactionStatus.COMMITTED
 
 
-def test_refused_nested_begin_leaves_nothing(manager: TransactionManager) -> None:
+def test_refused_nested_begin_registers_no_transaction(manager: TransactionManager) -> None:
     with manager.begin() as transaction:
         with pytest.raises(OutOfOrder, match="do not nest"), manager.begin():
             pass
         assert list(manager._live) == [transaction.gtrid]
 
 
-def test_transactional_coroutine_is_tried_again_after_a_rollback_and_gives_up(
+def test_transactional_coroutine_is_retried_after_rollback_and_stops_after_attempts(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(managing, "RETRY_PAUSE_S", 0.0)
@@ -348,7 +348,7 @@ def test_transactional_coroutine_is_tried_again_after_a_rollback_and_gives_up(
     assert one.durable.committed == ["attempt 2"]
 
 
-def test_manager_that_was_never_opened_can_be_closed_and_opened_afterwards(one: ModelResource) -> None:
+def test_unopened_manager_can_be_closed_and_then_opened(one: ModelResource) -> None:
     manager = TransactionManager("shop", ModelLog(), [one])
     manager.close()
     with manager, manager.begin() as transaction:
@@ -356,7 +356,7 @@ def test_manager_that_was_never_opened_can_be_closed_and_opened_afterwards(one: 
     assert one.durable.committed == ["a"]
 
 
-def test_transaction_that_is_over_does_not_expire(manager: TransactionManager, one: ModelResource) -> None:
+def test_ended_transaction_does_not_expire(manager: TransactionManager, one: ModelResource) -> None:
     with manager.begin() as transaction:
         transaction.enlist(one).append("a")
     transaction.expire()
@@ -391,7 +391,7 @@ class Forked:
         return answer
 
 
-def test_child_of_a_fork_opens_the_manager_for_itself_and_the_parent_goes_on(tmp_path: Path) -> None:
+def test_forked_child_opens_manager_for_itself_and_parent_continues(tmp_path: Path) -> None:
     one, two = ModelResource("one"), ModelResource("two")
     manager = TransactionManager("shop", FileLog(tmp_path / "shop.xalog"), [one, two])
 
@@ -417,7 +417,7 @@ def test_child_of_a_fork_opens_the_manager_for_itself_and_the_parent_goes_on(tmp
         assert pay() == 2
 
 
-def test_child_of_a_fork_does_not_wait_for_a_lock_that_a_thread_of_the_parent_has() -> None:
+def test_forked_child_does_not_wait_for_lock_held_by_thread_of_parent() -> None:
     gate = Gate("one.prepare.before")
     one, two = ModelResource("one", watch=gate), ModelResource("two")
     with TransactionManager("shop", ModelLog(), [one, two]) as manager:
@@ -444,7 +444,7 @@ def test_child_of_a_fork_does_not_wait_for_a_lock_that_a_thread_of_the_parent_ha
     assert one.durable.committed == two.durable.committed == ["parent"]
 
 
-def test_child_of_a_fork_within_a_transaction_does_not_end_it(manager: TransactionManager, one: ModelResource) -> None:
+def test_forked_child_cannot_end_transaction_of_parent(manager: TransactionManager, one: ModelResource) -> None:
     with manager.begin() as transaction:
         transaction.enlist(one).append("parent")
 
@@ -474,14 +474,14 @@ class Refusing:
         raise OSError("refused")
 
 
-def test_child_of_a_fork_forgets_each_part_of_the_parent_though_others_fail() -> None:
+def test_forked_child_resets_every_registered_object_although_some_fail() -> None:
     parts = [Refusing() for _ in range(3)]
     for each in parts:
         register_for_forks(each)
     assert Forked(lambda: [each.forgets for each in parts]).said() == [1, 1, 1]
 
 
-def test_fork_while_another_thread_decides_leaves_the_lock_of_the_log_with_the_parent(tmp_path: Path) -> None:
+def test_fork_during_decision_does_not_keep_log_locked_in_child(tmp_path: Path) -> None:
     """The child has the locked file open, too: it would stay locked for as long as the child lives."""
     log, forked = FileLog(tmp_path / "shop.xalog"), []
     log.read()

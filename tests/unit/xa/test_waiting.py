@@ -69,7 +69,7 @@ class OperatorRollsBack:
 
 
 @pytest.mark.parametrize("how", ["the resource can tell it", "the resource remembers it", "another recoverer has recorded it"])
-def test_commit_that_waits_for_a_resource_is_told_that_an_operator_has_rolled_it_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_commit_raises_heuristic_after_rollback_by_operator(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managing, "FIRST_RETRY_S", 0.01)
     one, operator = ModelResource("one"), OperatorRollsBack(how)
     with TransactionManager("shop", operator.log, [one, operator.two], finish_within_s=WAIT_S) as manager:
@@ -86,7 +86,7 @@ def test_commit_that_waits_for_a_resource_is_told_that_an_operator_has_rolled_it
     assert (one.durable.committed, operator.two.durable.committed) == (["work"], [])
 
 
-def test_commit_is_told_of_the_heuristic_outcome_though_another_resource_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heuristic_outcome_is_raised_although_other_resource_stays_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managing, "FIRST_RETRY_S", 0.01)
     recorded = threading.Event()
 
@@ -114,7 +114,7 @@ def test_commit_is_told_of_the_heuristic_outcome_though_another_resource_stays_a
 # -- for the hooks of a transaction
 
 
-def test_hooks_after_a_commit_are_called_by_the_commit_and_not_by_the_reaper_that_has_met_it() -> None:
+def test_after_completion_hooks_run_in_committing_thread_and_not_in_reaper() -> None:
     committing, begun, lock, called = threading.Event(), threading.Event(), StandsStillWhenHeld(), []
 
     def watch(point: str) -> None:
@@ -148,7 +148,7 @@ def test_hooks_after_a_commit_are_called_by_the_commit_and_not_by_the_reaper_tha
     assert called == [("first", thread), ("second", thread)]
 
 
-def test_hooks_after_completion_are_all_called_though_one_is_interrupted() -> None:
+def test_all_after_completion_hooks_run_when_one_is_interrupted() -> None:
     def interrupt(_: TransactionStatus) -> None:
         raise KeyboardInterrupt
 
@@ -162,7 +162,7 @@ def test_hooks_after_completion_are_all_called_though_one_is_interrupted() -> No
     assert called == [TransactionStatus.COMMITTED]
 
 
-def test_hook_that_would_never_be_called_is_refused() -> None:
+def test_hook_registered_too_late_is_refused() -> None:
     called: list[str] = []
     with TransactionManager("shop", ModelLog(), []) as manager:
         transaction = manager.begin()
