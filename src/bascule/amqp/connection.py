@@ -40,9 +40,9 @@ _AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.
 class Connection:
     """An AMQP connection, as a server or a client.
 
-    ``max_frame_size`` is in bytes; ``idle_timeout_s`` is the maximum silence of the peer in seconds (None: unlimited). If ``closed`` is
-    true, the connection ends once ``data_to_send`` is written; ``error`` has the reason, if there is one. ``login_check`` is the pending
-    password check, or None: call it outside of the event loop, and pass its result to ``login_checked``.
+    ``max_frame_size`` is in bytes. ``idle_timeout_s``: maximum silence of the peer (None: unlimited). ``started_s``: start of the handshake
+    (None: first input). If ``closed`` is true, the connection ends once ``data_to_send`` is written; ``error`` has the reason, if any.
+    ``login_check`` is the pending password check, or None: call it off the event loop, and pass its result to ``login_checked``.
     """
 
     def __init__(
@@ -50,10 +50,7 @@ class Connection:
         max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT, idle_timeout_s: float | None = 60.0, limits: ConnectionLimits | None = None,
         require_sasl: bool = False, started_s: float | None = None, in_steps: bool = False,
     ) -> None:  # fmt: skip
-        """A client sends first: write ``data_to_send``. ``started_s`` is the start of the handshake; None: the first input or tick.
-
-        ``in_steps``: a detach, end, close or protocol error is handled after the application has handled the earlier events.
-        """
+        """``in_steps``: a detach, end, close or protocol error waits until the application has handled the earlier events."""
         self.role = role
         self.container_id = container_id
         self.limits = limits or ConnectionLimits()

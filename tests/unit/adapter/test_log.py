@@ -325,10 +325,8 @@ def test_transaction_error_raised_by_endpoint_is_failure_of_record(monkeypatch: 
 
 
 @pytest.mark.parametrize("told_again", [InboundLog.housekeep, InboundLog.close])
-def test_record_finished_during_kafka_outage_leaves_in_flight_state_after_recovery(
-    case: Case, told_again: Callable[[InboundLog], None]
-) -> None:
-    """Else it came again with the next start, days later."""
+def test_record_finished_during_outage_leaves_in_flight_state_later(case: Case, told_again: Callable[[InboundLog], None]) -> None:
+    """Otherwise the next start would deliver the record again, days later."""
     case.topic.replicas, case.topic.lost = False, True
     case.log.done(PLACE, [key_of(FLIGHT, case.ref)])
     case.topic.recover()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,18 +33,6 @@ def test_help_of_each_command_shows_an_example(command: list[str], bascule: Basc
     assert done.returncode == 0
     assert "Example:" in done.stdout
     assert f"bascule {' '.join(command)}" in done.stdout
-
-
-#: Rich takes a bracket before one of these characters for a style, and does not print it.
-MARKUP = re.compile(r"\[[a-z#/@][^]]*\]")
-
-
-def test_no_text_of_the_help_is_taken_for_markup() -> None:
-    found = list(commands(typer.main.get_command(app)))
-    assert found
-    for name, command in found:
-        texts = [command.help, command.epilog, *(getattr(parameter, "help", None) for parameter in command.params)]
-        assert [text for text in texts if text and MARKUP.search(text)] == [], f"bascule {name}"
 
 
 def test_help_imports_no_spark_kafka_client_or_server(tmp_path: Path) -> None:
