@@ -158,7 +158,9 @@ def test_help_shows_the_text_of_each_command_and_option_with_its_brackets(bascul
     def plain(text: str) -> str:
         return "".join(text.replace("`", "").split())
 
-    for name, command in commands(typer.main.get_command(app)):
+    found = list(commands(typer.main.get_command(app)))
+    assert found
+    for name, command in found:
         shown = plain(bascule(*name.split(), "--help").stdout.replace("│", ""))
         texts = [command.help, command.epilog, *(parameter.help for parameter in command.params)]
         assert [text for text in texts if not text or plain(text) not in shown] == [], f"bascule {name}"
