@@ -26,7 +26,7 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 DELIVERY_STEPS = 10
 DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
-#: Steps of a look at a queue that may have something to deliver: a client may have changed thousands of queues that are empty.
+#: Steps of a look at a queue that delivers nothing: a client may have changed thousands of queues that are empty.
 QUEUE_STEPS = 5
 #: Steps of resuming a sender that waited for room.
 GO_ON_STEPS = 20
@@ -382,11 +382,13 @@ class Deliveries:
 
     def _dispatch(self, queue: BrokerQueue) -> bool:
         """Deliver messages of one queue. Return False if the queue's share of the turn is spent before all possible deliveries are made."""
-        turns = self.turns
-        before = self.counters.messages_out
-        turns.left -= QUEUE_STEPS
-        if not self._hand_out(queue):
-            return turns.left > 0
+        turns, before = self.turns, self.counters.messages_out
+        turns.left -= LOOK_STEPS
+        done, spent = self._hand_out(queue), turns.left <= 0
+        if self.counters.messages_out == before:
+            turns.left -= QUEUE_STEPS - LOOK_STEPS  # charged after the look, so that a small share of a turn is enough for one delivery
+        if not done:
+            return not spent
         # Reserve ahead only if a message was delivered: reservations of many idle queues would otherwise cause one another without end.
         if queue.durable and not queue.ready.count and self.counters.messages_out > before:
             sequence = self.journaling.sequence
