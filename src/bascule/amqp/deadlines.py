@@ -19,7 +19,7 @@ class Deadlines:
     __slots__ = ("_close_due_s", "_heartbeat_due_s", "_idle_timeout_s", "_limits", "_received_s", "_started_s", "sent")
 
     def __init__(self, limits: ConnectionLimits, idle_timeout_s: float | None, started_s: float | None) -> None:
-        """``started_s`` None: the handshake starts with the first input or check."""
+        """Set the times. ``started_s`` None: the handshake starts with the first input or check."""
         self._limits = limits
         self._idle_timeout_s = idle_timeout_s
         self._started_s = started_s

@@ -365,7 +365,7 @@ class AsyncProducer:
     """JMSProducer for asyncio."""
 
     def __init__(self, context: AsyncContext, destination: Destination | None, options: SendOptions) -> None:
-        """Producers are created by AsyncContext.producer."""
+        """Create a producer; applications call AsyncContext.producer."""
         self._context = context
         self._destination = destination
         self._options = options

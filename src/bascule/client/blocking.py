@@ -323,7 +323,7 @@ class Producer:
     """JMSProducer: sends messages."""
 
     def __init__(self, context: SendingContext, destination: Destination | None, options: SendOptions) -> None:
-        """Producers are created by Context.producer."""
+        """Create a producer; applications call Context.producer."""
         self._context = context
         self._destination = destination
         self._options = options

@@ -16,7 +16,7 @@ class Destination:
     kind: ClassVar[str]
 
     def __init__(self, name: str) -> None:
-        """Raises InvalidInput if ``name`` is empty or not a string."""
+        """Name a destination. Raises InvalidInput if ``name`` is empty or not a string."""
         if not isinstance(name, str) or not name:
             raise InvalidInput(f"invalid name of a {self.kind}: {name!r}; it must be a string that is not empty")
         self.name = name

@@ -92,7 +92,7 @@ class Connecting:
     """An asyncio context that is being opened."""
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, AsyncContext]]) -> None:
-        """Created by ``connect_async`` of a factory."""
+        """Prepare a connection; applications call ``connect_async`` of a factory."""
         self._connect = connect
         self._context: AsyncContext | None = None
 

@@ -35,7 +35,7 @@ class Pump:
     def __init__(
         self, core: Core, plan: Plan, tls: ssl.SSLContext | None, lock: AbstractContextManager[object], changed: Callable[[], None]
     ) -> None:
-        """``changed`` is called within ``lock`` when the condition of a waiting operation may have become true."""
+        """Call ``changed`` within ``lock`` when the condition of a waiting operation may have become true."""
         self.core = core
         self.lock = lock
         self.changed = changed

@@ -25,7 +25,7 @@ class ClusterNode(EmbeddedKafka):
     """A node of a cluster. It can be stopped, killed and started like a single node, but its start needs a majority of the nodes."""
 
     def __init__(self, data_dir: Path, number: int, port: int, controllers: list[int], cluster_id: str, jars: JarStore | None) -> None:
-        """``controllers`` are the ports of the controllers of all nodes; this is node ``number``, from 1."""
+        """Prepare node ``number``, from 1. ``controllers`` are the ports of the controllers of all nodes."""
         super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
         self.number = number
         #: Lines for ``server.properties`` that override Bascule's settings; used at the next start.

@@ -96,7 +96,7 @@ class TransactionalClients:
     """Makes the producers of one transactional id (``bascule.writer.incarnation.ClientEffects``)."""
 
     def __init__(self, kafka: Mapping[str, Any], settings: Mapping[str, Any], topic: str, log: EventLog, name: str) -> None:
-        """``settings`` are the producers' settings, ``topic`` is one of their topics, and ``name`` is the name of the threads."""
+        """Make producers with ``settings``. ``topic`` is one of their topics, and ``name`` is the name of the threads."""
         self._kafka = dict(kafka)
         contexts = [str(each) for each in (settings.get("debug"),) if each]
         self._debugging = bool(contexts)

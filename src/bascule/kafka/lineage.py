@@ -104,7 +104,7 @@ class Lineages:
     """The partitions that a process checks; they share a client. Not thread-safe."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        """Raises Unavailable if no client can be made."""
+        """Create the client. Raises Unavailable if that fails."""
         self._kafka = kafka
         self._admin = offsets_client(kafka)
         self._known: dict[tuple[str, int], PartitionLineage] = {}

@@ -53,7 +53,7 @@ class DestinationWriter(DataSourceStreamWriter):
     """Tasks encode the rows; the driver writes each batch in one transaction. A batch must therefore fit into the driver's memory."""
 
     def __init__(self, options: Mapping[str, str], kafka: Mapping[str, Any], schema: StructType) -> None:
-        """Raises InvalidInput for a missing option or an unknown column."""
+        """Read the options. Raises InvalidInput for a missing option or an unknown column."""
         lowered = {name.lower(): value for name, value in options.items()}
         self._id = lowered.get("id", "")
         if not self._id:

@@ -377,7 +377,7 @@ class Client:
             self.touch()
 
     def _queues(self) -> Iterator[BrokerQueue]:
-        """The queues of the messages that the client holds."""
+        """Yield the queues of the messages that the client holds."""
         for link in self.links:
             if isinstance(link.context, ConsumerLink) and link.context.consumer is not None and link.context.consumer.unacked:
                 yield link.context.consumer.queue

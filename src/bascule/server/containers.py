@@ -36,7 +36,7 @@ class ContainerIds:
             self._connections.pop(container, None)
 
     def leaves(self, container: str) -> None:
-        """A client has gone. The broker releases what the client holds, until ``left``."""
+        """Note that a client has gone. The broker releases the links and messages of the client, until ``left``."""
         self._leaving[container] += 1
         self.nobody_leaves.clear()
 

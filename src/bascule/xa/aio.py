@@ -153,7 +153,7 @@ class AsyncTransactionManager:
     """
 
     def __init__(self, manager: TransactionManager) -> None:
-        """``manager`` can be used by threads at the same time. ``bascule xa`` takes the blocking manager."""
+        """Use ``manager``, which threads can use at the same time. ``bascule xa`` takes the blocking manager."""
         self.blocking = manager
         self._begun: weakref.WeakValueDictionary[bytes, AsyncTransaction] = weakref.WeakValueDictionary()
 

@@ -21,7 +21,7 @@ class DecisionTable:
     """The statements, on a driver connection. The caller commits."""
 
     def __init__(self, placeholder: str = "%s", cursor: Callable[[Any], Any] = lambda raw: raw.cursor()) -> None:
-        """``placeholder`` is a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
+        """Use ``placeholder`` as a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
         self._placeholder = placeholder
         self._cursor = cursor
 

@@ -246,7 +246,7 @@ class LocalRules(DecidingDatabase[HandleT]):
     """
 
     def __init__(self, name: str, *, placeholder: str, **rest: Any) -> None:
-        """``placeholder`` is a parameter in the driver's SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
+        """Use ``placeholder`` as a parameter in SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
         super().__init__(name, table=DecisionTable(placeholder), **rest)
 
     @property

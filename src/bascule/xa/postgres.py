@@ -46,7 +46,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
     """
 
     def __init__(self, name: str, *, prepared: bool | None = None, **rest: Any) -> None:
-        """``prepared``: whether branches are prepared; None means if the server has ``max_prepared_transactions`` above 0.
+        """Set whether branches are prepared; None means if the server has ``max_prepared_transactions`` above 0.
 
         If branches are not prepared, the commit of the database is the decision of the transaction.
         """

@@ -107,7 +107,7 @@ class Pattern:
     __slots__ = ("_first", "_last", "_middle", "steps")
 
     def __init__(self, pattern: str, escape: str | None = None) -> None:
-        """Raises ValueError if the pattern ends with the escape character."""
+        """Compile a pattern. Raises ValueError if the pattern ends with the escape character."""
         self._first, *rest = _pieces(pattern, escape)
         self._last = rest.pop() if rest else None
         self._middle = [piece for piece in rest if piece.length]
