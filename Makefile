@@ -112,7 +112,7 @@ mutants: setup ## change the code in a sample of 1,000 places; tells what the fa
 
 docs: $(DOCS_VENV)/.installed ## build the documentation site: artifacts/site/index.html; a broken link is an error
 	@PYTHONPATH=src $(DOCS_BIN)/python -m bascule.embedded.jars fetch mermaid
-	@PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict $(ARGS)
+	@PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 
 slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)

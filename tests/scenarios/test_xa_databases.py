@@ -406,7 +406,8 @@ def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPos
         xid = new_xid()
         handle = resource.start(xid, timeout_s=TIMEOUT_S)
         working = in_background(lambda: handle.execute("SELECT pg_sleep(30)"), "works")
-        wait_for(handle.lock.locked, "the statement to be at work")
+        with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
+            wait_for(lambda: _sleeping(watching, "SELECT pg_sleep%"), "the statement to be at work")
         with pytest.raises(BranchRolledBack, match="a call of the application is still within"):
             resource.end(xid, success=True)
         assert isinstance(working.exception(TIMEOUT_S), psycopg.errors.QueryCanceled)
@@ -416,9 +417,9 @@ def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPos
     assert items(postgres, table) == []
 
 
-def _sleeping(connection: psycopg.Connection[Any]) -> bool:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT%%pg_sleep%%' AND state = 'active'"
-    (count,) = connection.execute(query).fetchone() or (0,)
+def _sleeping(connection: psycopg.Connection[Any], statement: str = "INSERT%pg_sleep%") -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND state = 'active'"
+    (count,) = connection.execute(query, (statement,)).fetchone() or (0,)
     return bool(count)
 
 
