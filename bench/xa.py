@@ -60,7 +60,7 @@ class Services:
 
 
 def measure(services: Services, contender: str, mode: Mode, clients: Clients, options: argparse.Namespace) -> Run:
-    """One run, on a queue and with a log of its own."""
+    """One run, with a separate queue and decision log."""
     name = f"bench.{mode.name}.{time.monotonic_ns()}"
     seeds = SEEDS * clients.processes * clients.threads if mode.receives else 0
     if contender in (PYTHON, APART):
@@ -110,7 +110,7 @@ def by_python(services: Services, contender: str, mode: Mode, clients: Clients, 
 
 
 def versions(postgres: EmbeddedPostgres) -> dict[str, str]:
-    """What has been measured."""
+    """The results of all runs."""
     found = {name: _pinned(*where) for name, where in PINNED.items()}
     found |= {"Artemis": _pinned("artemis-client", "artemis-jakarta-client"), "Java": str(find_jdk().version)}
     with psycopg.connect(postgres.conninfo) as database:

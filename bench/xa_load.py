@@ -64,7 +64,7 @@ class Load:
 
 
 def _steps(load: Load) -> dict[str, Callable[[Any], object]]:
-    """What is done in each resource, apart from receiving, in the order in which it is done."""
+    """Return the work in each resource except the receive, in the order of its execution."""
     return {
         "postgres": lambda handle: handle.execute(INSERT, (load.body,)),
         "kafka": lambda handle: handle.send(TOPIC, load.body.encode()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A kind of transaction: over which resources, and what it does in them."""
+    """A kind of transaction: its resources, and the work in each resource."""
 
     name: str
     resources: tuple[str, ...]
@@ -45,7 +45,7 @@ MODES = (
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """How many transactions run at once: processes, and threads in each."""
+    """The number of client processes, and of threads in each process; a thread runs one transaction at a time."""
 
     processes: int
     threads: int

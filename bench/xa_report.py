@@ -52,7 +52,7 @@ def ratios(ours: Sequence[Run], theirs: Sequence[Run], key: str, *, more_is_bett
 
 
 def table(results: Results) -> str:
-    """Return a markdown table: a line for each contender, those of Bascule with their ratios to the peer."""
+    """Return a Markdown table with one row for each contender. Rows of Bascule show the ratio to the peer."""
     rows: list[Sequence[str]] = [HEAD]
     for (mode, contender, clients), runs in results.items():
         whole = [run for run in runs if not run["failures"]]

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the pages of docs/ as they are, and what they link to outside of docs/.
+"""Hook of mkdocs that adds a page to the site for each file outside docs/ to which a page of docs/ links.
 
 The pages are written for a reader of the repository: their links lead to files there, and the words behind the language of a fenced block
 tell the tests what the block is for. This hook gives each linked file outside of docs/ a page below ``repository/`` in the site, and leads

@@ -68,12 +68,11 @@ class ResourceAdapter:
         The endpoints join their worker pools before the first of them takes a record, so that each gets a thread.
         """
         with ExitStack() as undo:
-            prepared = []
-            for activation in self._activations:
+            activations = tuple(self._activations)
+            for activation in activations:
                 activation.prepare()
                 undo.callback(activation.stop, 0.0)
-                prepared.append(activation)
-            for activation in prepared:
+            for activation in activations:
                 activation.consume()
             undo.pop_all()
         self._started = True
