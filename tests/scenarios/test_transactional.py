@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from confluent_kafka import KafkaError
@@ -11,7 +13,7 @@ from confluent_kafka import KafkaError
 from bascule.core.kafka_records import Output
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka import transactional
+from bascule.kafka import clients, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
@@ -71,6 +73,19 @@ def test_records_handed_over_ahead_of_the_write_are_written_once(place: Place, w
     writer.write(outputs, BEGIN, MIDDLE)
     assert place.values("4", committed=False) == ["1", "2", "3", "4"]
     assert writer.current() == MIDDLE
+
+
+def test_writer_keeps_its_producer_while_kafka_answers_each_request(
+    place: Place, writer: TransactionalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("another producer is made")
+
+    monkeypatch.setattr(clients, "producer", refused)
+    positions = [replace(BEGIN, offset=offset) for offset in range(21)]
+    for number, (before, after) in enumerate(pairwise(positions)):
+        writer.write(place.outputs(f"{number}"), before, after)
+    assert place.values("19") == [f"{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -49,6 +49,16 @@ JOURNAL, SNAPSHOTS, STORE, INGRESS = "journal", "snapshots", "store", "ingress"
 _READS: Final = ("Fetch", "ListOffsets")
 
 
+class Answer(Promise[T]):
+    """The answer to a request, and how often the request was sent without one."""
+
+    __slots__ = ("unanswered",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unanswered = 0
+
+
 class Kafka:
     """The cluster, as clients reach it."""
 
@@ -86,15 +96,21 @@ class Kafka:
     # -- the network -------------------------------------------------------------------------------------------------
 
     def request(
-        self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS, *, at: Partition | None = None
-    ) -> Promise[T]:
+        self,
+        process: Process,
+        what: str,
+        carry_out: Callable[[], T],
+        give_up_ms: float = GIVE_UP_MS,
+        *,
+        at: Partition | None = None,
+    ) -> Answer[T]:
         """Repeat a request until it is answered, to the leader of a partition as far as the client knows. Fails with KafkaFault."""
-        promise: Promise[T] = Promise()
+        promise: Answer[T] = Answer()
         self._try(process, what, carry_out, promise, self.world.now_ms + give_up_ms, at)
         return promise
 
     def _try(
-        self, process: Process, what: str, carry_out: Callable[[], T], promise: Promise[T], deadline_ms: float, at: Partition | None
+        self, process: Process, what: str, carry_out: Callable[[], T], promise: Answer[T], deadline_ms: float, at: Partition | None
     ) -> None:
         world, weather = self.world, self.cluster.weather
         if promise.done:
@@ -106,6 +122,8 @@ class Kafka:
         again = (self._try, process, what, carry_out, promise, deadline_ms, at)
         fate = world.random.random()
         held = weather.held * (self.late_ends if what == "EndTxn" else 1.0)
+        if fate < weather.lost + weather.unanswered + held:
+            promise.unanswered += 1
         if fate < weather.lost:
             world.note("lose request", f"{process.name}, {what}")
             process.after(REQUEST_MS, *again)
@@ -134,7 +152,7 @@ class Kafka:
         process: Process,
         what: str,
         carry_out: Callable[[], T],
-        promise: Promise[T],
+        promise: Answer[T],
         again: tuple[Callable[..., None], ...],
         at: Partition | None,
     ) -> None:
@@ -144,6 +162,7 @@ class Kafka:
                     # The former leader appends, and can never acknowledge: its peers do not fetch.
                     self.world.note("write to former leader", f"{process.name}, {what}")
                     self.cluster.refresh(process, at.former)
+                    promise.unanswered += 1
                     process.after(REQUEST_MS, *again)
                     return
                 value = self._from_former(process, carry_out, at, at.former)
@@ -164,12 +183,13 @@ class Kafka:
         else:
             process.after(self._way_ms(), promise.keep, value)
 
-    def _answer(self, process: Process, answer: Promise[T], promise: Promise[T], again: tuple[Callable[..., None], ...]) -> None:
+    def _answer(self, process: Process, answer: Promise[T], promise: Answer[T], again: tuple[Callable[..., None], ...]) -> None:
         """Answer a request after its record was replicated, or truncated."""
         if answer.error is not None:
             process.after(self._way_ms() + BACKOFF_MS, *again)
         elif self.world.random.random() < self.cluster.answer_lost:
             self.world.note("lose answer", process.name)
+            promise.unanswered += 1
             process.after(REQUEST_MS, *again)
         else:
             process.after(self._way_ms(), promise.keep, answer.value)
@@ -194,7 +214,7 @@ class Kafka:
 
     def fetch(
         self, process: Process, partition: Partition, start: int, *, committed: bool, count: int = 1 << 30
-    ) -> Promise[tuple[list[Record], int]]:
+    ) -> Answer[tuple[list[Record], int]]:
         """Return records from an offset on, and where to continue."""
         return self.request(
             process, f"Fetch {partition.topic}", lambda: partition.read(start, committed=committed, count=count), at=partition
@@ -221,10 +241,22 @@ class Producer:
         self._sequences: dict[Partition, int] = {}
         self.producer_id = self.producer_epoch = -1
         self._incomplete = False  # a record of the transaction was not stored
+        self._unanswered = 0
 
-    def _ask(self, what: str, carry_out: Callable[[], T]) -> Promise[T]:
+    @property
+    def settled(self) -> bool:
+        """Return True if each request was answered each time that it was sent."""
+        return not self._unanswered
+
+    async def _ask(self, what: str, carry_out: Callable[[], T]) -> T:
         """Ask the coordinator."""
-        return self._kafka.request(self._process, what, carry_out, at=self._coordinator.partition)
+        return await self._answered(self._kafka.request(self._process, what, carry_out, at=self._coordinator.partition))
+
+    async def _answered(self, answer: Answer[T]) -> T:
+        try:
+            return await answer
+        finally:
+            self._unanswered += answer.unanswered
 
     async def init(self, time_out_ms: float | None = None) -> None:
         """Begin a new incarnation, and end the open transaction of an earlier one. ``time_out_ms``: None for the default."""
@@ -248,9 +280,8 @@ class Producer:
             if partition not in self._added:
                 await self._ask("AddPartitionsToTxn", lambda: coordinator.add_partition(*name, partition))
                 self._added[partition] = None
-            return await self._kafka.request(
-                self._process, f"Produce {partition.topic}", lambda: self._store(partition, sequence, records), at=partition
-            )
+            store = partial(self._store, partition, sequence, records)
+            return await self._answered(self._kafka.request(self._process, f"Produce {partition.topic}", store, at=partition))
         except KafkaFault:
             self._incomplete = True
             raise

@@ -14,8 +14,8 @@ from bascule.broker.engine import Engine
 from bascule.journal.records import RecordError
 from bascule.writer.position import position_key
 from tests.sim.housekeeping import Following
-from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault, Partition
-from tests.sim.world import Process, Promise, World
+from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Answer, Kafka, KafkaFault, Partition
+from tests.sim.world import Process, World
 from tests.sim.writer import DIVERTS, committed_offset
 from tests.support.history import Tally
 
@@ -31,8 +31,8 @@ class _AtOnce(Kafka):
 
     def request(
         self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS, *, at: Partition | None = None
-    ) -> Promise[T]:
-        promise: Promise[T] = Promise()
+    ) -> Answer[T]:
+        promise: Answer[T] = Answer()
         known_end = None
         if at is not None:
             known_end, at.known_end = at.known_end, None

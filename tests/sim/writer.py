@@ -174,6 +174,11 @@ class TransactionalCalls:
         """See ClientEffects."""
         return Identity(producer.producer_id, producer.producer_epoch)
 
+    async def settled(self, producer: Producer, transactions: int) -> bool:
+        """See ClientEffects."""
+        del transactions
+        return producer.settled
+
     def discard(self, producer: Producer) -> None:
         """See ClientEffects. Nothing is left of it."""
 

@@ -44,8 +44,8 @@ PLANTED: Final = (
         WriterViolation.CONTINUITY_ASSUMED, "a writer takes its last position for the present one, whatever the epoch", DOUBLED, restless
     ),
     Planted(
-        WriterViolation.PRODUCER_REUSED,
-        "one producer incarnation has all transactions",
+        WriterViolation.KEPT_UNSETTLED,
+        "an incarnation has a further transaction although a request of it may be late",
         ("divert-loss", "ingress-loss", *DOUBLED),
         late_ends,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -32,39 +33,66 @@ COORDINATOR_TIMEOUT_S: Final = 20.0
 SETTLE_S: Final = 0.02
 #: The level of a client's debug lines.
 _DEBUG: Final = 10
-#: The line of the client's debug context ``eos`` when InitProducerId is answered.
+#: Debug contexts of the client whose lines a ProducerLog reads.
+_CONTEXTS: Final = ("eos", "protocol")
+#: The line of the context ``eos`` when InitProducerId is answered.
 _ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
+#: The lines of the context ``protocol`` for each request and for each answer, by their first word.
+_MOVED: Final = re.compile(r": (Sent|Received) (\w+)(?:Request|Response) ")
+_TRAFFIC: Final = frozenset({"SEND", "RECV"})
+#: The request that a late repeat makes dangerous.
+_END: Final = "EndTxn"
+#: The requests that change something in Kafka. A late request of another kind does no harm.
+_CHANGES: Final = frozenset({"InitProducerId", "AddPartitionsToTxn", "Produce", _END})
 
 
-class IdentityLog(ClientLog):
-    """The log of one client. It reads the client's identity from a debug line, and logs all other lines.
+class ProducerLog(ClientLog):
+    """The log of one client. It reads the client's identity and its requests from debug lines, and logs all other lines.
 
-    librdkafka also reports producer id and epoch in its statistics. These come at intervals, cost 0.6 % of a core and 240 KB/s for a client
-    that waits (25 ms apart), and must be collected. A debug line comes once. If its text changes, the identity is unknown, and each
-    position is read behind a barrier (docs/adr/0013-reads-that-decide.md).
+    librdkafka also reports them in its statistics. These come at intervals, cost 0.6 % of a core and 240 KB/s for a client that waits
+    (25 ms apart), and must be collected. Debug lines come when something happens. If their text changes, the identity is unknown and no
+    request counts: each position is read behind a barrier (docs/adr/0013-reads-that-decide.md), and each transaction has its own
+    incarnation (docs/adr/0017-producers-that-stay.md).
     """
 
-    __slots__ = ("_debugging", "identity")
+    __slots__ = ("_debugging", "identity", "received", "sent")
 
     def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
         """``debugging``: the user has asked for debug lines, so they are logged as well."""
         super().__init__(log)
         self._debugging = debugging
         self.identity: Identity | None = None
+        #: The number of requests of each kind that were sent, and that were answered on the connection on which they were sent. Only
+        #: requests that change something count.
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
 
     def log(self, level: int, text: str, *arguments: object) -> None:
         """Handle a log line of the client."""
         if level > _DEBUG or self._debugging:
             super().log(level, text, *arguments)
-        if level <= _DEBUG and self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
+        if level > _DEBUG:
+            return
+        if arguments and arguments[0] in _TRAFFIC:
+            self._count(str(arguments[-1]))
+        elif self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
             self.identity = Identity(int(found[1]), int(found[2]))
+
+    def _count(self, line: str) -> None:
+        found = _MOVED.search(line)
+        if found is not None and found[2] in _CHANGES:
+            (self.sent if found[1] == "Sent" else self.received)[found[2]] += 1
+
+    def settled(self, transactions: int) -> bool:
+        """Return True if the client has sent one EndTxn for each transaction, and each of its requests is answered."""
+        return self.sent[_END] == transactions and self.sent == self.received
 
 
 class KafkaProducer(NamedTuple):
     """A client whose transactions are initialised."""
 
     client: Producer
-    log: IdentityLog
+    log: ProducerLog
 
 
 class Background(Generic[T]):
@@ -100,7 +128,7 @@ class TransactionalClients:
         self._kafka = dict(kafka)
         contexts = [str(each) for each in (settings.get("debug"),) if each]
         self._debugging = bool(contexts)
-        self._settings = {**settings, "debug": ",".join([*contexts, "eos"])}
+        self._settings = {**settings, "debug": ",".join([*contexts, *_CONTEXTS])}
         self._topic = topic
         self._log = log
         self._name = name
@@ -133,7 +161,7 @@ class TransactionalClients:
             spent, self._spent = [self._spent], None
             in_background(partial(_end, spent), f"{self._name}-end")
             time.sleep(SETTLE_S)
-        log = IdentityLog(self._log, debugging=self._debugging)
+        log = ProducerLog(self._log, debugging=self._debugging)
         try:
             client = clients.producer(self.settings(attempt), logger=log)
             introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
@@ -147,6 +175,15 @@ class TransactionalClients:
     async def identity(self, producer: KafkaProducer) -> Identity | None:
         """Return the producer id and epoch that Kafka gave the client."""
         return producer.log.identity
+
+    async def settled(self, producer: KafkaProducer, transactions: int) -> bool:
+        """Return True if each request that the client has sent is answered."""
+        try:
+            with client_errors():
+                producer.client.poll(0)  # this delivers the lines of its log
+        except KafkaException:
+            return False
+        return producer.log.settled(transactions)
 
     def discard(self, producer: KafkaProducer) -> None:
         """End a client."""

@@ -38,6 +38,8 @@ LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
 #: The same for an ingress: while its transaction is open, the broker takes no message of other ingresses after it. A full transaction
 #: (``pipelines.transaction_records``), one record per batch at 10 ms each way, takes a third of it.
 INGRESS_TRANSACTION_TIMEOUT_MS: Final = 60_000
+#: A transaction with at most this number of unsent records sends them with its positions: they are stored in milliseconds.
+SMALL_RECORDS: Final = 500
 #: Interval, in seconds, at which a wait for Kafka to accept records checks whether it has accepted any.
 PROGRESS_S = 0.5
 #: The report that names a refused record may be in flight when the client refuses the next one.
@@ -193,9 +195,10 @@ class _PositionedClients(TransactionalClients):
         try:
             crash.point("writer.produce.after")
             with client_errors():
-                # Before the positions: readers of their partition wait while they are in an open transaction.
+                # Before the positions: readers of their partition wait while they are in an open transaction. A small transaction is
+                # stored in one round trip.
                 left = len(client)
-                while 0 < (now := client.flush(PROGRESS_S)) < left:
+                while left > SMALL_RECORDS and (now := client.flush(PROGRESS_S)) < left:
                     left = now
                 produce = patient(client)
                 for name, position in positions.items():

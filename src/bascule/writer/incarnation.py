@@ -1,8 +1,9 @@
-"""Incarnations of a transactional producer: one for each transaction, prepared in advance, replaced after a failure.
+"""Incarnations of a transactional producer: prepared in advance, kept while no request can be late, replaced otherwise.
 
 In Kafka's transaction protocol v1, the client may repeat an EndTxn request internally, and a late repeat can end the next transaction of
-the same producer epoch. Therefore each transaction has its own incarnation: ``init_transactions`` raises the epoch, and Kafka refuses the
-late request.
+the same producer epoch. Therefore an incarnation has a further transaction only if its client is *settled*: each request that it has sent
+is answered, so none of them can still reach Kafka. Otherwise the next transaction has its own incarnation: ``init_transactions`` raises the
+epoch, and Kafka refuses the late request.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class IncarnationEvent(enum.Enum):
     READ = "position read behind a barrier"
     BEGIN = "transaction began"
     COMMIT = "commit confirmed"
+    KEEP = "each request is answered"
     ABORT = "abort confirmed, no commit was sent"
     FAIL = "a request of the transaction failed"
     DROP = "dropped unused"
@@ -60,6 +62,7 @@ TRANSITIONS: Final = Transitions(
         (IncarnationState.INITIALISED, IncarnationEvent.PROVE): IncarnationState.POSITIONED,
         (IncarnationState.INITIALISED, IncarnationEvent.READ): IncarnationState.POSITIONED,
         (IncarnationState.POSITIONED, IncarnationEvent.BEGIN): IncarnationState.IN_TRANSACTION,
+        (IncarnationState.COMMITTED, IncarnationEvent.KEEP): IncarnationState.INITIALISED,
         (IncarnationState.POSITIONED, IncarnationEvent.DROP): IncarnationState.GIVEN_UP,
         (IncarnationState.IN_TRANSACTION, IncarnationEvent.COMMIT): IncarnationState.COMMITTED,
         (IncarnationState.IN_TRANSACTION, IncarnationEvent.ABORT): IncarnationState.ABORTED,
@@ -101,6 +104,7 @@ class Incarnation(Generic[P]):
         self.producer = producer
         self.identity = identity
         self.state = IncarnationState.NEW
+        self.committed = 0  # transactions
 
     def move(self, event: IncarnationEvent) -> None:
         """Change the state. Raises TransitionMissing."""
@@ -157,6 +161,13 @@ class ClientEffects(Protocol[ProducerT]):
 
     async def identity(self, producer: ProducerT) -> Identity | None:
         """Return the producer id and epoch that the last ``init`` gave, or None if the client does not report them."""
+        ...
+
+    async def settled(self, producer: ProducerT, transactions: int) -> bool:
+        """Return True if each request that the producer has sent is answered, as far as the client shows it.
+
+        ``transactions`` is the number of transactions that the producer has committed.
+        """
         ...
 
     def discard(self, producer: ProducerT) -> None:

@@ -1,4 +1,4 @@
-"""Transactions that check a table before they write: read, make, write and commit, each with its own incarnation.
+"""Transactions that check a table before they write: read, make, write and commit.
 
 All transactions under one transactional id write to one partition of a table. A later incarnation ends open transactions and fences the
 earlier incarnations, so only one of them can remove a record that it finds after ``init_transactions``: a compare-and-set for all
@@ -99,6 +99,10 @@ class TableTransactions(Generic[P, R, T]):
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 incarnation.move(IncarnationEvent.COMMIT)
+                incarnation.committed += 1
+                if not self._long and await effects.settled(incarnation.producer, incarnation.committed):
+                    incarnation.move(IncarnationEvent.KEEP)
+                    return
                 self._drop()
                 self._long = False
                 if self._ahead:

@@ -1,9 +1,10 @@
 """The transactional writer: output and position in one Kafka transaction, as a compare-and-set on the position.
 
-Each transaction has its own incarnation. The position is known only after ``init_transactions``, which ends the open transactions of
-earlier incarnations. Then *epoch continuity* proves the position if nobody else initialised the id since this writer's last transaction;
-otherwise the writer reads the position behind a barrier record. If the outcome of a commit is in doubt, the position that the next
-incarnation finds shows the outcome.
+A transaction has its own incarnation, unless each request of the last one is answered (``bascule.writer.incarnation``). The position is
+known only after ``init_transactions``, which ends the open transactions of earlier incarnations. Then *epoch continuity* proves the
+position if nobody else initialised the id since this writer's last transaction; otherwise the writer reads the position behind a barrier
+record. An incarnation that is kept knows the position that it has written: if another one moves it, the kept one is fenced. If the outcome
+of a commit is in doubt, the position that the next incarnation finds shows the outcome.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class WriterViolation(enum.StrEnum):
 
     READ_BEFORE_INIT = "the position is read before init_transactions"
     CONTINUITY_ASSUMED = "the position of the last transaction is taken for the present one whatever the epoch"
-    PRODUCER_REUSED = "one incarnation has all transactions"
+    KEPT_UNSETTLED = "an incarnation has a further transaction although a request of it may be late"
     NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without a look at the position"
     NOT_COMPARED = "the position that is found is not compared with the one that is expected"
 
@@ -108,7 +109,6 @@ class Writer(Generic[P, O, V]):
         self._violations = violations
         self._attempt = Attempt()
         self._last: _Last[V] | None = None
-        self._reused: P | None = None  # used by a violation only
         self._incarnations: Incarnations[_Prepared[P, V]] = Incarnations(effects, self._incarnate)
 
     async def current(self) -> V | None:
@@ -128,7 +128,10 @@ class Writer(Generic[P, O, V]):
             self._last = None  # another writer has written since
 
     def prepare(self) -> None:
-        """Start the next incarnation in the background, for a writer that will write again. It fences other writers of the id."""
+        """Start the next incarnation in the background unless there is one, for a writer that will write again.
+
+        It fences other writers of the id.
+        """
         self._incarnations.prepare()
 
     async def ahead(self, outputs: Sequence[O], before: V | None) -> None:
@@ -176,6 +179,8 @@ class Writer(Generic[P, O, V]):
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 self._know(incarnation, after)
+                if await self._keep(incarnation, after):
+                    return
                 break
         self._attempt = Attempt()
         self._drop()
@@ -216,6 +221,17 @@ class Writer(Generic[P, O, V]):
         await self._hand_over(incarnation, outputs)
         await self._effects.commit(incarnation.producer, positions, careful=self._attempt.careful)
         incarnation.move(IncarnationEvent.COMMIT)
+        incarnation.committed += 1
+
+    async def _keep(self, incarnation: _Prepared[P, V], position: V | None) -> bool:
+        """Keep an incarnation after a commit, if no request of it can be late. An incarnation of a retry is not kept: it is slower."""
+        settled = WriterViolation.KEPT_UNSETTLED in self._violations
+        if self._attempt != Attempt() or not (settled or await self._effects.settled(incarnation.producer, incarnation.committed)):
+            return False
+        incarnation.move(IncarnationEvent.KEEP)
+        incarnation.position, incarnation.handed_over = position, 0
+        incarnation.move(IncarnationEvent.PROVE)
+        return True
 
     async def _hand_over(self, incarnation: _Prepared[P, V], outputs: Sequence[O]) -> None:
         """Give the client the outputs that it does not have yet."""
@@ -233,7 +249,7 @@ class Writer(Generic[P, O, V]):
     async def _incarnate(self) -> _Prepared[P, V]:
         effects, violations, last = self._effects, self._violations, self._last
         early = await read_latest(effects) if WriterViolation.READ_BEFORE_INIT in violations else None
-        producer = await self._reusable() or await effects.init(self._attempt)
+        producer = await effects.init(self._attempt)
         incarnation: _Prepared[P, V] = _Prepared(producer, await effects.identity(producer))
         incarnation.move(IncarnationEvent.INIT)
         identity = incarnation.identity
@@ -246,18 +262,6 @@ class Writer(Generic[P, O, V]):
             incarnation.position = positions.get(self.key)
             incarnation.move(IncarnationEvent.READ)
         return incarnation
-
-    async def _reusable(self) -> P | None:
-        """Return the incarnation of the last transaction, for a violation. The open transaction of a failed write is aborted."""
-        producer = self._reused
-        if producer is None:
-            return None
-        try:
-            await self._effects.abort(producer)
-        except TransactionFault as fault:
-            if fault.fenced:
-                self._reused = None
-        return self._reused
 
     def _know(self, incarnation: _Prepared[P, V], position: V | None) -> None:
         """Remember the position that an incarnation has left."""
@@ -273,7 +277,4 @@ class Writer(Generic[P, O, V]):
             incarnation.move(IncarnationEvent.DROP)
         elif incarnation.state is IncarnationState.IN_TRANSACTION:
             incarnation.move(IncarnationEvent.FAIL)
-        if WriterViolation.PRODUCER_REUSED in self._violations:
-            self._reused = incarnation.producer
-        else:
-            self._effects.discard(incarnation.producer)
+        self._effects.discard(incarnation.producer)

@@ -15,7 +15,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.compacted import Stored
-from bascule.kafka.incarnation import Background, IdentityLog, KafkaProducer, fault_of
+from bascule.kafka.incarnation import Background, KafkaProducer, ProducerLog, fault_of
 from bascule.kafka.slot import LONG_TRANSACTION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Slot, _SlotClients
 from bascule.threads.background import in_background
 from bascule.threads.joint import JointTry
@@ -146,7 +146,7 @@ def test_hanging_client_close_does_not_delay_next_incarnation(reader: Reader, mo
     effects = _SlotClients({}, "id", "table", cast("Any", reader))
     hanging = HangsAtItsEnd()
     ending, goes_on = hanging.ending, hanging.goes_on
-    effects.discard(KafkaProducer(cast("Any", hanging), IdentityLog(get_log("bascule.test"))))
+    effects.discard(KafkaProducer(cast("Any", hanging), ProducerLog(get_log("bascule.test"))))
     del hanging
     try:
         made = in_background(lambda: run_blocking(effects.init(Attempt())), "init").result(10)
@@ -186,11 +186,14 @@ class Client:
     def commit_transaction(self, _timeout_s: float) -> None:
         self.committed = True
 
+    def poll(self, _timeout_s: float) -> int:
+        return 0
+
     def purge(self) -> None: ...
 
 
-def incarnation(client: Client) -> Incarnation[Any]:
-    made: Incarnation[Any] = Incarnation(KafkaProducer(client, IdentityLog(get_log("test"))))  # type: ignore[arg-type]
+def incarnation(client: Client, log: ProducerLog | None = None) -> Incarnation[Any]:
+    made: Incarnation[Any] = Incarnation(KafkaProducer(client, log or ProducerLog(get_log("test"))))  # type: ignore[arg-type]
     made.move(IncarnationEvent.INIT)
     return made
 
@@ -204,6 +207,18 @@ def test_transaction_writes_records_made_from_table_and_prepares_next_incarnatio
     assert client.written == [b"value"]
     assert client.committed
     assert len(coming) == 2
+
+
+def test_incarnation_with_each_request_answered_has_the_next_transaction(reader: Reader, coming: list[Future[Any]]) -> None:
+    log = ProducerLog(get_log("test"))
+    writing = slot()
+    writing.prepare()
+    coming[0].set_result(incarnation(Client(), log))
+    for _ in range(3):
+        for line in ("Sent EndTxnRequest (v3, 1 bytes @ 0, CorrId 1)", "Received EndTxnResponse (v3, 1 bytes, CorrId 1, rtt 1.00ms)"):
+            log.log(10, "%s [%s] %s", "SEND" if "Sent" in line else "RECV", "name", f"[thrd:b]: b/1: {line}")
+        writing.transact(lambda _: [Outgoing("topic", None, b"")])
+    assert len(coming) == 1
 
 
 def test_transaction_without_records_is_not_begun(reader: Reader, coming: list[Future[Any]]) -> None:

@@ -14,6 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
 from bascule.kafka import clients, incarnation, transactional
+from bascule.kafka.incarnation import ProducerLog
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.writer.incarnation import Attempt, Identity
 from bascule.writer.position import Position
@@ -155,13 +156,43 @@ ACQUIRED = ("%s [%s] %s", "GETPID", "name", "Acquired PID{Id:7,Epoch:3} (InitPro
 @pytest.mark.parametrize(("debugging", "written"), [(False, 0), (True, 1)])
 def test_client_debug_lines_are_logged_only_when_requested(debugging: bool, written: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "bascule.test")
-    log = incarnation.IdentityLog(get_log("bascule.test"), debugging=debugging)
+    log = ProducerLog(get_log("bascule.test"), debugging=debugging)
     log.log(logging.DEBUG, *ACQUIRED)
     assert log.identity == Identity(7, 3)
     assert len(caplog.records) == written
 
 
-@pytest.mark.parametrize(("kafka", "debug", "debugging"), [({}, "eos", False), ({"debug": "broker,msg"}, "broker,msg,eos", True)])
+def said(log: ProducerLog, *lines: str) -> None:
+    for line in lines:
+        log.log(logging.DEBUG, "%s [%s] %s", "SEND" if "Sent" in line else "RECV", "name", f"[thrd:b]: b/1: {line}")
+
+
+PRODUCED = ("Sent ProduceRequest (v10, 9 bytes @ 0, CorrId 6)", "Received ProduceResponse (v10, 9 bytes, CorrId 6, rtt 1.00ms)")
+ENDED = ("Sent EndTxnRequest (v1, 9 bytes @ 0, CorrId 7)", "Received EndTxnResponse (v1, 9 bytes, CorrId 7, rtt 1.00ms)")
+REFRESHED = "Sent MetadataRequest (v13, 9 bytes @ 0, CorrId 8)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "settled"),
+    [
+        ((*PRODUCED, *ENDED, REFRESHED), True),
+        ((*ENDED, *PRODUCED[:1]), False),
+        (ENDED[:1], False),
+        ((*ENDED, *ENDED), False),
+        (PRODUCED, False),
+        ((), False),
+    ],
+    ids=["each answered", "unanswered produce", "unanswered end", "repeated end", "no end", "no line of the client"],
+)
+def test_producer_is_settled_if_each_request_was_answered_and_the_end_was_sent_once(lines: tuple[str, ...], settled: bool) -> None:
+    log = ProducerLog(get_log("bascule.test"))
+    said(log, *lines)
+    assert log.settled(1) is settled
+
+
+@pytest.mark.parametrize(
+    ("kafka", "debug", "debugging"), [({}, "eos,protocol", False), ({"debug": "broker,msg"}, "broker,msg,eos,protocol", True)]
+)
 def test_user_debug_contexts_of_client_are_kept(
     kafka: dict[str, str], debug: str, debugging: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ class Kafka:
         self.epoch = 0
         self.producer_id = 7
         self.tells_identity = True
+        self.settled_clients = False
         self.fail: dict[str, list[Exception | None]] = {}
         self.calls: list[str] = []
         self.slept: list[float] = []
@@ -119,6 +120,10 @@ class Kafka:
 
     async def identity(self, producer: dict[str, Any]) -> Identity | None:
         return Identity(self.producer_id, producer["epoch"]) if self.tells_identity else None
+
+    async def settled(self, producer: dict[str, Any], transactions: int) -> bool:
+        producer["transactions"] = transactions
+        return self.settled_clients
 
     def discard(self, producer: dict[str, Any]) -> None:
         self.calls.append("discard")
@@ -165,6 +170,7 @@ class Kafka:
     def _commit(self, producer: dict[str, Any], positions: Mapping[str, str | None]) -> None:
         self.position = positions["key"]
         self.outputs += producer["outputs"]
+        producer["outputs"] = []
         self.end += 2
         self.named_end = self.end
 
@@ -215,6 +221,50 @@ def test_next_incarnation_knows_position_without_reading(kafka: Kafka) -> None:
     kafka.calls.clear()
     write(moving, [], "b", "c")
     assert kafka.calls == ["init", "begin", "hand over", "commit", "discard"]
+
+
+def test_incarnation_with_each_request_answered_has_the_next_transaction(kafka: Kafka) -> None:
+    kafka.settled_clients = True
+    moving = writer(kafka)
+    write(moving, ["x"], "a", "b")
+    kafka.calls.clear()
+    moving.prepare()
+    run_blocking(moving.ahead(["y"], "b"))
+    write(moving, ["y", "z"], "b", "c")
+    assert kafka.calls == ["begin", "hand over", "hand over", "commit"]
+    assert (kafka.position, kafka.outputs) == ("c", ["x", "y", "z"])
+
+
+def test_incarnation_is_replaced_after_a_transaction_that_leaves_requests_unanswered(kafka: Kafka) -> None:
+    kafka.settled_clients = True
+    moving = writer(kafka)
+    write(moving, [], "a", "b")
+    kafka.settled_clients = False
+    write(moving, [], "b", "c")
+    kafka.calls.clear()
+    write(moving, [], "c", "d")
+    assert kafka.calls == ["init", "begin", "hand over", "commit", "discard"]
+
+
+def test_incarnation_made_for_a_retry_is_not_kept(kafka: Kafka) -> None:
+    kafka.settled_clients = True
+    kafka.fail["commit"] = [LOST]
+    moving = writer(kafka)
+    write(moving, ["x"], "a", "b")
+    assert kafka.calls[-1] == "discard"
+    write(moving, [], "b", "c")
+    assert kafka.attempts[-1] == Attempt()
+
+
+def test_kept_incarnation_that_another_writer_has_fenced_writes_nothing(kafka: Kafka) -> None:
+    kafka.settled_clients = True
+    moving = writer(kafka)
+    write(moving, ["x"], "a", "b")
+    kafka.epoch, kafka.position = kafka.epoch + 1, "theirs"
+    with pytest.raises(PositionMoved) as moved:
+        write(moving, ["y"], "b", "c")
+    assert moved.value.found == "theirs"
+    assert kafka.outputs == ["x"]
 
 
 @pytest.mark.parametrize("how", ["another init", "another producer id", "identity not told"])
@@ -447,13 +497,11 @@ def test_simulated_violation_skips_position_comparison(kafka: Kafka) -> None:
     assert kafka.outputs == ["x"]
 
 
-@pytest.mark.parametrize("fenced", [False, True])
-def test_simulated_violation_reuses_producer_until_fenced(kafka: Kafka, fenced: bool) -> None:
-    moving = writer(kafka, WriterViolation.PRODUCER_REUSED)
+def test_simulated_violation_keeps_incarnation_with_unanswered_requests(kafka: Kafka) -> None:
+    moving = writer(kafka, WriterViolation.KEPT_UNSETTLED)
     write(moving, [], "a", "b")
-    kafka.fail["abort"] = [FENCED if fenced else LOST]
     write(moving, [], "b", "c")
-    assert kafka.calls.count("init") == (2 if fenced else 1)
+    assert kafka.calls.count("init") == 1
 
 
 def test_incarnation_that_failed_with_other_error_is_recreated_by_next_call(kafka: Kafka) -> None:
