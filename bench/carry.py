@@ -74,7 +74,7 @@ def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], 
     """Journal to target by Spark's Kafka sink, until SIGTERM."""
     session = spark_session(options)
     with StopSignals() as stop:
-        journal = journal_rows(kafka_stream(session, options, {(options.topics.journal, 0): 0}, committed=False))
+        journal = journal_rows(kafka_stream(session, options, {(options.topics.journal, 0): 0}))
         query = (
             rows(journal, options)
             .writeStream.format("kafka")

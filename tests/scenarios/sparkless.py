@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from confluent_kafka import Message
 
 from bascule.broker.snapshot import Snapshot
+from bascule.core.kafka_records import Place, Taken
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
@@ -22,8 +22,10 @@ from bascule.journal.offsets import OffsetMap
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import trim
+from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
+from bascule.pipelines.jobs import ResidentTasks
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.pipelines.tasks import Batches, DivertTask
@@ -52,37 +54,32 @@ class Rows:
         assert list(task(iter(batches)))
 
 
-class Stream:
-    """A query that runs: as Spark's writer, which is told this and that and started, and then as its query."""
+class Job:
+    """A job of resident tasks whose tasks run when the test says so, each up to an offset of the journal."""
 
-    isActive = True  # noqa: N815 - Spark's name
-    error: Exception | None = None
-
-    def __init__(self, rows: Rows, task: DivertTask) -> None:
-        self.rows, self.task = rows, task
-        self.lastProgress: dict[str, Any] | None = None
-
-    def told(self, *_: object, **__: object) -> Stream:
-        return self
-
-    queryName = trigger = option = start = told  # noqa: N815
+    def __init__(self, _session: Session, _name: str, shipped: ResidentTasks) -> None:
+        self.active = True
+        self.error: Exception | None = None
+        self.shipped = shipped
 
     def stop(self) -> None:
-        self.isActive = False
+        self.active = False
 
     def fail(self, error: Exception) -> None:
-        self.isActive, self.error = False, error
+        self.active, self.error = False, error
 
-    def exception(self) -> Exception | None:
+    def failure(self) -> Exception | None:
         return self.error
 
     def batch(self, end: int) -> None:
         """Takes what there is before ``end``."""
-        if end > self.rows.start:
-            self.rows.run(self.task, end)
-            self.rows = replace(self.rows, start=end)
-            offsets = {self.rows.pipelines.topics.journal: {"0": end}}
-            self.lastProgress = {"sources": [{"endOffset": json.dumps(offsets)}]}
+        for task in self.shipped.tasks:
+            task.run(lambda start: nullcontext(self._taken(start, end)))
+
+    def _taken(self, start: Mapping[Place, int], end: int) -> Iterator[Taken]:
+        for place, offset in start.items():
+            history = TopicHistory(self.shipped.kafka, *place)
+            yield Taken([received_of(message) for message in history.records(offset, end)], [place])
 
 
 class Session:
@@ -95,12 +92,6 @@ class Session:
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Drivers made from now on need no Spark."""
 
-    def pooled(_: object, __: str, rows: Rows, task: DivertTask) -> Any:
-        return type("Frame", (), {"writeStream": type("Writer", (), {"format": lambda _, __: Stream(rows, task)})()})()
-
-    def stream(_: object, pipelines: PipelinesSpec, start: dict[tuple[str, int], int], *, committed: bool) -> Rows:
-        return Rows(pipelines, next(iter(start.values())))
-
     def part(_: object, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> Rows:
         return Rows(pipelines, start, end)
 
@@ -109,11 +100,11 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(driver, "spark_session", lambda _: Session())
     patch.setattr(driver, "journal_rows", lambda rows: rows)
-    patch.setattr(driver, "ingress_rows", lambda rows: rows)
-    patch.setattr(driver, "kafka_stream", stream)
     patch.setattr(driver, "kafka_range", part)
     patch.setattr(driver, "TransformingBatch", batch)
-    patch.setattr(driver.Driver, "_pooled", pooled)
+    patch.setattr(driver, "ResidentJob", Job)
+    patch.setattr(driver, "cores", lambda *_: 2)
+    patch.setattr(driver.Driver, "_set_pool", lambda *_: None)
 
 
 def workers_end() -> None:

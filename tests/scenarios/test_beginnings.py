@@ -254,5 +254,5 @@ def test_ingress_started_before_its_topic_exists_reads_the_topic_from_the_first_
         assert running.query("ingress:in") is None
     source = Source(kafka, topic_prefix)
     with bridge.running(ingresses=(ingress,)) as running:
-        assert running.query("ingress:in").isActive
+        assert running.query("ingress:in").active
     assert [position.offset for position in source.stored().values()] == [0, 0]

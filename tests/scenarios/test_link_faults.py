@@ -185,7 +185,7 @@ def test_pipelines_write_each_record_once_under_successive_link_faults(kafka: Em
         bridge = Bridge(kafka, topic_prefix, tmp_path, servers=link.bootstrap)
         create(kafka.bootstrap, f"{topic_prefix}-in")
         bridge.configure(
-            f"max_offsets_per_trigger = {MESSAGES}\n"
+            f"transaction_records = {MESSAGES}\n"
             f'[[divert]]\nname = "out"\nfrom = "orders"\nto = "{topic_prefix}.out"\nstart = "earliest"\n'
             f'[[ingress]]\nname = "in"\ntopics = ["{topic_prefix}-in"]\nto = "in"\n'
         )

@@ -81,7 +81,7 @@ def test_ingress_continues_when_the_common_position_of_the_diverts_is_lost(bridg
         said = running.driver.queries[COMMON].stopped
         assert said is not None
         assert said.startswith("PositionLost: pipeline 'diverts' is at offset ")
-        assert running.query("ingress:in").isActive
+        assert running.query("ingress:in").active
 
 
 @pytest.mark.slow

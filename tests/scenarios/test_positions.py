@@ -268,7 +268,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
     """A divert begins behind so many messages; killed on its way, it loses what Spark and Kafka's groups know, and starts again."""
     prefix, journal, checkpoints = bridge.prefix, bridge.journal, bridge.directory / "checkpoints"
     bridge.configure(
-        f'max_offsets_per_trigger = {batch}\ntransaction_records = {10 * batch}\ncheckpoint_dir = "{checkpoints}"\n'
+        f'transaction_records = {batch}\ncheckpoint_dir = "{checkpoints}"\n'
         f'[[divert]]\nname = "all"\nfrom = "orders"\nto = "{prefix}.all"\nstart = "earliest"\n'
     )
     journal.start_epoch()

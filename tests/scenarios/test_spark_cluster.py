@@ -22,7 +22,7 @@ from tests.support.system import descendants
 HOST = "127.0.0.1"
 SPARK_HOME = Path(pyspark.__path__[0])
 JOINED = "Successfully registered with master"
-#: A backlog of so many batches is not carried between two looks of the test.
+#: A backlog of so many transactions is not carried between two looks of the test.
 BATCH = 200
 BACKLOG = 30 * BATCH
 
@@ -82,7 +82,7 @@ def bridge(kafka: EmbeddedKafka, cluster: Cluster, topic_prefix: str, tmp_path: 
     bridge = Bridge(kafka, topic_prefix, tmp_path)
     bridge.configure(
         f"""
-max_offsets_per_trigger = {BATCH}
+transaction_records = {BATCH}
 [pipelines.spark]
 "spark.driver.host" = "{HOST}"
 "spark.driver.bindAddress" = "{HOST}"

@@ -351,13 +351,13 @@ class Pipelines(Section):
     """The Spark driver that runs all diverts and ingresses."""
 
     enabled: bool = Field(default=True, description="Whether `bascule up` starts the pipelines")
-    master: str = Field(default=SPARK_MASTER, min_length=1, description="URL of the Spark master")
+    master: str = Field(default=SPARK_MASTER, min_length=1, description="URL of the Spark master; a cluster needs a core for each task")
     spark: dict[str, ClientSetting] = Field(default={}, description="Settings passed to Spark")
     trigger_interval_ms: int = Field(
-        default=0, ge=0, description="Shortest interval between the starts of two micro-batches in ms; 0 = start the next one at once"
+        default=0, ge=0, description="Shortest interval in ms between two micro-batches of a transformation; 0 = start the next one at once"
     )
     max_offsets_per_trigger: int = Field(
-        default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of records of a source in one micro-batch"
+        default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of journal records in one micro-batch of a transformation"
     )
     checkpoint_dir: Path | None = Field(
         default=None, description="Directory for Spark's checkpoints, emptied at every start; unset = a temporary directory"

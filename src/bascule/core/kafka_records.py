@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -18,6 +18,22 @@ class KafkaRecord(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
     timestamp_ms: int
+
+
+#: A partition, by topic and number.
+Place = tuple[str, int]
+
+
+class Taken(NamedTuple):
+    """Records taken from source partitions at once.
+
+    ``tails`` are the partitions without many records after these. ``ends`` has the end offsets of partitions that have no record between
+    the last one taken and this offset, although the reader has waited for one.
+    """
+
+    records: Sequence[KafkaRecord]
+    tails: Collection[Place] = ()
+    ends: Mapping[Place, int] = {}
 
 
 class GroupOffset(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -250,9 +250,17 @@ class PartitionReader:
 
     def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
         """Return records that arrive in time, at most ``count``. Raises Unavailable; Trimmed or CutOff if the offset is not in the log."""
+        return self._taken(self._consumer.consume(count, timeout_s))
+
+    def read_at_once(self, count: int, timeout_s: float) -> list[Message]:
+        """Return the records that are there, at most ``count``; wait only for the first one. Raises the errors of ``read``."""
+        first = self._consumer.poll(timeout_s)
+        return [] if first is None else self._taken([first, *self._consumer.consume(count - 1, 0)])
+
+    def _taken(self, messages: Sequence[Message]) -> list[Message]:
         found: list[Message] = []
         self.at_end = False
-        for message in self._consumer.consume(count, timeout_s):
+        for message in messages:
             error = message.error()
             if error is None:
                 self._position = offset_of(message) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
 from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
-from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 
@@ -27,9 +27,8 @@ from bascule.writer.position import Position
 _COLLECT_AFTER = 1_000_000
 #: While a transaction fills, its records are passed to Kafka's client in groups of this size, so that few are left for the end.
 _AHEAD_RECORDS = 500
-#: Spark gives the partitions of a source to any worker, so each worker keeps a writer for each partition of its query. With fewer writers,
-#: partitions that take turns would need a new writer for each batch. This is the minimum, and the number for other tasks.
-IDLE_WRITERS_MIN = 8
+#: A position without output is moved at this interval, in seconds: most records of the journal may concern no divert.
+POSITION_S = 1.0
 #: A writer has three Kafka clients with a dozen threads. Writers may use half of the descriptors that the process may open.
 _WRITER_DESCRIPTORS = 20
 
@@ -81,7 +80,6 @@ class _Tools:
     """Objects that a worker process keeps between batches: idle writers, each with its next incarnation, and views of Kafka."""
 
     idle: dict[str, TransactionalWriter] = field(default_factory=dict)
-    idle_max: int = IDLE_WRITERS_MIN
     targets: Targets | None = None
     lineages: Lineages | None = None
 
@@ -99,28 +97,17 @@ def writer_for(pipelines: PipelinesSpec, key: str) -> TransactionalWriter:
     return writer
 
 
-def keep_writers(keys: Collection[str]) -> None:
-    """Keep idle writers of these positions only, as many as the process may open descriptors for."""
-    for key in _kept.idle.keys() - set(keys):
-        _kept.idle.pop(key).close()
+def allow_writers(count: int) -> None:
+    """Let the process open the descriptors that this number of writers needs, as far as its hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * _WRITER_DESCRIPTORS * len(keys)
+    needed = 2 * _WRITER_DESCRIPTORS * count
     if needed > soft != resource.RLIM_INFINITY:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    room = len(keys) if soft == resource.RLIM_INFINITY else min(len(keys), soft // (2 * _WRITER_DESCRIPTORS))
-    _kept.idle_max = max(IDLE_WRITERS_MIN, room)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
 
 
 def give_back(writer: TransactionalWriter) -> None:
-    """Keep a writer for the next batch of its position.
-
-    If there is no room, this writer is closed, not an older one: partitions take turns, and the position that was idle longest is next.
-    """
-    if len(_kept.idle) >= _kept.idle_max:
-        writer.close()
-    else:
-        _kept.idle[writer.key] = writer
+    """Keep a writer for the next batch of its position."""
+    _kept.idle[writer.key] = writer
 
 
 def targets_for(pipelines: PipelinesSpec) -> Targets:
@@ -167,7 +154,6 @@ class Carrier:
         self.position = position
         self.begun_at = position.offset
         self._reached = self.position.offset
-        self._first = -1
         self._last: SeenRecord | None = None
         self.written = 0
 
@@ -189,8 +175,6 @@ class Carrier:
 
     def reach(self, record: SeenRecord) -> None:
         """Finish a source record, and commit if the transaction is full."""
-        if self._reached == self.position.offset:
-            self._first = record.offset
         self._last = record
         self._reached = record.offset + 1
         count = len(self._outputs)
@@ -204,6 +188,11 @@ class Carrier:
             self._ahead = count
             self._writer.ahead(self._outputs, self.position)
 
+    def rest(self) -> None:
+        """Commit where no further record is there: output at once, a position without output after POSITION_S."""
+        if self._outputs or time.monotonic() - self._since_s >= POSITION_S:
+            self.commit()
+
     def commit(self) -> None:
         """Write the added records and the position reached. A record that Kafka refuses is replaced by its fallback.
 
@@ -212,6 +201,8 @@ class Carrier:
         self._since_s = time.monotonic()
         if self._last is None or self._reached == self.position.offset:
             return
+        if self._outputs:
+            self._writer.ahead(self._outputs, self.position)  # Kafka stores them while the leader is asked
         leader_epoch = self._lineage.check_read(self.position.leader_epoch, self._last, self._reached)
         after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         while True:
@@ -223,23 +214,24 @@ class Carrier:
                 self._replace(refused)
             except WriteDenied as denied:
                 self._place_anew(denied)
-            except PositionMoved as moved:
-                self.position = self._passed_over(moved)
         crash.point("task.transaction.after")
         self.position = after
         self.written += len(self._outputs)
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
-    def _passed_over(self, moved: PositionMoved) -> Position:
-        """Return the position to which the driver moved this source because it looked idle: at most up to the first record of this task.
+    def pass_over(self, end: int) -> None:
+        """Move the position to the end of its source, past transaction markers and aborted records. Raises Unavailable, PositionLost.
 
-        Raises ``moved`` if something else has moved the position.
+        Otherwise a retention that deletes these would leave the position before the first offset, as if records had been lost.
         """
-        found: Position | None = moved.found
-        known = self.position
-        if found is None or not known.offset < found.offset <= self._first or _moved(known, found) != found:
-            raise moved
-        return found
+        self.commit()
+        if end <= self.position.offset:
+            return
+        leader_epoch = self._lineage.check_tail(self.position)
+        after = replace(self.position, offset=end, leader_epoch=leader_epoch)
+        if self._lineage.check_tail(after) == leader_epoch:
+            self._writer.write([], self.position, after)
+            self.position, self._reached = after, end
 
     def _placed(self, output: Output, fallback: Fallback) -> Output:
         try:
@@ -282,7 +274,3 @@ class Carrier:
                 raise Unwritable(refused.faults, f"{what}. Raise max.message.bytes of the topic") from refused
         self._targets.ensure(substitute.topic)
         return substitute
-
-
-def _moved(position: Position, found: Position) -> Position:
-    return replace(position, offset=found.offset, leader_epoch=found.leader_epoch)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql import SparkSession
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
@@ -26,14 +25,15 @@ from bascule.core.signals import StopSignals
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
-from bascule.pipelines.failures import crossing, crossing_batch, described
+from bascule.pipelines.failures import crossing_batch, described
+from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
-from bascule.pipelines.queries import PipelineStopped, Query
+from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
-from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
+from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
-from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, KnownDiverts
+from bascule.pipelines.tasks import DivertTask, IngressTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.claims import Claim
@@ -48,8 +48,6 @@ POLL_S = 0.25
 #: Interval, in seconds, at which the driver looks for new topics and partitions of an ingress.
 REFRESH_S = 10.0
 MIRROR_S = 5.0
-#: A source is idle if the end of its batches has not moved for this time.
-IDLE_S = 1.0
 #: How long the pipelines wait for the broker to create the journal when both start together.
 JOURNAL_TIMEOUT_S = 120.0
 #: A divert that catches up joins the others within this distance: all of them pause while it reads the rest.
@@ -73,13 +71,10 @@ class Driver:
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
-        self._ended: dict[Claim, int | None] = {}
-        self._passed: dict[str, int | None] = {}
         self._mirrors: dict[str, LagMirror] = {}
         self._told: set[str] = set()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
-        self._idle_due_s = 0.0
 
     def start(self, turn: Callable[[], bool] = lambda: True) -> bool:
         """Wait for this driver's ``turn``, take over all positions, and start the queries. Raises BasculeError.
@@ -106,7 +101,7 @@ class Driver:
         for pipeline in self._positions.removed_ingresses({ingress.name for ingress in self.pipelines.ingresses}):
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
-            self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
+            self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
         self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
         return True
@@ -129,19 +124,14 @@ class Driver:
             self._mirror()
             stopped = {name: query.stopped for name, query in self.queries.items() if query.stopped is not None}
             self._tell({name: why for name, why in stopped.items() if name not in self._told})
-        if now >= self._idle_due_s:
-            self._idle_due_s = now + IDLE_S
-            before, self._ended = self._ended, self._ends()
-            self._pass_over({claim: end for claim, end in self._ended.items() if end is not None and before.get(claim) == end})
 
     def stop(self) -> None:
         """Stop everything in order. No transaction stays open."""
         crash.point("driver.stop.before")
         self._mirror()
-        ends = self._ends()
         for query in self.queries.values():
             query.stop()
-        self._pass_over(ends)
+        self._pass_over()
         self._tell({name: query.stopped or ENDED for name, query in self.queries.items()})
         crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
@@ -154,10 +144,7 @@ class Driver:
 
     def _held_keys(self) -> list[str]:
         """Return the keys of the positions that the queries of this run move."""
-        separate = [name.removeprefix(DIVERT) for name in self.queries if name.startswith(DIVERT)]
-        diverts = [self._positions.common_key, *map(self._positions.own_key, separate)] if COMMON in self.queries else []
-        taken = self._sources.items()
-        return diverts + [position_key(f"{INGRESS}{name}", topic, partition) for name, sources in taken for topic, partition in sources]
+        return [key for name in self.queries for key in self._keys_of(name)]
 
     # --- diverts ---
 
@@ -181,28 +168,35 @@ class Driver:
         if plan is None:
             return
         self._separate, self._known = set(plan.separate), KnownDiverts(frozenset(plan.parked), plan.removed, plan.end)
-        self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
+        self._add(COMMON, lambda: self._divert_query(COMMON, self._positions.common_key))
         for name in plan.separate:
-            self._add(f"{DIVERT}{name}", lambda name=name: self._separate_frame(name))  # type: ignore[misc]
+            self._add(f"{DIVERT}{name}", lambda name=name: self._separate_query(name))  # type: ignore[misc]
         for name, loss in plan.lost.items():
             self._add(f"{DIVERT}{name}", partial(_stopped, loss))
 
-    def _separate_frame(self, name: str) -> DataStreamWriter | None:
+    def _separate_query(self, name: str) -> Startable | None:
         self._settle_doubts()
-        return self._divert_frame(f"{DIVERT}{name}", self._positions.own_key(name)) if name in self._separate else None
+        return self._divert_query(f"{DIVERT}{name}", self._positions.own_key(name)) if name in self._separate else None
 
-    def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
+    def _divert_query(self, pool: str, key: str) -> Startable | None:
         position = self._positions.read(key)
         if key == self._positions.common_key:
             self._settle_doubts()
             if self._diverts and not (position.members or self._separate or self._known.removed):
                 return None  # all diverts are disabled
-        start = {(position.topic, position.partition): position.offset}
-        journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
         task = self._divert_task(key, position)
-        if any(divert.transformed for divert in task.diverts):
-            return journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pool, self._set_pool)))
-        return self._pooled(pool, journal, task).writeStream.format("noop")
+        if not any(divert.transformed for divert in task.diverts):
+            return self._resident(pool, [task], committed=False)
+        journal = journal_rows(kafka_stream(self._spark, self.pipelines, {(position.topic, position.partition): position.offset}))
+        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pool, self._set_pool)))
+        return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
+
+    def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
+        def start(name: str, _checkpoint: str) -> Running:
+            self._set_pool(pool)
+            return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
+
+        return start
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
         members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
@@ -210,12 +204,21 @@ class Driver:
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:
-        for name in sorted(self._separate):
-            # The offset of a query that has stopped or is about to start is unknown.
-            journal = (self.pipelines.topics.journal, self.pipelines.topics.partition)
-            behind, ahead = (self.queries[query].reached().get(journal) for query in (f"{DIVERT}{name}", COMMON))
-            if behind is not None and ahead is not None and abs(ahead - behind) <= JOIN_RECORDS:
+        near = sorted(name for name in self._separate if self._runs(f"{DIVERT}{name}") and self._runs(COMMON))
+        if not near:
+            return
+        try:
+            stored = self._positions.stored(IDLE_TIMEOUT_S)
+        except Unavailable as error:
+            log.warning("could not read positions of diverts, will retry", error=str(error))
+            return
+        for name in near:
+            behind, ahead = (stored.get(key) for key in (self._positions.own_key(name), self._positions.common_key))
+            if behind is not None and ahead is not None and abs(ahead.offset - behind.offset) <= JOIN_RECORDS:
                 self._join(name)
+
+    def _runs(self, query: str) -> bool:
+        return query in self.queries and self.queries[query].running is not None
 
     def _join(self, name: str) -> None:
         """Join a divert with the others: stop both, bring the one behind to the offset of the other, and merge their positions.
@@ -273,7 +276,7 @@ class Driver:
 
     # --- ingresses ---
 
-    def _ingress_frame(self, ingress: IngressSpec) -> DataStreamWriter | None:
+    def _ingress_query(self, ingress: IngressSpec) -> Startable | None:
         pipeline = f"{INGRESS}{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
@@ -284,24 +287,17 @@ class Driver:
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        offsets = {(at.topic, at.partition): at.offset for at in positions}
-        frame = kafka_stream(self._spark, self.pipelines, offsets, committed=True)
-        return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress)).writeStream.format("noop")
+        count = min(len(claims), cores(self._spark, self.pipelines))
+        tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
+        return self._resident(pipeline, tasks, committed=True)
 
-    def _ends(self) -> dict[Claim, int | None]:
-        """Return the end offset of the last finished batch of each source partition."""
-        reached = {name: self.queries[name].reached() for name in self._claims}
-        return {claim: reached[name].get((claim.topic, claim.partition)) for name, claims in self._claims.items() for claim in claims}
-
-    def _pass_over(self, ends: Mapping[Claim, int | None]) -> None:
-        """Advance positions of idle sources, once for each end of their batches: Spark skips transaction markers and tells no task."""
-        new = {claim: end for claim, end in ends.items() if end is None or self._passed.get(claim.key) != end}
-        if not new:
-            return
+    def _pass_over(self) -> None:
+        """Advance the positions of sources whose tasks have ended, past transaction markers: nobody reads them until the next start."""
+        claims = [claim for held in self._claims.values() for claim in held]
         try:
-            self._passed |= {claim.key: new[claim] for claim in self._positions.pass_over(new)}
+            self._positions.pass_over(dict.fromkeys(claims))
         except Unavailable as error:
-            log.warning("could not advance positions of idle sources, will retry", error=str(error))
+            log.warning("could not advance positions of idle sources", error=str(error))
 
     def _matching(self, ingress: IngressSpec) -> dict[tuple[str, int], str]:
         """Return the source partitions of an ingress with the id of their topic. A recreated topic has another id."""
@@ -327,8 +323,8 @@ class Driver:
             raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
         return self._session
 
-    def _add(self, name: str, build: Callable[[], DataStreamWriter | None]) -> None:
-        query = Query(name, build, self._scratch, self.pipelines.trigger_interval_ms)
+    def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
+        query = Query(name, build, self._scratch)
         self.queries[name] = query
         query.start()
 
@@ -337,16 +333,26 @@ class Driver:
         # incarnations.
         self._spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
 
-    def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
-        self._set_pool(pool)
-        return frame.mapInArrow(crossing(task), REPORT_SCHEMA)
-
     def _mirror(self) -> None:
-        for name, query in self.queries.items():
-            offsets = query.reached()
-            # A stopped query reports no offsets, but an earlier report may still wait for an answer or a retry.
+        """Publish the positions of the queries that run. An earlier report may still wait for an answer or a retry."""
+        try:
+            stored = self._positions.stored(IDLE_TIMEOUT_S)
+        except Unavailable as error:
+            log.warning("could not read positions for the lag, will retry", error=str(error))
+            stored = {}
+        for name in self.queries:
+            held = (stored.get(key) for key in self._keys_of(name)) if self._runs(name) else ()
+            offsets = {(at.topic, at.partition): at.offset for at in held if at is not None}
             if offsets or name in self._mirrors:
                 self._mirror_of(name).show(offsets)
+
+    def _keys_of(self, name: str) -> list[str]:
+        """Return the keys of the positions of a query."""
+        if name == COMMON:
+            return [self._positions.common_key]
+        if name.startswith(DIVERT):
+            return [self._positions.own_key(name.removeprefix(DIVERT))]
+        return [position_key(name, *source) for source in self._sources.get(name.removeprefix(INGRESS), ())]
 
     def _mirror_of(self, name: str) -> LagMirror:
         if name not in self._mirrors:

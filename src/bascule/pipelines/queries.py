@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -17,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.pipelines.failures import described, error_from_spark
+from bascule.pipelines.jobs import Running, Startable
 from bascule.writer.position import PositionTaken
 
 log = get_log(__name__)
@@ -25,6 +25,30 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 #: A query that ran at least this time, in seconds, before it failed restarts with the first pause.
 STEADY_S = 60.0
+
+
+class MicroBatches:
+    """A streaming query of Spark that was started."""
+
+    def __init__(self, writer: DataStreamWriter, name: str, checkpoint: str, interval_ms: int) -> None:
+        """Start the query."""
+        trigger = f"{interval_ms} milliseconds"
+        self._query: StreamingQuery = (
+            writer.queryName(name).trigger(processingTime=trigger).option("checkpointLocation", checkpoint).start()
+        )
+
+    @property
+    def active(self) -> bool:
+        """Return True until the query has ended."""
+        return self._query.isActive
+
+    def failure(self) -> BaseException | None:
+        """Return the error of the query."""
+        return self._query.exception()
+
+    def stop(self) -> None:
+        """Stop the query."""
+        self._query.stop()
 
 
 class PipelineStopped(BasculeError):
@@ -38,14 +62,13 @@ class PipelineStopped(BasculeError):
 class Query:
     """A pipeline as Spark runs it.
 
-    ``build`` takes over its positions and returns the writer, or None if there is nothing to do until ``restart``.
+    ``build`` takes over its positions and returns what starts the query, or None if there is nothing to do until ``restart``.
     """
 
     name: str
-    build: Callable[[], DataStreamWriter | None]
+    build: Callable[[], Startable | None]
     checkpoints: Path
-    trigger_interval_ms: int = 0
-    running: StreamingQuery | None = None
+    running: Running | None = None
     failure: BasculeError | None = None
     restarts: int = 0
     _attempts: int = 0
@@ -56,19 +79,14 @@ class Query:
     def start(self) -> None:
         """Start the query at its positions. An error counts as a failure of the query."""
         try:
-            writer = self.build()
-            if writer is None:
+            start = self.build()
+            if start is None:
                 self._due_s = math.inf
                 return
             self._attempts += 1
             # The position decides where to start, never a checkpoint: each start gets a new one.
             self._drop_checkpoint(self._attempts - 1)
-            self.running = (
-                writer.queryName(f"{self.name}-{self._attempts}")
-                .trigger(processingTime=f"{self.trigger_interval_ms} milliseconds")
-                .option("checkpointLocation", str(self._checkpoint(self._attempts)))
-                .start()
-            )
+            self.running = start(f"{self.name}-{self._attempts}", str(self._checkpoint(self._attempts)))
             self._since_s = time.monotonic()
         except (BasculeError, PySparkException) as error:
             self._failed(error)
@@ -77,8 +95,8 @@ class Query:
         """Restart the query if it has failed and its pause is over. Call this often."""
         if self.stopped is not None:
             return
-        if self.running is not None and not self.running.isActive:
-            error = self.running.exception()
+        if self.running is not None and not self.running.active:
+            error = self.running.failure()
             self.running = None
             if time.monotonic() - self._since_s > STEADY_S:
                 self._pause_s = FIRST_PAUSE_S
@@ -109,14 +127,6 @@ class Query:
         if self.stopped is None:
             self._due_s = 0.0
             self.start()
-
-    def reached(self) -> dict[tuple[str, int], int]:
-        """Return the end offset of the last finished batch by topic and partition."""
-        progress = self.running.lastProgress if self.running is not None else None
-        if not progress:
-            return {}
-        ends = json.loads(progress["sources"][0]["endOffset"] or "{}")
-        return {(topic, int(partition)): offset for topic, by in ends.items() for partition, offset in by.items()}
 
     def _failed(self, failure: BaseException) -> None:
         self.restarts += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +37,12 @@ _SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     # The driver repeats a failed batch from the position. A repeat by Spark could only fail again.
     "spark.task.maxFailures": "1",
+    # A worker whose task was cancelled is ended after this time. Its positions protect it, so it needs no time to end by itself.
+    "spark.python.task.killTimeout": "50ms",
 }
+#: Slots of a local Spark: one for each resident task, and some for batches. A slot without a task costs nothing.
+LOCAL_SLOTS = 256
+_LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)\])?")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 #: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
@@ -62,7 +68,7 @@ def spark_session(pipelines: PipelinesSpec) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if _local(pipelines):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(pipelines.master)
+    builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(master_url(pipelines))
     for name, value in session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options()).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
@@ -83,6 +89,20 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
     settings = {**_SETTINGS, **where, **pipelines.spark}
     settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     return settings
+
+
+def cores(session: SparkSession, pipelines: PipelinesSpec) -> int:
+    """Return the number of tasks that Spark's cores can run side by side."""
+    local = _LOCAL_CORES.fullmatch(pipelines.master)
+    if local is None:
+        return session.sparkContext.defaultParallelism
+    named = local[1] or "1"
+    return int(named) if named.isdecimal() else os.cpu_count() or 1
+
+
+def master_url(pipelines: PipelinesSpec) -> str:
+    """Return the master's URL. A resident task holds a slot of its own, and mostly waits: a local Spark gets slots for all of them."""
+    return f"local[{LOCAL_SLOTS}]" if _LOCAL_CORES.fullmatch(pipelines.master) else pipelines.master
 
 
 def _local(pipelines: PipelinesSpec) -> bool:
@@ -126,7 +146,7 @@ def _offsets(at: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(spec)
 
 
-def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping[tuple[str, int], int], *, committed: bool) -> DataFrame:
+def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping[tuple[str, int], int]) -> DataFrame:
     """Return a streaming frame of Kafka records that starts at the given offsets, by topic and partition."""
     assigned: dict[str, list[int]] = {}
     for topic, partition in start:
@@ -137,9 +157,7 @@ def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping
         .option("assign", json.dumps(assigned))
         .option("startingOffsets", _offsets(start))
         .option("failOnDataLoss", "true")
-        .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", pipelines.max_offsets_per_trigger)
-        .option("kafka.isolation.level", "read_committed" if committed else "read_uncommitted")
         .load()
     )
 
@@ -161,9 +179,3 @@ def journal_rows(frame: DataFrame) -> DataFrame:
     """Select offset, key and value of journal records. Of state records only the header, which the fence needs, is passed to Python."""
     value = sql.when(sql.col("key") == sql.lit(STATE_KEY), sql.substring("value", 1, HEADER_SIZE)).otherwise(sql.col("value"))
     return frame.select("offset", "key", value.alias("value"))
-
-
-def ingress_rows(frame: DataFrame) -> DataFrame:
-    """Select the columns of a Kafka record that an ingress uses."""
-    timestamp = sql.unix_millis("timestamp").alias("timestamp_ms")
-    return frame.select("topic", "partition", "offset", timestamp, "key", "value", "headers")

@@ -1,9 +1,13 @@
-"""The functions that Spark calls on batches: one picklable object per query, called once per task."""
+"""The tasks that Spark runs: one picklable object per query.
+
+A plain divert and an ingress are *resident*: their task reads its source itself and runs until Spark's job is cancelled. A divert with a
+transformation gets its rows in micro-batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,9 +17,9 @@ import pyarrow.compute as pc
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
-from bascule.pipelines.carry import Carrier, held_position, keep_writers
+from bascule.pipelines.carry import Carrier, allow_writers, held_position
 from bascule.pipelines.divert import (
     DivertEngine,
     DivertFilter,
@@ -47,11 +51,9 @@ REPORT_SCHEMA = "records long, written long"
 DATA_KEY = KEY_OF_KIND[Kind.DATA]
 _RECORD_COLUMNS = ("divert", "offset", "index", "topic", "has_key", "key", "value", "headers")
 _JOURNAL_COLUMNS = ("offset", "key", "value")
-_KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
 
-
-def _report(records: int, carriers: Iterable[Carrier]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"records": [records], "written": [sum(carrier.written for carrier in carriers)]})
+#: Opens source partitions, each at an offset. Iterating over them ends only in tests.
+OpenSource = Callable[[Mapping[Place, int]], AbstractContextManager[Iterable[Taken]]]
 
 
 def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
@@ -106,12 +108,13 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class DivertTask:
-    """Writes journal rows to target topics, for all diverts that share a position.
+    """Writes journal records to target topics, for all diverts that share a position.
 
-    Rows with a ``divert`` are results of users' transformations (transformation.RECORD_SCHEMA); they come before the journal's own rows.
-    ``failed`` has the messages on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured
-    are dead-lettered by the position that answers for them: the divert's own position if it has one, otherwise the common position
-    (``known``). ``made_bytes_max`` limits the size of transformed rows; it is None for a single journal record, which is never split.
+    Without transformations the task is resident (``run``). Otherwise it is called for each batch of rows. Rows with a ``divert`` are
+    results of users' transformations (transformation.RECORD_SCHEMA); they come before the journal's own rows. ``failed`` has the messages
+    on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured are dead-lettered by the
+    position that answers for them: the divert's own position if it has one, otherwise the common position (``known``). ``made_bytes_max``
+    limits the size of transformed rows; it is None for a single journal record, which is never split.
     """
 
     pipelines: PipelinesSpec
@@ -122,9 +125,10 @@ class DivertTask:
     made_bytes_max: int | None = MADE_BYTES_MAX
 
     def __call__(self, batches: Batches) -> Batches:
-        """Carry the rows of one journal partition in order. Raises BatchTooLarge before anything is written."""
+        """Carry the rows of one batch in order. Raises BatchTooLarge before anything is written."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
+        engine = self._engine()
         made: dict[tuple[str, int, int], list[TransformedRecord]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
@@ -136,25 +140,44 @@ class DivertTask:
                     if self.made_bytes_max is not None and made_bytes > self.made_bytes_max:
                         raise BatchTooLarge(f"transformations produced more than {self.made_bytes_max} bytes from a batch")
                 records += batch.num_rows
-                self._take(batch, reader, carrier, transformed)
+                for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
+                    self._take(offset, key, value, reader, engine, carrier, transformed)
             carrier.commit()
         crash.point("task.divert.end")
-        yield _report(records, [carrier])
+        yield pa.RecordBatch.from_pydict({"records": [records], "written": [carrier.written]})
+
+    def run(self, open_source: OpenSource) -> None:
+        """Carry the records of the journal from the position on. A transaction ends where no further record is there, or at its limits."""
+        position = held_position(self.pipelines, self.claim)
+        reader = JournalReader(position, self.diverts, self._answers)
+        engine, place = self._engine(), (self.claim.topic, self.claim.partition)
+        with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
+            for taken in source:
+                for record in taken.records:
+                    self._take(record.offset, record.key, record.value, reader, engine, carrier, None)
+                if taken.tails or not taken.records:
+                    carrier.rest()
+                    crash.point("task.divert.end")
+            carrier.commit()
 
     def failed_of(self, divert: DivertSpec) -> frozenset[Message]:
         """Return the messages on which a divert's transformation failed."""
         return frozenset((offset, index) for name, offset, index in self.failed if name == divert.name)
 
-    def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
+    def _engine(self) -> DivertEngine:
         source = (self.claim.topic, self.claim.partition)
-        engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
-        for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
-            if offset < carrier.begun_at:
-                continue
-            for taken in reader.take(offset, key, value):
-                for divert, output in engine.outputs(taken, transformed):
-                    carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
-            carrier.reach(SeenRecord(offset, key, value))
+        return DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
+
+    def _take(
+        self, offset: int, key: bytes | None, value: bytes | None,
+        reader: JournalReader, engine: DivertEngine, carrier: Carrier, transformed: Transformed | None,
+    ) -> None:  # fmt: skip
+        if offset < carrier.begun_at:
+            return
+        for taken in reader.take(offset, key, value):
+            for divert, output in engine.outputs(taken, transformed):
+                carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
+        carrier.reach(SeenRecord(offset, key, value))
 
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
@@ -220,41 +243,41 @@ class RowsTask:
 
 @dataclass(frozen=True, slots=True)
 class IngressTask:
-    """Writes Kafka rows to ``bascule.ingress``. A task may have several source partitions, each with its own position and transactions."""
+    """Writes Kafka records to ``bascule.ingress``. A task may have several source partitions, each with its own position and writer."""
 
     pipelines: PipelinesSpec
     claims: tuple[Claim, ...]
     ingress: IngressSpec
 
-    def __call__(self, batches: Batches) -> Batches:
-        """Carry the rows of each source partition in order."""
+    def run(self, open_source: OpenSource) -> None:
+        """Carry the records of each source partition from its position on."""
         pipelines = self.pipelines
-        claims = {(claim.topic, claim.partition): claim for claim in self.claims}
         engine = IngressEngine(
             self.ingress, pipelines.bridge_id, pipelines.topics.ingress, _dead_letter_topic(pipelines), pipelines.message_bytes_max
         )
-        carriers: dict[tuple[str, int], Carrier] = {}
-        records = 0
-        keep_writers([claim.key for claim in self.claims])
+        allow_writers(len(self.claims))
         with ExitStack() as opened:
-            for batch in batches:
-                records += batch.num_rows
-                for row in _rows(batch, _KAFKA_COLUMNS):
-                    source = row[:2]
-                    carrier = carriers.get(source)
-                    if carrier is None:
-                        carrier = opened.enter_context(Carrier(pipelines, claims[source], held_position(pipelines, claims[source])))
-                        carriers[source] = carrier
-                    if row[2] < carrier.begun_at:
-                        continue
-                    topic, partition, offset, timestamp_ms, key, value, headers = row
-                    named = [(header["key"], header["value"]) for header in headers or ()]
-                    record = KafkaRecord(topic, partition, offset, key, value, named, timestamp_ms)
-                    output = engine.output(record)
-                    if output is not None:
-                        carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
-                    carrier.reach(SeenRecord(offset, key, value, timestamp_ms))
+            carriers = {
+                (claim.topic, claim.partition): opened.enter_context(Carrier(pipelines, claim, held_position(pipelines, claim)))
+                for claim in self.claims
+            }
+            source = opened.enter_context(open_source({place: carrier.position.offset for place, carrier in carriers.items()}))
+            for taken in source:
+                for record in taken.records:
+                    _take_record(record, engine, carriers[record.topic, record.partition])
+                for place in taken.tails if taken.records else carriers:
+                    carriers[place].rest()
+                for place, end in taken.ends.items():
+                    carriers[place].pass_over(end)
+                crash.point("task.ingress.end")
             for carrier in carriers.values():
                 carrier.commit()
-        crash.point("task.ingress.end")
-        yield _report(records, carriers.values())
+
+
+def _take_record(record: KafkaRecord, engine: IngressEngine, carrier: Carrier) -> None:
+    if record.offset < carrier.begun_at:
+        return
+    output = engine.output(record)
+    if output is not None:
+        carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
+    carrier.reach(SeenRecord(record.offset, record.key, record.value, record.timestamp_ms))

@@ -122,7 +122,7 @@ class _Effects:
         """Return the next records. Raises Unavailable, CutOff, Trimmed."""
         if self._reader is None:
             raise Unavailable(f"no Kafka client is open to read {self._topic}")
-        messages = self._reader.read(READ_RECORDS, READ_S)
+        messages = self._reader.read_at_once(READ_RECORDS, READ_S)
         return [IngressRecord(offset_of(message), message.value(), header_of(message, "unbound") == b"keep") for message in messages]
 
     async def open_transaction(self) -> int:

@@ -17,13 +17,13 @@ from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.jms.record_headers import TIMESTAMP_HEADER
 from bascule.journal.records import Send, SendFlag
 from bascule.pipelines import carry
-from bascule.pipelines.carry import IDLE_WRITERS_MIN, Carrier, held_position, keep_writers
+from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, TransactionLimits
 from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
-from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 from tests.support.journal import text_message
@@ -65,6 +65,9 @@ class Writer:
     def prepare(self) -> None:
         """There is always a next one."""
 
+    def ahead(self, *_: object) -> None:
+        """Everything is written at the commit."""
+
     abandon = prepare
 
 
@@ -73,6 +76,9 @@ class Lineage:
 
     def check_read(self, leader_epoch: int, *_: object) -> int:
         return leader_epoch
+
+    def check_tail(self, position: Position) -> int:
+        return position.leader_epoch
 
 
 @pytest.fixture
@@ -125,29 +131,47 @@ def test_dead_letter_topic_with_too_small_record_limit_is_named_in_error(writer:
         carry_messages(DivertSpec("fixed", "#", "open"), "a")
 
 
-@pytest.mark.parametrize(("found", "goes_on"), [(4, False), (5, True), (6, True), (7, False)])
-def test_task_continues_when_position_was_moved_up_to_its_first_record_only(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch, found: int, goes_on: bool
+@pytest.mark.parametrize(
+    ("end", "epochs", "reached"), [(9, (3, 3), 9), (9, (3, 4), 4), (4, (3, 3), 4)], ids=["idle", "new leader", "no end"]
+)
+def test_idle_position_is_moved_past_transaction_markers_only_under_one_leader(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, end: int, epochs: tuple[int, int], reached: int
 ) -> None:
-    """Its position stood at 4, and its first record is at 6."""
     known = replace(START, offset=4)
-    moves: list[tuple[int, int]] = []
-
-    def write(_: Sequence[Output], before: Position, after: Position) -> None:
-        moves.append((before.offset, after.offset))
-        if before == known:
-            raise PositionMoved(replace(known, offset=found))
-
-    monkeypatch.setattr(writer, "write", write)
+    answers = iter(epochs)
+    monkeypatch.setattr(Lineage, "check_tail", lambda *_: next(answers))
+    moves: list[Position] = []
+    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after: moves.append(after))
     with Carrier(PipelinesSpec("bridge", {}), Claim("ingress:in/t/0", "journal", "id", 0, "me"), known) as carrying:
-        carrying.reach(SeenRecord(6, None, b""))
-        carrying.reach(SeenRecord(7, None, b""))
-        if goes_on:
-            carrying.commit()
-        else:
-            with pytest.raises(PositionMoved):
-                carrying.commit()
-    assert moves == [(4, 8), *([(found, 8)] if goes_on else [])]
+        carrying.pass_over(end)
+        assert carrying.position.offset == reached
+    assert moves == ([replace(known, offset=9, leader_epoch=3)] if reached == 9 else [])
+
+
+def test_uncommitted_records_are_committed_before_the_position_is_moved_past_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[int] = []
+    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after: moves.append(after.offset))
+    with carrier() as carrying:
+        carrying.reach(SeenRecord(0, None, b""))
+        carrying.pass_over(9)
+    assert moves == [1, 9]
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_output_is_committed_at_once_and_a_position_without_output_after_a_second(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, output: bool
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(carry.time, "monotonic", lambda: now_s)
+    with carrier() as carrying:
+        if output:
+            carrying.add(Output("open", None, b"", []), lambda error: pytest.fail(str(error)))
+        carrying.reach(SeenRecord(0, None, b""))
+        carrying.rest()
+        assert carrying.position.offset == int(output)
+        now_s += carry.POSITION_S
+        carrying.rest()
+        assert carrying.position.offset == 1
 
 
 def test_task_ends_when_kafka_denies_write_without_naming_topic(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +228,9 @@ def claims_of(count: int) -> list[Claim]:
     return [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(count)]
 
 
-def test_alternating_source_partitions_reuse_their_writers(made: list[Writer]) -> None:
-    claims = claims_of(5 * IDLE_WRITERS_MIN)
-    for _batch in range(3):
-        keep_writers([claim.key for claim in claims])
+def test_next_task_of_a_worker_reuses_the_writers(made: list[Writer]) -> None:
+    claims = claims_of(12)
+    for _task in range(3):
         for claim in claims:
             with take(claim):
                 pass
@@ -215,30 +238,15 @@ def test_alternating_source_partitions_reuse_their_writers(made: list[Writer]) -
     assert not any(each.closed for each in made)
 
 
-def test_writers_of_partitions_no_longer_assigned_are_closed(made: list[Writer]) -> None:
-    claims = claims_of(12)
-    keep_writers([claim.key for claim in claims])
-    for claim in claims:
-        with take(claim):
-            pass
-    keep_writers([claim.key for claim in claims[:2]])
-    assert [each.key for each in made if not each.closed] == [claim.key for claim in claims[:2]]
-
-
-def test_fewer_idle_writers_are_kept_with_low_descriptor_limit_and_used_writers_stay_open(
-    made: list[Writer], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("hard", "count", "raised"), [(400, 100, [(400, 400)]), (-1, 100, [(4000, -1)]), (4096, 2, [])])
+def test_worker_may_open_the_descriptors_of_its_writers(
+    monkeypatch: pytest.MonkeyPatch, hard: int, count: int, raised: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(carry.resource, "getrlimit", lambda _: (256, 400))
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(carry.resource, "setrlimit", lambda _, limits: raised.append(limits))
-    claims = claims_of(100)
-    keep_writers([claim.key for claim in claims])
-    assert raised == [(400, 400)]
-    with take(claims[0]):
-        for claim in claims[1:]:
-            with take(claim):
-                pass
-        assert [each.key for each in made if not each.closed] == [claim.key for claim in claims[: 1 + 10]]
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(carry.resource, "getrlimit", lambda _: (256, hard))
+    monkeypatch.setattr(carry.resource, "setrlimit", lambda _, limits: found.append(limits))
+    carry.allow_writers(count)
+    assert found == raised
 
 
 # -- timestamps ---------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from bascule.core.errors import BadRecord, Denied, TopicMissing
-from bascule.core.kafka_records import Output
+from bascule.core.kafka_records import KafkaRecord, Output, Place, Taken
 from bascule.jms.record_headers import ORIGIN_HEADER
 from bascule.journal.records import Kind, Op, decode_send, entries
 from bascule.kafka.admin import Topics
@@ -20,34 +21,26 @@ from bascule.pipelines import carry
 from bascule.pipelines.carry import Carrier, Targets, held_position
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition, TransactionLimits
-from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, KnownDiverts, RowsTask, UnknownDivert
+from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, KnownDiverts, OpenSource, RowsTask, UnknownDivert
 from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON, Position, PositionLost, PositionTaken, position_key
 from tests.scenarios.sparkless import Bridge, workers_end
 from tests.support.mock_cluster import MockCluster
+from tests.unit.pipelines.test_carry import Lineage
 
 INGRESS = IngressSpec("in", "queue", ("a", "b"), body="text")
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("key", pa.binary()),
-        ("value", pa.binary()), ("headers", HEADERS),
-    ]
-)  # fmt: skip
 
 
-def record(topic: str, partition: int, offset: int, value: str, *headers: tuple[str, bytes]) -> dict[str, Any]:
-    named = [{"key": name, "value": said} for name, said in headers]
-    return {
-        "topic": topic,
-        "partition": partition,
-        "offset": offset,
-        "timestamp_ms": 7,
-        "key": None,
-        "value": value.encode(),
-        "headers": named,
-    }
+def record(topic: str, partition: int, offset: int, value: str, *headers: tuple[str, bytes]) -> KafkaRecord:
+    return KafkaRecord(topic, partition, offset, None, value.encode(), headers, 7)
+
+
+def opened(*records: KafkaRecord, ends: Mapping[Place, int] | None = None) -> OpenSource:
+    """Records in two parts, and then ends of partitions. A transaction ends with the second part."""
+    half = len(records) // 2
+    tails = {(each.topic, each.partition) for each in records}
+    return lambda _: nullcontext([Taken(records[:half]), Taken(records[half:], tails), Taken([], (), ends or {})])
 
 
 class Worker:
@@ -71,13 +64,8 @@ class Worker:
         writer.write([], writer.current(), position)
         writer.close()
 
-    def run(self, *rows: dict[str, Any], **more: Any) -> dict[str, list[int]]:
-        task = IngressTask(replace(self.pipelines, **more), tuple(self.claims.values()), INGRESS)
-        half = len(rows) // 2
-        batches = [pa.RecordBatch.from_pylist(list(some), schema=SCHEMA) for some in (rows[:half], rows[half:])]
-        (report,) = task(iter(batches))
-        found: dict[str, list[int]] = report.to_pydict()
-        return found
+    def run(self, *records: KafkaRecord, ends: Mapping[Place, int] | None = None, **more: Any) -> None:
+        IngressTask(replace(self.pipelines, **more), tuple(self.claims.values()), INGRESS).run(opened(*records, ends=ends))
 
     def written(self) -> list[tuple[str, str]]:
         """Source and body of the messages for the broker."""
@@ -108,37 +96,36 @@ def worker(bridge: Bridge, kafka: MockCluster) -> Iterator[Worker]:
 
 
 def test_each_source_partition_of_task_is_carried_from_its_own_position(worker: Worker) -> None:
-    report = worker.run(
+    worker.run(
         record("a", 0, 0, "0"), record("a", 0, 1, "1"), record("a", 0, 2, "2"), record("b", 0, 2, "3"), record("a", 0, 3, "4"),
         record("b", 0, 7, "5"), record("a", 1, 5, "6"),
     )  # fmt: skip
-    assert report == {"records": [7], "written": [5]}
     assert sorted(source for source, _ in worker.written()) == ["a-0-2", "a-0-3", "a-1-5", "b-0-2", "b-0-7"]
     assert worker.offsets() == {("a", 0): 4, ("a", 1): 6, ("b", 0): 8}
 
 
-def test_a_repeated_batch_is_not_written_twice(worker: Worker) -> None:
+def test_records_read_twice_are_written_once(worker: Worker) -> None:
     rows = [record("a", 0, offset, str(offset)) for offset in (2, 3)]
     worker.run(*rows)
-    assert worker.run(*rows) == {"records": [2], "written": [0]}
+    worker.run(*rows)
     assert [source for source, _ in worker.written()] == ["a-0-2", "a-0-3"]
 
 
 def test_records_of_same_bridge_are_skipped_and_position_advances(worker: Worker) -> None:
     own = (ORIGIN_HEADER, worker.pipelines.bridge_id.encode())
-    assert worker.run(record("a", 0, 2, "own", own), record("a", 0, 3, "own", own)) == {"records": [2], "written": [0]}
+    worker.run(record("a", 0, 2, "own", own), record("a", 0, 3, "own", own))
     assert worker.written() == []
     assert worker.offsets()[("a", 0)] == 4
 
 
 def test_invalid_ingress_record_is_dead_lettered_or_stops_task(worker: Worker) -> None:
     ingress = replace(INGRESS, body="map")
-    rows = [pa.RecordBatch.from_pylist([record("a", 0, 2, "no map")], schema=SCHEMA)]
+    source = opened(record("a", 0, 2, "no map"))
     stopping = IngressTask(replace(worker.pipelines, stop_on_error=True), tuple(worker.claims.values()), ingress)
     with pytest.raises(BadRecord):
-        list(stopping(iter(rows)))
+        stopping.run(source)
     assert worker.offsets()[("a", 0)] == 2
-    list(IngressTask(worker.pipelines, tuple(worker.claims.values()), ingress)(iter(rows)))
+    IngressTask(worker.pipelines, tuple(worker.claims.values()), ingress).run(source)
     (letter,) = worker.records(worker.pipelines.topics.dead_letters)
     headers: dict[str, Any] = dict(letter.headers() or ())
     assert letter.value() == b"no map"
@@ -157,6 +144,12 @@ def test_task_writes_nothing_when_position_is_held_by_other_driver_or_missing(wo
     with pytest.raises(PositionLost):
         worker.run(record("a", 0, 2, "2"))
     assert worker.written() == []
+
+
+def test_idle_source_partition_is_passed_over_to_its_end(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: Lineage())
+    worker.run(record("a", 0, 2, "2"), ends={("a", 0): 5, ("b", 0): 9})
+    assert worker.offsets() == {("a", 0): 5, ("a", 1): 2, ("b", 0): 9}
 
 
 def test_transaction_ends_with_record_that_reaches_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +180,7 @@ def test_outputs_are_produced_in_advance_while_transaction_fills(worker: Worker,
     monkeypatch.setattr(carry, "_AHEAD_RECORDS", 2)
     monkeypatch.setattr(carry.TransactionalWriter, "ahead", hands)
     worker.run(*(record("a", 0, offset, "") for offset in range(2, 9)), limits=TransactionLimits(records=6))
-    assert ahead == [(2, 2), (4, 2)], "and from none when a transaction is complete"
+    assert ahead == [(2, 2), (4, 2), (6, 2), (1, 8)], "also while the leader of the source is asked"
     assert len(worker.written()) == 7
     assert worker.offsets()[("a", 0)] == 9
 
@@ -242,6 +235,7 @@ def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypat
 
     def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
         if any(output.topic in denied for output in outputs):
+            self.abandon()
             raise carry.WriteDenied("a topic")
         write(self, outputs, *more)
 
@@ -263,6 +257,7 @@ def test_divert_record_refused_by_kafka_is_dead_letter_of_this_divert(bridge: Br
 
     def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
         if faults := {place: KafkaError(KafkaError.INVALID_RECORD) for place, output in enumerate(outputs) if output.topic == target}:
+            self.abandon()
             raise carry.Unwritable(faults)
         write(self, outputs, *more)
 
@@ -282,14 +277,14 @@ def test_divert_task_continues_at_its_position_for_any_batch_start(bridge: Bridg
     divert = bridge.divert("x", start=StartPosition(EARLIEST))
     with bridge.running(divert) as running:
         running.batch(end=3)
-        task: DivertTask = running.query(COMMON).task
+        (task,) = running.query(COMMON).shipped.tasks
         history = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.topics.journal, 0)
         rows = [{"offset": each.offset(), "key": each.key(), "value": each.value()} for each in history.records(0, 4)]
         (report,) = task(iter([pa.RecordBatch.from_pylist(rows)]))
         assert report.to_pydict() == {"records": [4], "written": [1]}
         stored = bridge.stored()[bridge.positions.common_key]
         assert (stored.offset, stored.epoch, stored.sequence) == (4, 0, 3)
-        list(task(iter([pa.RecordBatch.from_pylist(rows[:2])])))
+        assert list(task(iter([pa.RecordBatch.from_pylist(rows[:2])])))
         assert bridge.stored()[bridge.positions.common_key] == stored, "a batch from before moves nothing back"
     assert bridge.carried("x") == ["1", "2", "3"]
 

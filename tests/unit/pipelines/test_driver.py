@@ -153,7 +153,7 @@ def test_driver_reports_lag_while_running_and_reason_at_end(bridge: Bridge, monk
         assert running.driver._told == {"divert:bad"}
         running.driver._mirror_due_s = 0.0
         with monkeypatch.context() as patch:
-            patch.setattr(running.driver._positions, "stored", lambda *_: pytest.fail("it is told once"))
+            patch.setattr(Driver, "_tell", lambda _, reasons: None if not reasons else pytest.fail("it is told once"))
             running.driver.poll()
     assert shown(bridge, COMMON, journal) == (3, ENDED)
     offset, note = shown(bridge, "divert:bad", journal)
@@ -225,15 +225,38 @@ def test_lagging_divert_is_brought_to_same_offset_before_join(bridge: Bridge, be
     assert bridge.carried("past") == ["1", "2", "3", "4"]
 
 
-def test_positions_of_idle_sources_stay_when_kafka_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_stops_and_reports_no_lag_when_kafka_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    driver._claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
 
     def away(*_: object) -> Any:
         raise Unavailable("no Kafka")
 
     monkeypatch.setattr(Positions, "pass_over", away)
-    driver._pass_over({driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)): 1})
-    assert driver._passed == {}
+    monkeypatch.setattr(Positions, "stored", away)
+    driver.stop()
+    assert [record.getMessage().partition(" error=")[0] for record in caplog.records] == [
+        "could not read positions for the lag, will retry",
+        "could not advance positions of idle sources",
+    ]
+
+
+def test_failed_read_of_positions_delays_a_join(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
+
+        def away(*_: object) -> Any:
+            raise Unavailable("no Kafka")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Positions, "stored", away)
+            running.driver.poll()
+        assert "divert:past" in running.driver.queries
+        running.driver.poll()
+        assert "divert:past" not in running.driver.queries
 
 
 def test_unstarted_driver_has_no_spark_session() -> None:

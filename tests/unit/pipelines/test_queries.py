@@ -16,20 +16,22 @@ from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spar
 
 
 class Ended:
-    """A streaming query that has failed."""
+    """A query of Spark that has failed."""
 
-    isActive = False  # noqa: N815 - Spark's name
+    active = False
 
     def __init__(self, failure: Exception | None) -> None:
         self._failure = failure
 
-    def exception(self) -> Exception | None:
+    def failure(self) -> Exception | None:
         return self._failure
+
+    def stop(self) -> None: ...
 
 
 def failed(failure: Exception | None, directory: Path) -> Query:
     """A query after ``check`` has seen that Spark's query ended with this failure."""
-    query = Query("failed", lambda: None, directory, running=Ended(failure))  # type: ignore[arg-type]
+    query = Query("failed", lambda: None, directory, running=Ended(failure))
     query.check()
     return query
 
@@ -90,7 +92,7 @@ def test_restart_pause_doubles_up_to_limit_and_resets_after_steady_run(tmp_path:
 
     def pause() -> float:
         """Before the start that follows a failure."""
-        query.running = Ended(Unavailable("no Kafka"))  # type: ignore[assignment]
+        query.running = Ended(Unavailable("no Kafka"))
         before = time.monotonic()
         query.check()
         return round(query._due_s - before, 1)

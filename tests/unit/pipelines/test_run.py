@@ -93,29 +93,10 @@ def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_idle_source_is_checked_once_per_batch_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = Claim("ingress:in/t/0", "t", "id", 0, "driver.1")
-    passed: list[Claim] = []
-    monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims) or list(claims))
-    monkeypatch.setattr(Driver, "_mirror", lambda _: None)
-    monkeypatch.setattr(module, "IDLE_S", 0)
-    driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
-    query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), failure=BAD)
-    driver._claims["ingress:in"] = (claim,)
-    looks: list[list[Claim]] = []
-    for end in (None, 3, 3, 3, 4, 4):
-        monkeypatch.setattr(Query, "reached", lambda _, end=end: {} if end is None else {("t", 0): end, ("t", 1): 7})
-        driver.poll()
-        looks.append(passed.copy())
-        passed.clear()
-    assert looks == [[], [], [claim], [], [], [claim]]
-    assert query.failure is BAD
-
-
 def test_ingress_with_missing_topics_holds_no_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "_matching", lambda *_: {})
     monkeypatch.setattr(Positions, "take_sources", lambda *_: [])
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     driver._claims["ingress:in"] = (Claim("ingress:in/t/0", "t", "id", 0, "driver.1"),)
-    assert driver._ingress_frame(IngressSpec("in", "queue", ("t",))) is None
+    assert driver._ingress_query(IngressSpec("in", "queue", ("t",))) is None
     assert driver._claims == {"ingress:in": ()}

@@ -57,7 +57,7 @@ class Reader:
     def seek(self, offset: int) -> None:
         self._position = offset
 
-    def read(self, count: int, timeout_s: float) -> list[Record]:
+    def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
         if self._position == SENDS:
             time.sleep(0.01)
             return []
@@ -195,7 +195,7 @@ def test_intake_continues_when_the_full_queue_is_deleted(monkeypatch: pytest.Mon
 )
 def test_records_before_a_bad_record_are_taken_and_the_bad_one_is_named(bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class AllAtOnce(Reader):
-        def read(self, count: int, timeout_s: float) -> list[Record]:
+        def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
             return [Record(0, "q"), Record(1, "q"), bad, Record(4, "q")]
 
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
@@ -239,7 +239,7 @@ def test_hostile_record_is_skipped_or_taken_and_the_records_around_it_are_taken(
     hostile: Record, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AllAtOnce(Reader):
-        def read(self, count: int, timeout_s: float) -> list[Record]:
+        def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
             found = [Record(0, "q"), Record(1, "q"), hostile, Record(3, "q")][self._position :]
             self._position += len(found)
             if not found:
@@ -290,7 +290,7 @@ def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkey
     """The new topic has grown past the position in the old one, and would be read on as if it were the old one."""
 
     class Grown(Reader):
-        def read(self, count: int, timeout_s: float) -> list[Record]:
+        def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
             self._position += 1
             if self._position <= 5:
                 return [Record(self._position - 1, "q")]
@@ -308,9 +308,9 @@ def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkey
 
 def test_a_recreated_topic_can_be_started_once_the_records_of_the_deleted_one_are_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(Reader):
-        def read(self, count: int, timeout_s: float) -> list[Record]:
+        def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
             if Topics.now == "second" or self._position < 4:
-                return super().read(count, timeout_s)
+                return super().read_at_once(count, timeout_s)
             monkeypatch.setattr(Topics, "now", "second")
             return []
 

@@ -11,8 +11,8 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.writer.errors import PositionMoved, TransactionFault, TransitionMissing, Unwritable, WriteDenied
 from bascule.writer.incarnation import Attempt, Identity, Incarnation, IncarnationEvent, IncarnationState
-from bascule.writer.reading import ReadingViolation, store_barriers
-from bascule.writer.transactional import Writer, WriterViolation
+from bascule.writer.reading import store_barriers
+from bascule.writer.transactional import Writer
 
 FENCED = TransactionFault("fenced", fenced=True)
 LOST = TransactionFault("no answer")
@@ -449,59 +449,6 @@ def test_undefined_incarnation_transition_is_refused() -> None:
     with pytest.raises(TransitionMissing, match="COMMIT is not allowed in state NEW"):
         incarnation.move(IncarnationEvent.COMMIT)
     assert incarnation.state is IncarnationState.NEW
-
-
-# -- violations: each does the harm that its rule prevents -------------------------------------------------------------
-
-
-def test_simulated_violation_without_barrier_uses_stale_position(kafka: Kafka) -> None:
-    kafka.seen_by_stale = "old"
-    kafka.named_end = 2
-    write(writer(kafka, ReadingViolation.NO_BARRIER), ["x"], "old", "b")
-    assert kafka.outputs == ["x"]
-
-
-def test_simulated_violation_reads_only_to_last_stable_offset(kafka: Kafka) -> None:
-    write(writer(kafka, ReadingViolation.LAST_STABLE_OFFSET), [], "a", "b")
-    assert "stable end" in kafka.calls
-
-
-def test_simulated_violation_trusts_barrier_at_unknown_offset(kafka: Kafka) -> None:
-    kafka.unknown_offsets = 1
-    write(writer(kafka, ReadingViolation.UNKNOWN_OFFSET_TRUSTED), [], "a", "b")
-    assert "read to 0" in kafka.calls
-
-
-def test_simulated_violation_reads_position_before_init(kafka: Kafka) -> None:
-    write(writer(kafka, WriterViolation.READ_BEFORE_INIT), [], "a", "b")
-    assert kafka.calls[:3] == ["end", "read to 5", "init"]
-
-
-def test_simulated_violation_assumes_epoch_continuity(kafka: Kafka) -> None:
-    moving = writer(kafka, WriterViolation.CONTINUITY_ASSUMED)
-    write(moving, [], "a", "b")
-    kafka.epoch, kafka.position = kafka.epoch + 1, "theirs"
-    write(moving, ["x"], "b", "c")
-    assert kafka.position == "c"
-
-
-def test_simulated_violation_skips_position_check_after_commit_in_doubt(kafka: Kafka) -> None:
-    kafka.fail["commit"], kafka.after_doubt = [LOST], True
-    write(writer(kafka, WriterViolation.NO_LOOK_AFTER_DOUBT), ["x"], "a", "b")
-    assert kafka.outputs == ["x", "x"]
-
-
-def test_simulated_violation_skips_position_comparison(kafka: Kafka) -> None:
-    kafka.position = "theirs"
-    write(writer(kafka, WriterViolation.NOT_COMPARED), ["x"], "a", "b")
-    assert kafka.outputs == ["x"]
-
-
-def test_simulated_violation_keeps_incarnation_with_unanswered_requests(kafka: Kafka) -> None:
-    moving = writer(kafka, WriterViolation.KEPT_UNSETTLED)
-    write(moving, [], "a", "b")
-    write(moving, [], "b", "c")
-    assert kafka.calls.count("init") == 1
 
 
 def test_incarnation_that_failed_with_other_error_is_recreated_by_next_call(kafka: Kafka) -> None:

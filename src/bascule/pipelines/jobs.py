@@ -1,0 +1,115 @@
+"""Spark jobs whose tasks live as long as their query: each task reads its source itself, until the job is cancelled."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from bascule.core.kafka_records import Place
+from bascule.kafka.source import KafkaSource
+from bascule.pipelines.failures import crossing
+from bascule.threads.background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from bascule.pipelines.tasks import OpenSource
+
+#: How long a cancelled job may take to end, in seconds. After it, its tasks are left to Spark: they can write nothing more, because the
+#: next owner of their positions fences them.
+STOP_TIMEOUT_S: Final = 10.0
+#: Interval, in seconds, at which the driver cancels a job until it has ended.
+CANCEL_S: Final = 0.2
+#: A resident task returns no rows; Spark requires a schema.
+_NOTHING: Final = "nothing long"
+
+
+class Resident(Protocol):
+    """A task that reads its source itself."""
+
+    def run(self, open_source: OpenSource) -> None:
+        """Carry records until the job is cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentTasks:
+    """The tasks of one query: Spark gives each to a worker by its number. Pickled for the workers."""
+
+    tasks: Sequence[Resident]
+    kafka: Mapping[str, object]
+    committed: bool
+
+    def __call__(self, _batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task of this partition of the job."""
+        context = TaskContext.get()
+        self.tasks[context.partitionId() if context else 0].run(self.opened)
+        yield from ()
+
+    def opened(self, start: Mapping[Place, int]) -> closing[KafkaSource]:
+        """Open source partitions at these offsets."""
+        return closing(KafkaSource(self.kafka, start, committed=self.committed))
+
+
+class ResidentJob:
+    """A job of resident tasks that was started. It ends with an error, or when it is stopped."""
+
+    def __init__(self, session: SparkSession, name: str, tasks: ResidentTasks) -> None:
+        """Start the job under a tag of its own, so that ``stop`` cancels this job only."""
+        self._session = session
+        self._tag = tag = f"bascule-{uuid.uuid4().hex}"  # a name of a pipeline may contain characters that a tag may not contain
+        count = len(tasks.tasks)
+        frame = session.range(0, count, 1, count).mapInArrow(crossing(tasks), _NOTHING)
+
+        def run() -> None:
+            session.addTag(tag)
+            frame.collect()
+
+        self._ended = in_background(run, name)
+
+    @property
+    def active(self) -> bool:
+        """Return True while the tasks run."""
+        return not self._ended.done()
+
+    def failure(self) -> BaseException | None:
+        """Return the error with which the job has ended."""
+        return self._ended.exception(0)
+
+    def stop(self) -> None:
+        """Cancel the job, and wait until Spark has ended it. Spark does not know a job yet whose thread has just started."""
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while self.active and time.monotonic() < deadline_s:
+            self._session.interruptTag(self._tag)
+            with suppress(TimeoutError):
+                self._ended.exception(CANCEL_S)
+
+
+class Running(Protocol):
+    """A query that was started."""
+
+    @property
+    def active(self) -> bool:
+        """Return True until the query has ended."""
+        ...
+
+    def failure(self) -> BaseException | None:
+        """Return the error of a query that has ended, if Spark has one."""
+        ...
+
+    def stop(self) -> None:
+        """End the query."""
+        ...
+
+
+#: Starts a query under a name, with a directory for its checkpoint, and returns it.
+Startable = Callable[[str, str], Running]

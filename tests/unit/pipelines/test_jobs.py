@@ -1,0 +1,120 @@
+"""Jobs of resident tasks, with a session that runs them in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.pipelines import jobs
+from bascule.pipelines.failures import CarriedError, error_from_spark
+from bascule.pipelines.jobs import ResidentJob, ResidentTasks
+from bascule.pipelines.spark import LOCAL_SLOTS, cores, master_url
+from bascule.pipelines.spec import PipelinesSpec
+
+
+class Task:
+    """A task that runs until it is cancelled, or fails."""
+
+    def __init__(self, cancelled: threading.Event, error: Exception | None = None) -> None:
+        self.ran = 0
+        self._cancelled, self._error = cancelled, error
+
+    def run(self, open_source: Any) -> None:
+        assert open_source is not None
+        self.ran += 1
+        if self._error is not None:
+            raise self._error
+        assert self._cancelled.wait(30)
+
+
+class Session:
+    """As much of Spark as a job needs. It runs the first task only."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.tags: list[str] = []
+        self.asked: list[tuple[int, ...]] = []
+        self.deaf = 0  # cancellations that it does not hear
+
+    def range(self, *bounds: int) -> Session:
+        self.asked.append(bounds)
+        return self
+
+    def mapInArrow(self, run: Callable[[Any], Iterator[Any]], schema: str) -> Session:
+        assert schema
+        self._run = run
+        return self
+
+    def collect(self) -> None:
+        assert list(self._run(iter(()))) == []
+
+    def addTag(self, tag: str) -> None:
+        self.tags.append(tag)
+
+    def interruptTag(self, tag: str) -> None:
+        if self.deaf:
+            self.deaf -= 1
+        elif tag in self.tags:
+            self.cancelled.set()
+
+
+def job(session: Any, *tasks: Task) -> ResidentJob:
+    return ResidentJob(session, "diverts-1", ResidentTasks(tasks, {}, committed=False))
+
+
+def test_job_has_a_partition_for_each_task_and_runs_until_it_is_cancelled() -> None:
+    session = Session()
+    tasks = [Task(session.cancelled), Task(session.cancelled)]
+    running = job(session, *tasks)
+    assert running.active
+    running.stop()
+    assert not running.active
+    assert running.failure() is None
+    assert session.asked == [(0, 2, 1, 2)]
+    assert [task.ran for task in tasks] == [1, 0]
+
+
+def test_error_of_a_task_ends_the_job_and_reaches_the_driver() -> None:
+    session = Session()
+    running = job(session, Task(session.cancelled, Unavailable("no Kafka")))
+    assert running._ended.exception(30) is running.failure()
+    assert not running.active
+    failure = running.failure()
+    assert isinstance(failure, CarriedError)
+    assert isinstance(error_from_spark(failure), Unavailable)
+
+
+def test_job_that_spark_does_not_know_yet_is_cancelled_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "CANCEL_S", 0.01)
+    session = Session()
+    session.deaf = 3
+    running = job(session, Task(session.cancelled))
+    running.stop()
+    assert not running.active
+    assert session.deaf == 0
+
+
+def test_stop_waits_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 0.01)
+    session = Session()
+    goes_on = threading.Event()
+    running = job(session, Task(goes_on))
+    running.stop()
+    assert running.active
+    goes_on.set()
+    assert running._ended.exception(30) is None
+
+
+@pytest.mark.parametrize(
+    ("master", "url", "count"),
+    [("local", f"local[{LOCAL_SLOTS}]", 1), ("local[3]", f"local[{LOCAL_SLOTS}]", 3), ("spark://host:7077", "spark://host:7077", 12)],
+)
+def test_local_spark_has_a_slot_for_each_resident_task(master: str, url: str, count: int) -> None:
+    pipelines = PipelinesSpec("b", {}, master=master)
+    session: Any = type("Session", (), {"sparkContext": type("Context", (), {"defaultParallelism": 12})})
+    assert master_url(pipelines) == url
+    assert cores(session, pipelines) == count

@@ -1,0 +1,122 @@
+"""Source partitions of a pipeline, read from the mock cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Place, Taken
+from bascule.kafka import clients, source
+from bascule.kafka.source import KafkaSource
+from tests.support.mock_cluster import MockCluster
+
+PLACES: tuple[Place, ...] = (("a", 0), ("a", 1))
+
+
+def produce(kafka: MockCluster, *values: str, partition: int = 0) -> None:
+    producer = clients.producer(kafka.kafka)
+    for value in values:
+        producer.produce("a", value.encode(), partition=partition)
+    assert producer.flush(10) == 0
+
+
+@pytest.fixture
+def topic(kafka: MockCluster) -> MockCluster:
+    kafka.create("a", 2)
+    return kafka
+
+
+def taken_until(found: Iterator[Taken], place: Place, end: int) -> list[Taken]:
+    """What is taken until the end of a partition is reported."""
+    seen: list[Taken] = []
+    for taken in found:
+        seen.append(taken)
+        if taken.ends.get(place) == end:
+            return seen
+    raise AssertionError("the source has ended")
+
+
+def values(seen: list[Taken], place: Place) -> list[bytes | None]:
+    return [record.value for taken in seen for record in taken.records if (record.topic, record.partition) == place]
+
+
+def test_source_yields_records_from_its_offsets_and_the_ends_of_its_partitions(topic: MockCluster) -> None:
+    produce(topic, "0", "1", "2")
+    produce(topic, "other", partition=1)
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 1, PLACES[1]: 1}, committed=True)) as opened:
+        found = iter(opened)
+        seen = taken_until(found, PLACES[0], 3)
+        assert values(seen, PLACES[0]) == [b"1", b"2"]
+        assert values(seen, PLACES[1]) == []
+        produce(topic, "later", partition=1)
+        assert values(taken_until(found, PLACES[1], 2), PLACES[1]) == [b"later"]
+
+
+def test_partition_with_few_records_left_is_a_tail_and_one_with_a_backlog_is_none(
+    topic: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "TAKEN_MAX", 10)
+    monkeypatch.setattr(source, "BACKLOG_RECORDS", 25)
+    produce(topic, *map(str, range(100)))
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        seen = taken_until(iter(opened), PLACES[0], 100)
+    assert values(seen, PLACES[0]) == [str(number).encode() for number in range(100)]
+    reached = 0
+    for taken in seen:
+        reached += len(taken.records)
+        if taken.tails:
+            assert reached > 100 - 25
+    assert sum(len(taken.records) for taken in seen if taken.tails) > 0
+
+
+def test_announced_records_that_do_not_come_make_a_tail_soon(topic: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka holds them back while an earlier transaction of their partition is open."""
+    monkeypatch.setattr(source, "BACKLOG_RECORDS", 0)
+    produce(topic, "0")
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        found = iter(opened)
+        seen = [next(found)]
+        while not seen[-1].tails:
+            seen.append(next(found))
+    assert [len(taken.records) for taken in seen if taken.tails] == [0]
+    assert seen[-1].tails == {PLACES[0]}
+
+
+def test_partition_whose_records_are_held_up_does_not_wait_for_a_busy_partition(
+    topic: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BACKLOG_RECORDS", 0)
+    monkeypatch.setattr(source, "TAKEN_MAX", 1)
+    produce(topic, "0", partition=1)
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0, PLACES[1]: 0}, committed=True)) as opened:
+        found = iter(opened)
+        seen: list[Taken] = []
+        while not any(PLACES[1] in taken.tails for taken in seen):
+            produce(topic, "busy")
+            seen.append(next(found))
+    assert values(seen, PLACES[1]) == [b"0"]
+
+
+def test_idle_source_yields_nothing_from_time_to_time(topic: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "PAUSE_S", 0.01)
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        found = iter(opened)
+        taken_until(found, PLACES[0], 0)
+        assert next(found) == Taken([], set())
+
+
+def test_deleted_records_end_the_source_with_an_error_that_names_the_partition(topic: MockCluster) -> None:
+    with (
+        closing(KafkaSource(topic.kafka, {PLACES[0]: 7}, committed=True)) as opened,
+        pytest.raises(Unavailable, match="a-0 cannot be read"),
+    ):
+        for _ in opened:
+            pass
+
+
+def test_source_whose_client_cannot_be_made_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="could not create a client to read sources"):
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1", "no.such.setting": "x"}, {PLACES[0]: 0}, committed=True)
