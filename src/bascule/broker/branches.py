@@ -391,7 +391,7 @@ def end(
     if ending in COMMITS:
         if plan is not None and plan.entry is branch.entry:
             plan.finish()
-            engine.carry_out_plan(plan, len(branch.entry), entry)
+            engine.carry_out_plan(plan, entry)
         else:
             dropped = BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations
             engine.carry_out(list(drafts_of(branch.entry)), branch.acks[: -1 if dropped else None], len(branch.entry), entry)
