@@ -173,9 +173,7 @@ def test_outdated_pieces_are_planned_again_in_further_turns(bench: Bench, monkey
     assert (subscription.incoming, subscription.incoming_bytes) == (0, 0)
 
 
-def test_queue_recreated_for_a_commit_that_is_rolled_back_is_deleted_when_unused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_recreated_for_a_commit_that_is_rolled_back_is_deleted_when_unused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
     transaction = planned(bench, transaction_of(bench, *range(MANY)))
     settings = bench.queue().settings
