@@ -244,7 +244,7 @@ def take_back_what_branches_held_before_that_is_stored(monkeypatch: pytest.Monke
     def give(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], end: Any = branches.end) -> None:
         end(engine, xid, ending, done)
         if ending is Ending.ROLLED_BACK:
-            engine.take_back(engine.branches.prepared[xid].acks)
+            engine.take_back(engine.branches.prepared[xid].queues, engine.branches.prepared[xid].acks)
             engine.branches.prepared[xid].acks = []
 
     monkeypatch.setattr(branches, "end", give)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Final
 
 from bascule.broker.branch_entries import PreparePlan
@@ -20,6 +19,7 @@ from bascule.broker.planned_sends import PIECE_PLACES, SEND_STEPS, Placed
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.returns import PIECE_MESSAGES, RangeReturn, by_queue
+from bascule.broker.schedule import ScheduledAction
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.broker.turns import Work
@@ -57,7 +57,8 @@ class LocalTransactions:
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._sending = sending
-        self._due_ms = 0
+        self._due_ms = 0  # of ``_timer``
+        self._timer: ScheduledAction | None = None  # looks for old transactions
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
         self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
@@ -147,25 +148,39 @@ class LocalTransactions:
         if transaction.since_ms:
             return
         transaction.since_ms = self.clock()
-        if not self._due_ms:
-            self._due_ms = transaction.since_ms + self.ms_max
-            self._deliveries.schedule.at(self._due_ms, self._end_old)
+        self._look_again(transaction.since_ms + self.ms_max)
+
+    def _look_again(self, due_ms: int) -> None:
+        """Look for transactions that have held messages for too long, at this time or at the planned time, whichever is earlier."""
+        if self._timer is not None:
+            if self._due_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._due_ms, self._timer = due_ms, self._deliveries.schedule.cancellable(due_ms, self._end_old)
 
     def _end_old(self) -> None:
+        self._timer = None
+        self._deliveries.turns.begin(self._ending_old())
+
+    def _ending_old(self) -> Work:
         limit_ms = self.ms_max
         oldest_ms = self.clock() - limit_ms
-        holding = [transaction for transaction in self.open.values() if transaction.since_ms]
-        for transaction in holding:
+        for transaction in list(self.open.values()):
+            if transaction.id not in self.open or not transaction.since_ms:
+                continue  # it has ended in another turn
             if transaction.since_ms <= oldest_ms:
-                self._give_up(transaction)
-                transaction.since_ms = 0  # deliveries from now on get a time limit of their own
-                if transaction.doomed is None:
-                    transaction.doomed = TransactionTimedOut(
-                        f"the transaction has held messages for {limit_ms / 1000:g} s (broker.transaction_timeout_s)"
-                    )
-        self._due_ms = min((each.since_ms + limit_ms for each in holding if each.since_ms), default=0)
-        if self._due_ms:
-            self._deliveries.schedule.at(self._due_ms, self._end_old)
+                self.journaling.errors.run(ErrorKind.COMMIT, self._time_out, transaction)
+            else:
+                self._look_again(transaction.since_ms + limit_ms)
+            yield ROLLBACK_STEPS
+
+    def _time_out(self, transaction: LocalTransaction) -> None:
+        """Return the messages of a transaction that has held them for too long. Only a rollback is allowed from then on."""
+        transaction.since_ms = 0  # deliveries from now on get a time limit of their own
+        if transaction.doomed is None:
+            limit_s = self.ms_max / 1000
+            transaction.doomed = TransactionTimedOut(f"the transaction has held messages for {limit_s:g} s (broker.transaction_timeout_s)")
+        self._give_up(transaction)
 
     def plan_commit(self, transaction: LocalTransaction) -> bool:
         """Plan the commit of a transaction, if it is long. Return True once ``commit`` may be called in this turn.
@@ -273,11 +288,15 @@ class LocalTransactions:
                 queues = self._sending.decide(draft, now_ms)
                 if queues is not None:
                     stored.append((draft.message, queues, draft.delivery_time_ms))
-            if acks:
-                gone: dict[BrokerQueue, list[int]] = {}
-                collect(acks, gone)
-                self._deliveries.leaving.journal(gone)
-        self._then_put_in(stored, acks)
+            gone: dict[BrokerQueue, list[int]] = {}
+            collect(acks, gone)
+            self._deliveries.leaving.journal(gone)
+        self.counters.acknowledged += len(acks)
+        self._deliveries.leaving.forget(acks, gone)
+        first, *others = _pieces(stored)
+        self.journaling.then(self._carried_out, first)
+        for piece in others:
+            self.journaling.then(self._put_in, piece)
 
     def carry_out_plan(self, plan: CommitPlan, ended: bytes) -> None:
         """Carry out a finished plan, as ``carry_out`` does, with the entry ``ended`` of a branch."""
@@ -291,7 +310,7 @@ class LocalTransactions:
             placed = plan.decide()
             self._deliveries.leaving.journal(plan.gone)
         self.counters.acknowledged += len(plan.acks)
-        self._deliveries.leaving.forget(plan.acks, plan.held)
+        self._deliveries.leaving.forget(plan.acks, plan.gone, plan.held)
         self.journaling.then(self._carried_out, ())
         return placed
 
@@ -329,15 +348,6 @@ class LocalTransactions:
     @staticmethod
     def _is_persistent(transaction: LocalTransaction) -> bool:
         return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
-
-    def _then_put_in(self, stored: list[Stored], acks: list[Ack]) -> None:
-        """Remove the acknowledged messages of a commit from their queues, and put its messages in once the record is stored."""
-        self.counters.acknowledged += len(acks)
-        self._deliveries.leaving.forget(acks)
-        first, *others = _pieces(stored)
-        self.journaling.then(self._carried_out, first)
-        for piece in others:
-            self.journaling.then(self._put_in, piece)
 
     def _carried_out(self, stored: Sequence[Stored]) -> None:
         self.counters.committed += 1
@@ -388,9 +398,9 @@ class LocalTransactions:
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
 
-    def take_back(self, acks: list[Ack]) -> None:
-        """Return the messages that a transaction has received to their queues, as failed deliveries."""
-        self._take_back(dict.fromkeys(map(itemgetter(0), acks)), len(acks), iter(acks))
+    def take_back(self, queues: Iterable[BrokerQueue], acks: list[Ack]) -> None:
+        """Return the messages that a branch has received from ``queues`` to their queues, as failed deliveries."""
+        self._take_back(queues, len(acks), iter(acks))
 
     def _take_back(self, queues: Iterable[BrokerQueue], count: int, acks: Iterator[Ack]) -> None:
         """Return ``count`` messages to their queues, which are ``queues``."""
