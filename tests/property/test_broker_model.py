@@ -17,6 +17,7 @@ from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
 from bascule.broker import local_transactions as local_transactions_module
 from bascule.broker import order as order_module
+from bascule.broker import planned_sends as planned_sends_module
 from bascule.broker import queue as queue_module
 from bascule.broker import returns as returns_module
 from bascule.broker.branches import Branches
@@ -30,6 +31,7 @@ from bascule.broker.held import Held
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.local_transactions import LocalTransactions
+from bascule.broker.planned_sends import PlannedSends
 from bascule.broker.plans import PlanInTurns
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
@@ -93,7 +95,7 @@ def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int
 
 def test_model_detects_a_commit_that_uses_outdated_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_all_in_pieces(monkeypatch)
-    monkeypatch.setattr(Sending, "_holds", lambda *_: True)
+    monkeypatch.setattr(PlannedSends, "_outdated", lambda *_: False)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), PlannedRun)
 
@@ -104,6 +106,9 @@ def plan_all_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_transactions_module, "PLANNED_STEPS", -1)
     monkeypatch.setattr(local_transactions_module, "PIECE_MESSAGES", 0)
     monkeypatch.setattr(commit_plan_module, "PIECE_STEPS", 1)
+    monkeypatch.setattr(planned_sends_module, "PIECE_STEPS", 1)
+    monkeypatch.setattr(planned_sends_module, "PIECE_PLACES", 2)
+    monkeypatch.setattr(planned_sends_module, "AT_ONCE_STEPS", 20)
     monkeypatch.setattr(commit_plan_module, "ACKS_PER_STEP", 1)
     monkeypatch.setattr(branch_entries_module, "PIECE_SENDS", 1)
     monkeypatch.setattr(branch_entries_module, "PIECE_RECEIVED", 1)
@@ -239,7 +244,7 @@ def take_back_what_branches_held_before_that_is_stored(monkeypatch: pytest.Monke
     def give(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], end: Any = branches.end) -> None:
         end(engine, xid, ending, done)
         if ending is Ending.ROLLED_BACK:
-            engine.take_back(engine.branches.prepared[xid].acks)
+            engine.take_back(engine.branches.prepared[xid].queues, engine.branches.prepared[xid].acks)
             engine.branches.prepared[xid].acks = []
 
     monkeypatch.setattr(branches, "end", give)

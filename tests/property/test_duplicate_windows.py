@@ -76,3 +76,19 @@ def test_ids_added_after_a_snapshot_do_not_change_its_full_segments(before: int,
     second = window.remembered()
     assert second.segments[: len(first.segments)] == first.segments
     assert len(second.segments) == (before + after) // 3
+
+
+@given(st.integers(0, 12), st.lists(st.integers(1, 25), max_size=4))
+def test_ids_added_together_leave_the_same_window_as_ids_added_one_by_one(before: int, sizes: list[int]) -> None:
+    together, one_by_one = DuplicateWindow(COUNT_MAX, PERIOD_MS), DuplicateWindow(COUNT_MAX, PERIOD_MS)
+    ids = [str(number).encode().ljust(16) for number in range(before + sum(sizes))]
+    for digest in ids:
+        one_by_one.add(digest, 0)
+    for digest in ids[:before]:
+        together.add(digest, 0)
+    added = before
+    for size in sizes:
+        together.add_all(ids[added : added + size], 0)
+        added += size
+    assert together.remembered() == one_by_one.remembered()
+    assert (together.digests, together.added) == (one_by_one.digests, one_by_one.added)

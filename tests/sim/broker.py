@@ -268,7 +268,7 @@ class BrokerNode(ProcessEffects):
         super().__init__(process)
         self._broker = broker
         self.protocol = NodeProtocol(self, violations=process.world.violations)
-        self._intake: _Intake | None = None
+        self._intake: BrokerIntake | None = None
 
     @property
     def _epoch(self) -> BrokerEpoch:
@@ -334,7 +334,7 @@ class BrokerNode(ProcessEffects):
         broker.serving = True
         broker.serving_since_ms = self.process.world.now_ms
         self.process.world.say(f"{self.process.name} serves epoch {broker.epoch}")
-        self._intake = _Intake(broker, self.process, epoch.protocol.engine)
+        self._intake = BrokerIntake(broker, self.process, epoch.protocol.engine)
 
     async def epoch_end(self) -> BasculeError | None:
         """Return why the epoch has ended."""
@@ -381,7 +381,7 @@ class BrokerNode(ProcessEffects):
         """Do nothing: clients retry."""
 
 
-class _Intake(ProcessEffects):
+class BrokerIntake(ProcessEffects):
     """The intake of the pipelines' records for JMS destinations: see bascule.broker.ingress_tail.IngressEffects."""
 
     def __init__(self, broker: Broker, process: Process, engine: Engine) -> None:

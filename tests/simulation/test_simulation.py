@@ -14,6 +14,9 @@ from typing import Final
 
 import pytest
 
+from bascule.broker.intake import Arrival, Intake, IntakePlan
+from bascule.broker.turns import TURN_STEPS
+from tests.sim import broker as sim_broker
 from tests.sim.nemesis import TROUBLES
 from tests.sim.runs import Report, run_seeds
 from tests.sim.simulation import Simulation
@@ -29,6 +32,10 @@ TIMEOUT_S = 120 + SEEDS // 4
 STALL: Final = "journal stalled"
 #: Fewer may not see every trouble.
 SEEING_SEEDS = 2000
+#: Seeds of runs with long ingress records; in some of them a broker is killed while a record is planned.
+PLANNED_SEEDS = 40
+#: How long a record is planned in these runs, in virtual time.
+PLANNED_MS = 20
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,30 @@ runs.run_chunk(range(7, 9))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "TimeoutError: seed 7 does not end within 0.2 s" in done.stderr
     assert "in run\n" in done.stderr
+
+
+def test_ingress_records_that_are_planned_over_turns_are_taken_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.ingress_tail.TAKE_STEPS", 2 * TURN_STEPS)
+    monkeypatch.setattr("bascule.broker.intake.PLAN_STEPS", TURN_STEPS)
+    monkeypatch.setattr(sim_broker.BrokerIntake, "soon", lambda intake, action: intake.process.after(PLANNED_MS, action))
+    begun = ended = 0
+    plan, take_in_plan = Intake.plan, Intake.take_in_plan
+
+    def begin(intake: Intake, sends: list[Arrival]) -> IntakePlan:
+        nonlocal begun
+        begun += 1
+        return plan(intake, sends)
+
+    def end(intake: Intake, partition: int, next_offset: int, planned: IntakePlan) -> None:
+        nonlocal ended
+        ended += 1
+        take_in_plan(intake, partition, next_offset, planned)
+
+    monkeypatch.setattr(Intake, "plan", begin)
+    monkeypatch.setattr(Intake, "take_in_plan", end)
+    for seed in range(1, PLANNED_SEEDS):
+        assert Simulation(seed).run().anomalies == [], f"seed {seed}"
+    assert begun > ended > PLANNED_SEEDS, "some plans are dropped, because a broker is killed or replaced"
 
 
 def no_answers(run: Simulation) -> None:

@@ -193,3 +193,18 @@ def test_code_tour_names_few_files_and_only_existing_definitions(tour: str) -> N
             if not re.search(rf"\b(def|class) {last}\b|^{last}\b", source, re.MULTILINE):
                 missing.append(f"{file}: {name}")
     assert missing == []
+
+
+def test_limits_of_undivided_work_exist_in_the_code() -> None:
+    text = (DOCS / "internals" / "turns.md").read_text()
+    table = text.partition("## Work that is not divided")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    product = ROOT / "src" / "bascule"
+    source = "\n".join(path.read_text() for path in product.rglob("*.py"))
+    assert len(rows) > 10
+    for _, where, limit in rows:
+        modules = re.findall(r"`([\w/]+\.py)`", where)
+        assert modules
+        assert [module for module in modules if not (product / module).exists()] == []
+        names = [name.removeprefix("broker.") for name in re.findall(r"`([\w.]+)`", limit)]
+        assert [name for name in names if not re.search(rf"\b{name}\b", source)] == []

@@ -95,6 +95,7 @@ class AddressBook:
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
     routes_bytes: int = 0  # bytes of the routes that are kept
     names_bytes: int = 0  # bytes of the names of queues
+    version: int = 0  # changes with each change of a binding
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
 
@@ -111,7 +112,7 @@ class AddressBook:
             self._bound.add(queue.address, queue)
         self._count(queue, 1)
         self.memory.selector_chars += len(queue.selector_text)
-        self.forget_routes()
+        self._changed()
 
     def remove(self, queue: BrokerQueue) -> None:
         """Remove a queue."""
@@ -123,7 +124,7 @@ class AddressBook:
         else:
             self.subscriptions.pop(queue.name, None)
             self._bound.remove(queue.address, queue)
-        self.forget_routes()
+        self._changed()
 
     def check_selector(self, queue: BrokerQueue) -> None:
         """Check that the selectors of an address stay within their limit of steps with one more subscription. Raises ResourceLimit."""
@@ -155,7 +156,7 @@ class AddressBook:
         self._exclusive = AddressIndex((divert.pattern, divert) for divert in diverts.exclusive)
         self._diverted = AddressIndex((pattern, pattern) for pattern in diverts.patterns)
         self._replayable = AddressIndex((pattern, pattern) for pattern in diverts.replayable)
-        self.forget_routes()
+        self._changed()
 
     def route(self, address: str, routing: Routing) -> Route:
         """Return the route of messages that are sent to ``address`` as ``routing`` says."""
@@ -194,6 +195,10 @@ class AddressBook:
             bool(settings.expiry_ms or settings.expiry_max_ms),
             sum(PUT_STEPS + queue.wanting_steps for queue in queues),
         )
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.forget_routes()
 
     def forget_routes(self) -> None:
         """Drop all routes; they are computed again when they are needed."""

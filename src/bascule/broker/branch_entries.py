@@ -12,7 +12,7 @@ from bascule.broker.leaving import Ack
 from bascule.broker.memory import MemoryAccount
 from bascule.broker.message import BrokerMessage, stored_group
 from bascule.broker.plans import PlanInTurns
-from bascule.broker.queue import QueueConsumer
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.xid import Xid
@@ -31,12 +31,13 @@ _DIGEST_FLAGS: Final = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFl
 class PreparePlan(PlanInTurns):
     """A plan that encodes the journal entry of a branch from the transaction that prepares, and collects the messages it will hold."""
 
-    __slots__ = ("_acks_count", "_parts", "_received", "acks", "received", "sent")
+    __slots__ = ("_acks_count", "_parts", "_received", "acks", "queues", "received", "sent")
 
     def __init__(self, transaction: LocalTransaction, account: MemoryAccount) -> None:
         self.sent = len(transaction.drafts)
         self.received = 0  # received messages that are in the journal
         self.acks: list[Ack] = []
+        self.queues: dict[BrokerQueue, None] = {}  # of ``acks``
         self._acks_count = len(transaction.acks)
         self._parts: list[bytes] = []
         self._received: dict[int, bytearray] = {}  # packed mids and delivery counts, by queue id
@@ -61,6 +62,7 @@ class PreparePlan(PlanInTurns):
         for consumer, message in acks:
             queue = consumer.queue
             self.acks.append((queue, message))
+            self.queues[queue] = None
             if queue.durable and message.mid >= 0:
                 counts.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
                 self.received += 1

@@ -95,7 +95,7 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
     if request.name is None:
         if request.plan is None and request.operation == "commit":
             request.plan = branches.plan_end(engine, request.xid, Ending.COMMITTED)
-        return request.plan is None or request.plan.over
+        return request.plan is None or request.plan.ready()
     transaction = request.transactions.get(request.name)
     if transaction is None:
         return True

@@ -82,7 +82,7 @@ class BranchViolation(enum.StrEnum):
 class Branch:
     """A prepared branch. ``entry`` is its journal entry; ``acks`` are the messages that it has received."""
 
-    __slots__ = ("acks", "ending", "entry", "received", "sent", "since_ms", "stored", "xid")
+    __slots__ = ("acks", "ending", "entry", "queues", "received", "sent", "since_ms", "stored", "xid")
 
     def __init__(self, entry: bytes, xid: Xid, since_ms: int, *, sent: int, received: int, stored: bool) -> None:
         self.entry = entry
@@ -92,6 +92,7 @@ class Branch:
         self.received = received
         self.stored = stored  # whether the journal has stored the entry; the branch is prepared from then on
         self.acks: list[tuple[BrokerQueue, BrokerMessage]] = []
+        self.queues: dict[BrokerQueue, None] = {}  # of the messages that it has received
         self.ending: Ending | None = None  # the outcome, from the decision until the journal has stored it
 
     @classmethod
@@ -299,7 +300,7 @@ def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, c
     with engine.journaling.atomic(len(entry), 0):
         engine.journaling.add(entry)
     branch = Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
-    branch.acks = plan.acks
+    branch.acks, branch.queues = plan.acks, plan.queues
     return branch
 
 
@@ -391,7 +392,7 @@ def end(
     if ending in COMMITS:
         if plan is not None and plan.entry is branch.entry:
             plan.finish()
-            engine.carry_out_plan(plan, len(branch.entry), entry)
+            engine.carry_out_plan(plan, entry)
         else:
             dropped = BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations
             engine.carry_out(list(drafts_of(branch.entry)), branch.acks[: -1 if dropped else None], len(branch.entry), entry)
@@ -434,7 +435,7 @@ def _over(engine: Engine, branch: Branch, ended: Ended) -> None:
     engine.branches.over(ended, engine.journaling.sequence)
     if ended.ending in ROLLBACKS:
         engine.counters.rolled_back += 1
-        engine.take_back(branch.acks)
+        engine.take_back(branch.queues, branch.acks)
         if BranchViolation.ROLLBACK_UNMARKED in engine.branches.violations:
             for queue, message in branch.acks:
                 queue.counts.pop(message.position, None)

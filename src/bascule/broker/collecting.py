@@ -47,7 +47,7 @@ class CollectedQueue:
         self.described = queue.describe()
         self.copy = queue.held.copy = HeldCopy()
         self.reserved_mid, self.unused_since_ms = -1, 0
-        self.leaving: list[int] = []  # mids of messages that are acknowledged and still held: see LeavingMessages
+        self.leaving: list[int] = []  # mids of messages that are acknowledged and may still be held: see LeavingMessages
         self.unconfirmed: list[int] = []  # mids of messages whose acknowledgements are behind the sequence of the snapshot
 
     def take(self, queue: BrokerQueue, limit: int) -> Work:
@@ -195,9 +195,9 @@ class Collector:
             if queue.durable and queue.confirmed:
                 queues[queue] = collected = self._collected(queue)
                 collected.finish(queue)
-        for queue, mid in engine.deliveries.leaving.mids():
+        for queue, mids in engine.deliveries.leaving.mids():
             if queue in queues:
-                queues[queue].leaving.append(mid)
+                queues[queue].leaving += mids
         for queue, mids in journaling.unconfirmed_acks():
             if queue in queues:
                 queues[queue].unconfirmed += mids

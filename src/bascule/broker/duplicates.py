@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -110,13 +110,13 @@ class DuplicateWindow:
     """
 
     __slots__ = (
-        "_forgotten_bytes", "_last", "_oldest_ms", "_violations", "added", "count_max", "digests", "period_ms", "segments", "sequence",
+        "_admits_repeats", "_forgotten_bytes", "_last", "_oldest_ms", "added", "count_max", "digests", "period_ms", "segments", "sequence",
     )  # fmt: skip
 
     def __init__(
         self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS, *, violations: Collection[enum.StrEnum] = frozenset()
     ) -> None:
-        self._violations = violations
+        self._admits_repeats = DuplicateViolation.REPEATS_ADMITTED in violations
         self.count_max = count_max
         self.period_ms = period_ms
         self.digests: set[bytes] = set()
@@ -144,6 +144,15 @@ class DuplicateWindow:
 
     def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
         """Remember a message by its ids. Return False, and change nothing, if one of the ids is known: the message is a repetition."""
+        if self.repeats(digests, now_ms):
+            return False
+        if not (self._admits_repeats and any(digest in self.digests for digest in digests)):
+            for digest in digests:
+                self.add(digest, now_ms)
+        return True
+
+    def repeats(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
+        """Return True if one of the ids of a message is known: the message is a repetition."""
         late = self._oldest_ms < now_ms - self.period_ms
         if late:
             self.expire(now_ms, SWEEP_STEPS)
@@ -154,10 +163,21 @@ class DuplicateWindow:
                     self.expire(now_ms, len(known))
                     if digest not in known:
                         continue
-                return DuplicateViolation.REPEATS_ADMITTED in self._violations
-        for digest in digests:
-            self.add(digest, now_ms)
-        return True
+                return not self._admits_repeats
+        return False
+
+    def add_all(self, digests: Sequence[bytes], now_ms: int) -> None:
+        """Remember ids that are not known, as ``add`` does for each."""
+        self.digests.update(digests)
+        self.added += len(digests)
+        last = self._last
+        last += b"".join([_ID.pack(digest, now_ms) for digest in digests])
+        whole = len(last) - len(last) % SEGMENT_BYTES
+        for start in range(0, whole, SEGMENT_BYTES):
+            self.segments.append(Segment.of(bytes(last[start : start + SEGMENT_BYTES])))
+        del last[:whole]
+        while len(self.digests) > self.count_max:
+            self._forget_some(len(self.digests) - self.count_max)
 
     def take_back(self, digests: tuple[bytes, ...]) -> None:
         """Forget the ids of the message that was admitted last, because it is not accepted after all."""
@@ -202,6 +222,14 @@ class DuplicateWindow:
             else:
                 self._last.clear()
 
+    def _forget_some(self, count: int) -> None:
+        """Forget the oldest ids, at most ``count``, and only those of one segment."""
+        oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
+        end = min(len(oldest) - ID_SIZE_BYTES, start + (count - 1) * ID_SIZE_BYTES)
+        self.digests.difference_update([digest for digest, _ in _ID.iter_unpack(oldest[start:end])])
+        self._forgotten_bytes = end
+        self._forget()
+
     def restore(self, remembered: RememberedIds) -> None:
         """Add the ids of a snapshot."""
         for digest, time_ms in remembered.ids():
@@ -235,6 +263,11 @@ class DuplicateWindows:
         self._violations = violations
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
+
+    @property
+    def admits_repeats(self) -> bool:
+        """Return True if a test breaks the rule that repeated messages are dropped."""
+        return DuplicateViolation.REPEATS_ADMITTED in self._violations
 
     def window(self, address: str) -> DuplicateWindow:
         """Return the window of an address; create it if it does not exist."""

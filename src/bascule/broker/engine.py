@@ -72,7 +72,8 @@ class Engine:
         self.rollback_all = local.rollback_all
         self.carry_out, self.carry_out_plan = local.carry_out, local.carry_out_plan
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
-        self.intake_cost = intake.cost
+        self.intake_cost, self.plan_intake = intake.cost, intake.plan
+        self.take_in_plan, self.plan_lacks_room = intake.take_in_plan, intake.plan_lacks_room
         self.queue, self.create_queue, self.delete_queue = destinations.queue, destinations.create_queue, destinations.delete_queue
         self.check_topic, self.create_configured = destinations.check_topic, destinations.create_configured
         self.create_temporary, self.delete_temporary = destinations.create_temporary, destinations.delete_temporary

@@ -278,12 +278,12 @@ class HousekeepingProtocol:
         """Delete the snapshots that this one replaces. Raises Unavailable."""
         await self._effects.delete_older(taken.id)
 
-    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
+    async def trim(self, taken: Snapshot, branch: str) -> None:
         """Trim the journal up to what the snapshot, the pipelines and the retention need, and the ingress topic up to what is journaled."""
         effects, partition = self._effects, self._limits.partition
         retained = await effects.retained_from(TrimmedLog.JOURNAL, partition)
         pipelines = await effects.pipelines(taken)
-        self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, self._limits.retention, held))
+        self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, self._limits.retention, branch))
         needed = needed_from(taken, self._found, self._violations)
         await self._trim_to(TrimmedLog.JOURNAL, partition, needed)
         self._offsets.sizes.forget_before(needed)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.intake import TAKE_STEPS, Arrival, IntakePlan
 from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.effects import Severity
@@ -39,7 +40,7 @@ FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
 
 #: The offset behind a record, and its messages, each with whether it is kept if no queue is bound to its address.
-RecordSends = tuple[int, list[tuple[Send, bool]]]
+RecordSends = tuple[int, list[Arrival]]
 #: Records that are handed over together. Each record is taken as a whole, together with the position behind it.
 Chunk = deque[RecordSends]
 
@@ -252,7 +253,7 @@ class IngressReading:
         return sends
 
 
-def _size_bytes(sends: Sequence[tuple[Send, bool]]) -> int:
+def _size_bytes(sends: Sequence[Arrival]) -> int:
     return sum(len(send.body) for send, _ in sends)
 
 
@@ -271,8 +272,9 @@ def check_sends(sends: Sequence[Send]) -> None:
 class IngressTaking:
     """The intake of chunks in order, as far as memory and queues have room. A full queue also blocks the records behind its messages.
 
-    One turn of the event loop takes as many records as its steps allow, at least one. ``soon(action)`` calls an action after the current
-    turn; ``taken()`` is called when a chunk is stored.
+    One turn of the event loop takes as many records as its steps allow, at least one. A record that takes longer than a turn is first
+    planned over several turns, and then taken as a whole. ``soon(action)`` calls an action after the current turn; ``taken()`` is called
+    when a chunk is stored.
     """
 
     def __init__(
@@ -286,6 +288,7 @@ class IngressTaking:
         self._taken = taken
         self._ending = ending
         self._chunks: deque[Chunk] = deque()  # not taken yet
+        self._plan: tuple[int, IntakePlan] | None = None  # of the first record, if it takes long, with the offset behind the record
         self.waits = ""
 
     def gather(self, chunk: Chunk) -> None:
@@ -297,39 +300,70 @@ class IngressTaking:
 
     def _take(self) -> None:
         self.waits = ""
-        memory, left = self._engine.memory, self._engine.turns.steps
+        left = self._engine.turns.steps
         while self._chunks and not self._ending():
             if left <= 0:
                 self._soon(self._take)
                 return
-            next_offset, sends, steps = self._next_records(left)
+            spent = self._take_some(left)
+            if not spent:
+                return
+            left -= spent
+        if self._ending():
+            self._drop_plan()
+
+    def _take_some(self, left: int) -> int:
+        """Take the next records. Return their steps, at least one, or 0 if ``_take`` is called again later."""
+        engine, memory = self._engine, self._engine.memory
+        if self._plan is None:
             if memory.blocked:
                 self.waits = f"ingress {self._topic} waits: {memory.blocked}"
                 memory.when_free(self, lambda: self._soon(self._take))
-                return
-            try:
-                full = self._engine.lacks_room(sends)
-                if full is not None:
-                    self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
-                    # Not in this turn: a queue may get room in the middle of records that must stay together.
-                    full.blocked[self] = lambda: self._soon(self._take)
-                    return
-                crash.point("ingress.take.before")
-                self._engine.take_in(self._partition, next_offset, sends)
-                crash.point("ingress.take.after")
-            except Exception as error:
-                self._not_taken(next_offset, error)
-                return
-            left -= steps
-            self._forget(next_offset)
+                return 0
+            next_offset, sends, steps = self._next_records(left)
+        else:  # a plan holds memory itself, so it does not wait for memory
+            next_offset, sends, steps = self._plan[0], [], left
+        try:
+            if self._plan is None and steps > engine.turns.steps:
+                self._plan = next_offset, engine.plan_intake(sends)
+            plan = None if self._plan is None else self._plan[1]
+            if plan is not None and not plan.ready():
+                self._soon(self._take)
+                return 0
+            full = engine.lacks_room(sends) if plan is None else engine.plan_lacks_room(plan)
+            if full is not None:
+                self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
+                # Not in this turn: a queue may get room in the middle of records that must stay together.
+                full.blocked[self] = lambda: self._soon(self._take)
+                return 0
+            crash.point("ingress.take.before")
+            if plan is None:
+                engine.take_in(self._partition, next_offset, sends)
+            else:
+                engine.take_in_plan(self._partition, next_offset, plan)
+            crash.point("ingress.take.after")
+        except Exception as error:
+            self._not_taken(next_offset, error)
+            return 0
+        self._drop_plan()
+        self._forget(next_offset)
+        return max(1, steps)
 
-    def _next_records(self, steps_max: int) -> tuple[int, list[tuple[Send, bool]], int]:
+    def _drop_plan(self) -> None:
+        if self._plan is not None:
+            self._plan[1].close()
+            self._plan = None
+
+    def _next_records(self, steps_max: int) -> tuple[int, list[Arrival], int]:
         """Return the first records of the first chunk: as many as fit into one journal record and into ``steps_max``, at least one.
 
-        The result is the offset behind the records, their messages, and the steps.
+        The result is the offset behind the records, their messages, and the steps. A record that takes longer than a turn comes alone.
         """
-        behind, together, steps, size_bytes = 0, list[tuple[Send, bool]](), 0, 0
+        behind, together, steps, size_bytes = 0, list[Arrival](), 0, 0
+        long = self._engine.turns.steps // TAKE_STEPS
         for next_offset, sends in self._chunks[0]:
+            if len(sends) > long:  # its steps are not counted: this would take long itself
+                return (behind, together, steps) if behind else (next_offset, sends, (len(sends) + 1) * TAKE_STEPS)
             cost_steps, cost_bytes = self._engine.intake_cost(sends)
             steps, size_bytes = steps + cost_steps, size_bytes + cost_bytes
             if behind and (steps > steps_max or size_bytes > CHUNK_BYTES or len(together) + len(sends) > MESSAGES_PER_RECORD_MAX):
@@ -350,6 +384,7 @@ class IngressTaking:
     def _not_taken(self, next_offset: int, error: Exception) -> None:
         """Try the records again later. The records behind them wait, so that messages stay in order."""
         engine = self._engine
+        self._drop_plan()
         engine.journaling.errors.contain(ErrorKind.INGRESS, error, topic=self._topic, next_offset=next_offset)
         self.waits = f"ingress {self._topic} waits: the records before offset {next_offset} could not be journaled: {error}"
         engine.schedule.at(engine.clock() + FAILED_RETRY_MS, self._take)

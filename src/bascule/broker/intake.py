@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.journaling import Together
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
+from bascule.broker.planned_sends import Planned, PlannedSends
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
+from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
 from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
@@ -21,8 +25,15 @@ _FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_D
 
 #: Steps of a message, besides those of its route.
 TAKE_STEPS = 20
+#: Of these, the steps to plan a message.
+PLAN_STEPS = 12
 #: Bytes of each queue id in the journal entry of a message.
 _QUEUE_ID_BYTES = 4
+
+#: A message of the ingress topic, and whether it is kept if no queue is bound to its address.
+Arrival = tuple[Send, bool]
+#: The plan of a record with many messages.
+IntakePlan = PlannedSends[Arrival]
 
 
 class Intake:
@@ -41,7 +52,7 @@ class Intake:
         self._destinations = destinations
         self._sending = sending
 
-    def lacks_room(self, sends: list[tuple[Send, bool]]) -> BrokerQueue | None:
+    def lacks_room(self, sends: list[Arrival]) -> BrokerQueue | None:
         """Return a full queue that one of the messages needs, or None.
 
         Such messages wait in Kafka; they are neither refused nor dropped.
@@ -51,14 +62,25 @@ class Intake:
             # Check for room first: selectors and exclusive diverts cost more, and matter only if a queue is full.
             if not route.limited or not any(queue.full() for queue in route.queues):
                 continue
-            for queue in self._to_queues(route, send.body)[0]:
-                if queue.settings.when_full == DROP:
-                    self._sending.drop_oldest(queue)
-                if queue.full():
-                    return queue
+            full = self._first_full(self._to_queues(route, send.body)[0])
+            if full is not None:
+                return full
         return None
 
-    def cost(self, sends: list[tuple[Send, bool]]) -> tuple[int, int]:
+    def plan_lacks_room(self, plan: IntakePlan) -> BrokerQueue | None:
+        """Return a full queue that a planned message needs, or None."""
+        return self._first_full(queue for queue, (messages, _) in plan.incoming.items() if messages)
+
+    def _first_full(self, queues: Iterable[BrokerQueue]) -> BrokerQueue | None:
+        """Return the first full queue, or None. Queues that drop messages to make room do so."""
+        for queue in queues:
+            if queue.full() and queue.settings.when_full == DROP:
+                self._sending.drop_oldest(queue)
+            if queue.full():
+                return queue
+        return None
+
+    def cost(self, sends: list[Arrival]) -> tuple[int, int]:
         """Return the most that taking the messages costs: steps, and bytes of a journal record."""
         routes = [self.addresses.route(send.address, Routing(send.routing)) for send, _ in sends]
         size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends)
@@ -74,25 +96,53 @@ class Intake:
             queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", lookup))
         return queues, taken
 
-    def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
+    def take_in(self, partition: int, next_offset: int, sends: list[Arrival]) -> None:
         """Take records of ``bascule.ingress``: their messages and the position behind them become one journal record.
 
         Each message comes with whether it is kept or dropped if no queue is bound to its address. A repetition changes nothing. Raises
         ResourceLimit if the messages do not fit into one record. Nothing is done if it raises.
         """
-        if next_offset <= self.positions.get(partition, 0):
+        if not self._expects(partition, next_offset, len(sends)):
             return
-        if len(sends) > MESSAGES_PER_RECORD_MAX:
-            raise ResourceLimit(
-                f"there are {len(sends)} ingress messages before offset {next_offset}; a record holds at most {MESSAGES_PER_RECORD_MAX}"
-            )
         now_ms = self.clock()
         with self.journaling.atomic(self.cost(sends)[1], len(sends)) as together:
-            for send, keep in sends:
-                self._take_in(send, keep, now_ms, together)
+            for arrival in sends:
+                self._take_in(arrival, now_ms, together)
             self.journaling.add(ingress_entry(partition, next_offset))
+        self._taken_in(partition, next_offset, len(sends))
+
+    def plan(self, sends: list[Arrival]) -> IntakePlan:
+        """Begin to plan the intake of a record. The caller must close the plan."""
+        size_bytes = sum([len(send.body) for send, _ in sends]) + SEND_OVERHEAD_BYTES * len(sends)
+        plan = IntakePlan(self._sending, self._plan_one, sends, size_bytes, self.clock(), admits=False, send_steps=PLAN_STEPS)
+        plan.begin(self._deliveries.turns)
+        return plan
+
+    def take_in_plan(self, partition: int, next_offset: int, plan: IntakePlan) -> None:
+        """Take a planned record, as ``take_in`` does. Raises the error that has ended the plan, too."""
+        if not self._expects(partition, next_offset, plan.count):
+            return
+        plan.finish()
+        with self.journaling.atomic(plan.size_bytes, plan.messages):
+            placed = plan.decide()
+            self.journaling.add(ingress_entry(partition, next_offset))
+        for piece, first_mid in placed:
+            self.journaling.then(piece.put_in, self._deliveries.put_in, first_mid)
+        self._taken_in(partition, next_offset, plan.count)
+
+    def _expects(self, partition: int, next_offset: int, messages: int) -> bool:
+        """Return False if the records before an offset are taken already. Raises ResourceLimit."""
+        if next_offset <= self.positions.get(partition, 0):
+            return False
+        if messages > MESSAGES_PER_RECORD_MAX:
+            raise ResourceLimit(
+                f"there are {messages} ingress messages before offset {next_offset}; a record holds at most {MESSAGES_PER_RECORD_MAX}"
+            )
+        return True
+
+    def _taken_in(self, partition: int, next_offset: int, messages: int) -> None:
         self.positions[partition] = next_offset
-        self.counters.messages_in += len(sends)
+        self.counters.messages_in += messages
         self.journaling.then(self._taken, partition, next_offset)
 
     def _taken(self, partition: int, next_offset: int) -> None:
@@ -108,22 +158,35 @@ class Intake:
     def _topic_begun(self, topic_id: str, positions: dict[int, int]) -> None:
         self.topic_id, self.confirmed = topic_id, positions
 
-    def _take_in(self, send: Send, keep: bool, now_ms: int, together: Together) -> None:
+    def _plan_one(self, arrival: Arrival, now_ms: int) -> Planned:
+        """Return a message and its plan; None for the plan if its queue must be created first. Changes nothing."""
+        send, keep = arrival
         routing = Routing(send.routing)
+        route = self.addresses.route(send.address, routing)
+        expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
+        message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, stored_group(send.flags, send.body))
+        draft = Draft(message, send.address, routing, send.body, True, "", send.duplicate_ids, send.delivery_time_ms)
         missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
         if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
-            self._destinations.recreate(send.address)
-        route = self.addresses.route(send.address, routing)
+            return draft, None
         if not route.queues and not keep:
-            return
-        group = stored_group(send.flags, send.body)
-        expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
-        message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
+            return draft, (route, (), b"", False)
         queues, taken = self._to_queues(route, send.body)
         flags = send.flags & _FLAGS_OF_SENDERS | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
-        message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
+        return draft, (route, queues, send_entry(decided), True)
+
+    def _take_in(self, arrival: Arrival, now_ms: int, together: Together) -> None:
+        draft, plan = self._plan_one(arrival, now_ms)
+        if plan is None:
+            self._destinations.recreate(draft.address)
+            draft, plan = self._plan_one(arrival, now_ms)
+        if plan is None or not plan[2]:
+            return
+        _, queues, entry, _ = plan
+        message = draft.message
+        message.mid, message.durable = self.journaling.add_send(entry, draft.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
             together.undo(queue.unexpect, message)
-        self.journaling.then(self._deliveries.put_in, message, queues, send.delivery_time_ms)
+        self.journaling.then(self._deliveries.put_in, message, queues, draft.delivery_time_ms)

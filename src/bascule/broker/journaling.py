@@ -204,19 +204,23 @@ class Journaling:
             self._wake()
         return mid
 
-    def add_sends(self, sends: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> Sequence[int]:
-        """Add many messages, as ``add_send`` does. Within ``atomic`` the record has numbers for all of them. Return their mids."""
-        if self.together is None:
-            return [self.add_send(entry, duplicate_ids) for entry, duplicate_ids in sends]
+    def add_sends(self, entries: bytes, messages: int, digests: Sequence[bytes]) -> int:
+        """Add the SEND entries of several messages with their duplicate ids, within ``atomic``. Return the mid of the first message.
+
+        The mids are consecutive, since the context has numbers for all of its messages.
+        """
+        if self._in_pieces:
+            self.flush()
         batch = self.batch
         first = mid_of(batch.sequence, batch.messages)
-        batch.messages += len(sends)
-        batch.parts += [entry for entry, _ in sends]
-        batch.size_bytes += sum([len(entry) for entry, _ in sends])
-        batch.digests += [digest for _, duplicate_ids in sends if duplicate_ids for digest in duplicate_ids]
-        if sends and not self._woken:
-            self._wake()
-        return range(first, first + len(sends))
+        if messages:
+            batch.messages += messages
+            batch.parts.append(entries)
+            batch.size_bytes += len(entries)
+            batch.digests += digests
+            if not self._woken:
+                self._wake()
+        return first
 
     def add_ack(self, queue: BrokerQueue, mid: int) -> None:
         """Add the acknowledgement of a message to the open record."""
@@ -261,6 +265,12 @@ class Journaling:
         """Call an answer as ``then`` does. An error in it concerns only the receiver of the answer, and is contained."""
         if not self._deferred((action, arguments, True)):
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
+
+    @property
+    def defers(self) -> bool:
+        """Return True if there are decisions that are not stored, so that ``then`` and ``tell`` do not call their action at once."""
+        batch = self.batch
+        return not self._hasty and bool(batch.parts or batch.acks or self.in_flight or self._stored)
 
     def _deferred(self, action: Action) -> bool:
         """Queue an action behind the last record that has decisions. Return False if there is no such record."""
@@ -307,7 +317,7 @@ class Journaling:
         for queue, mids in batch.acks.items():
             batch.parts.append(ack_entry(queue.id, mids))
         kind = Kind.DATA if batch.messages else Kind.STATE
-        value = encode_record(kind, self.epoch, batch.sequence, b"".join(batch.parts))
+        value = encode_record(kind, self.epoch, batch.sequence, *batch.parts)
         batch.parts.clear()
         batch.size_bytes = len(value)
         self.in_flight.append(batch)

@@ -59,7 +59,7 @@ class LeavingMessages:
         self._journaling = journaling
         self._turns = turns
         self._remove = remove
-        self._remaining: list[deque[Ack]] = []
+        self._leaving: list[Mapping[BrokerQueue, list[int]]] = []  # mids of each commit whose messages have not all left
 
     def journal(self, gone: Mapping[BrokerQueue, list[int]]) -> None:
         """Add acknowledgements to the open record, by mids of messages of durable queues."""
@@ -67,10 +67,12 @@ class LeavingMessages:
             if not queue.deleted:
                 self._journaling.add_acks(queue, mids)
 
-    def forget(self, acks: Sequence[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
+    def forget(
+        self, acks: Sequence[Ack], gone: Mapping[BrokerQueue, list[int]], held: Mapping[BrokerQueue, Sequence[int]] | None = None
+    ) -> None:
         """Remove messages whose acknowledgements are in the open record from their queues.
 
-        ``held`` is the result of ``count``, if known.
+        ``gone`` is the result of ``collect``, and ``held`` that of ``count``, if known.
         """
         if len(acks) <= PIECE_MESSAGES:
             for queue, message in acks:
@@ -82,22 +84,19 @@ class LeavingMessages:
             held = sums
         for queue, (messages, size_bytes) in held.items():
             queue.uncount(messages, size_bytes)
-        remaining = deque(acks)
-        self._remaining.append(remaining)
-        self._turns.begin(self._leave(remaining))
+        self._leaving.append(gone)
+        self._turns.begin(self._leave(deque(acks), gone))
 
-    def _leave(self, remaining: deque[Ack]) -> Work:
+    def _leave(self, remaining: deque[Ack], gone: Mapping[BrokerQueue, list[int]]) -> Work:
         while remaining:
             count = min(PIECE_MESSAGES, len(remaining))
             for _ in range(count):
                 queue, message = remaining.popleft()
                 self._remove(queue, message, counted=False)
             yield count * LEAVE_STEPS
-        self._remaining = [other for other in self._remaining if other is not remaining]
+        self._leaving = [other for other in self._leaving if other is not gone]
 
-    def mids(self) -> Iterator[tuple[BrokerQueue, int]]:
-        """Yield the journaled messages that have not left yet."""
-        for remaining in self._remaining:
-            for queue, message in remaining:
-                if message.mid >= 0:
-                    yield queue, message.mid
+    def mids(self) -> Iterator[tuple[BrokerQueue, list[int]]]:
+        """Yield the mids of journaled messages of each queue that leave it, or that have just left it."""
+        for gone in self._leaving:
+            yield from gone.items()

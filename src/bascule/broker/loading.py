@@ -304,3 +304,4 @@ class Loader:
                     queue.hold(message)
                     queue.counts[message.position] = count
                     branch.acks.append((queue, message))
+                    branch.queues[queue] = None

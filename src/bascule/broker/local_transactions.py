@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from bascule.broker.branch_entries import PreparePlan
-from bascule.broker.commit_plan import ACKS_PER_STEP, SEND_STEPS, CommitPlan
+from bascule.broker.commit_plan import ACKS_PER_STEP, CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import RequestFailed, ResourceLimit
 from bascule.broker.leaving import Ack, collect
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
+from bascule.broker.planned_sends import PIECE_PLACES, SEND_STEPS, Placed
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.returns import PIECE_MESSAGES, RangeReturn, by_queue
+from bascule.broker.schedule import ScheduledAction
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, Stored
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.broker.turns import Work
@@ -25,8 +27,6 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
-#: Places in queues that one piece of a commit's messages takes: a message on a topic takes one place in each subscription.
-PIECE_PLACES: Final = 200
 #: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
 PLANNED_STEPS: Final = 2_000
 #: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
@@ -57,7 +57,8 @@ class LocalTransactions:
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._sending = sending
-        self._due_ms = 0
+        self._due_ms = 0  # of ``_timer``
+        self._timer: ScheduledAction | None = None  # looks for old transactions
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
         self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
@@ -147,25 +148,39 @@ class LocalTransactions:
         if transaction.since_ms:
             return
         transaction.since_ms = self.clock()
-        if not self._due_ms:
-            self._due_ms = transaction.since_ms + self.ms_max
-            self._deliveries.schedule.at(self._due_ms, self._end_old)
+        self._look_again(transaction.since_ms + self.ms_max)
+
+    def _look_again(self, due_ms: int) -> None:
+        """Look for transactions that have held messages for too long, at this time or at the planned time, whichever is earlier."""
+        if self._timer is not None:
+            if self._due_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._due_ms, self._timer = due_ms, self._deliveries.schedule.cancellable(due_ms, self._end_old)
 
     def _end_old(self) -> None:
+        self._timer = None
+        self._deliveries.turns.begin(self._ending_old())
+
+    def _ending_old(self) -> Work:
         limit_ms = self.ms_max
         oldest_ms = self.clock() - limit_ms
-        holding = [transaction for transaction in self.open.values() if transaction.since_ms]
-        for transaction in holding:
+        for transaction in list(self.open.values()):
+            if transaction.id not in self.open or not transaction.since_ms:
+                continue  # it has ended in another turn
             if transaction.since_ms <= oldest_ms:
-                self._give_up(transaction)
-                transaction.since_ms = 0  # deliveries from now on get a time limit of their own
-                if transaction.doomed is None:
-                    transaction.doomed = TransactionTimedOut(
-                        f"the transaction has held messages for {limit_ms / 1000:g} s (broker.transaction_timeout_s)"
-                    )
-        self._due_ms = min((each.since_ms + limit_ms for each in holding if each.since_ms), default=0)
-        if self._due_ms:
-            self._deliveries.schedule.at(self._due_ms, self._end_old)
+                self.journaling.errors.run(ErrorKind.COMMIT, self._time_out, transaction)
+            else:
+                self._look_again(transaction.since_ms + limit_ms)
+            yield ROLLBACK_STEPS
+
+    def _time_out(self, transaction: LocalTransaction) -> None:
+        """Return the messages of a transaction that has held them for too long. Only a rollback is allowed from then on."""
+        transaction.since_ms = 0  # deliveries from now on get a time limit of their own
+        if transaction.doomed is None:
+            limit_s = self.ms_max / 1000
+            transaction.doomed = TransactionTimedOut(f"the transaction has held messages for {limit_s:g} s (broker.transaction_timeout_s)")
+        self._give_up(transaction)
 
     def plan_commit(self, transaction: LocalTransaction) -> bool:
         """Plan the commit of a transaction, if it is long. Return True once ``commit`` may be called in this turn.
@@ -179,7 +194,7 @@ class LocalTransactions:
             self.drop_plan(transaction)
             acks = ((consumer.queue, message) for consumer, message in transaction.acks)
             plan = transaction.plan = self.commit_plan(transaction.drafts, acks, transaction.size_bytes)
-        return plan.over
+        return plan.ready()
 
     def plan_prepare(self, transaction: LocalTransaction) -> bool:
         """Plan the prepare of a transaction, as ``plan_commit`` does."""
@@ -206,7 +221,7 @@ class LocalTransactions:
 
     def commit_plan(self, drafts: Iterable[Draft], acks: Iterable[Ack], size_bytes: int) -> CommitPlan:
         """Begin to plan a commit of ``size_bytes``. The caller must close the plan."""
-        plan = CommitPlan(self._sending, drafts, acks, self.memory, size_bytes, self.clock())
+        plan = CommitPlan(self._sending, drafts, acks, size_bytes, self.clock())
         plan.begin(self._deliveries.turns)
         return plan
 
@@ -232,9 +247,8 @@ class LocalTransactions:
         crash.point("transaction.commit.before")
         try:
             plan = None if transaction.plan is None else self._finished_plan(transaction)
-            if plan is not None:
-                self.carry_out_plan(plan, transaction.size_bytes, ended)
-            else:
+            placed = None if plan is None else self._decide_plan(plan, ended)
+            if placed is None:
                 acks = [(consumer.queue, message) for consumer, message in transaction.acks]
                 self.carry_out(transaction.drafts, acks, transaction.size_bytes, ended)
         except Exception as failure:
@@ -243,7 +257,7 @@ class LocalTransactions:
             done(TransactionRolledBack(str(cause), cause=cause))
             return False
         self.end(transaction)
-        self.journaling.tell(done, None)
+        self._put_in_and_tell(placed or [], partial(done, None))
         crash.point("transaction.commit.after")
         return True
 
@@ -274,20 +288,49 @@ class LocalTransactions:
                 queues = self._sending.decide(draft, now_ms)
                 if queues is not None:
                     stored.append((draft.message, queues, draft.delivery_time_ms))
-            if acks:
-                gone: dict[BrokerQueue, list[int]] = {}
-                collect(acks, gone)
-                self._deliveries.leaving.journal(gone)
-        self._then_put_in(stored, acks)
+            gone: dict[BrokerQueue, list[int]] = {}
+            collect(acks, gone)
+            self._deliveries.leaving.journal(gone)
+        self.counters.acknowledged += len(acks)
+        self._deliveries.leaving.forget(acks, gone)
+        first, *others = _pieces(stored)
+        self.journaling.then(self._carried_out, first)
+        for piece in others:
+            self.journaling.then(self._put_in, piece)
 
-    def carry_out_plan(self, plan: CommitPlan, size_bytes: int, ended: bytes = b"") -> None:
-        """Carry out a finished plan, as ``carry_out`` does."""
-        with self.journaling.atomic(size_bytes, len(plan.drafts)):
+    def carry_out_plan(self, plan: CommitPlan, ended: bytes) -> None:
+        """Carry out a finished plan, as ``carry_out`` does, with the entry ``ended`` of a branch."""
+        self._put_in_and_tell(self._decide_plan(plan, ended), _nothing)
+
+    def _decide_plan(self, plan: CommitPlan, ended: bytes) -> list[Placed]:
+        """Write the decisions of a finished plan into one journal record. Nothing was done if it raises."""
+        with self.journaling.atomic(plan.size_bytes, plan.messages):
             if ended:
                 self.journaling.add(ended)
-            stored = self._sending.decide_all(zip(plan.drafts, plan.sends, strict=True), plan.now_ms)
+            placed = plan.decide()
             self._deliveries.leaving.journal(plan.gone)
-        self._then_put_in(stored, plan.acks, plan.held)
+        self.counters.acknowledged += len(plan.acks)
+        self._deliveries.leaving.forget(plan.acks, plan.gone, plan.held)
+        self.journaling.then(self._carried_out, ())
+        return placed
+
+    def _put_in_and_tell(self, placed: Sequence[Placed], done: Callable[[], None]) -> None:
+        """Put the messages of a plan into their queues once the record is stored, and call the answer ``done`` after that.
+
+        If the plan has put nothing into the journal, and no earlier decision is to be stored, no stored record divides this work.
+        """
+        if len(placed) > 1 and not self.journaling.defers:
+            self._deliveries.turns.begin(self._putting_in(placed, done))
+            return
+        for piece, first_mid in placed:
+            self.journaling.then(piece.put_in, self._deliveries.put_in, first_mid)
+        self.journaling.tell(done)
+
+    def _putting_in(self, placed: Sequence[Placed], done: Callable[[], None]) -> Work:
+        for piece, first_mid in placed:
+            piece.put_in(self._deliveries.put_in, first_mid)
+            yield PIECE_PLACES
+        self.journaling.tell(done)
 
     @staticmethod
     def _finished_plan(transaction: LocalTransaction) -> CommitPlan | None:
@@ -299,21 +342,12 @@ class LocalTransactions:
         if not isinstance(plan, CommitPlan):
             return None
         plan.finish()
-        whole = len(plan.drafts) == len(transaction.drafts) and len(plan.acks) == len(transaction.acks)
+        whole = plan.count == len(transaction.drafts) and len(plan.acks) == len(transaction.acks)
         return plan if whole else None
 
     @staticmethod
     def _is_persistent(transaction: LocalTransaction) -> bool:
         return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
-
-    def _then_put_in(self, stored: list[Stored], acks: list[Ack], held: Mapping[BrokerQueue, Sequence[int]] | None = None) -> None:
-        """Remove the acknowledged messages of a commit from their queues, and put its messages in once the record is stored."""
-        self.counters.acknowledged += len(acks)
-        self._deliveries.leaving.forget(acks, held)
-        first, *others = _pieces(stored)
-        self.journaling.then(self._carried_out, first)
-        for piece in others:
-            self.journaling.then(self._put_in, piece)
 
     def _carried_out(self, stored: Sequence[Stored]) -> None:
         self.counters.committed += 1
@@ -364,9 +398,9 @@ class LocalTransactions:
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
 
-    def take_back(self, acks: list[Ack]) -> None:
-        """Return the messages that a transaction has received to their queues, as failed deliveries."""
-        self._take_back(dict.fromkeys(map(itemgetter(0), acks)), len(acks), iter(acks))
+    def take_back(self, queues: Iterable[BrokerQueue], acks: list[Ack]) -> None:
+        """Return the messages that a branch has received from ``queues`` to their queues, as failed deliveries."""
+        self._take_back(queues, len(acks), iter(acks))
 
     def _take_back(self, queues: Iterable[BrokerQueue], count: int, acks: Iterator[Ack]) -> None:
         """Return ``count`` messages to their queues, which are ``queues``."""
@@ -375,6 +409,10 @@ class LocalTransactions:
                 self._deliveries.put_back(queue, messages, failed=True)
         else:
             self._deliveries.put_back_all(queues, acks)
+
+
+def _nothing() -> None:
+    """Answer nothing: the caller does."""
 
 
 def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:

@@ -14,11 +14,12 @@ class PlanInTurns:
     ``over`` is true when the work is complete or has failed.
     """
 
-    __slots__ = ("_account", "_charged_bytes", "_failure", "_pieces", "over")
+    __slots__ = ("_account", "_charged_bytes", "_failure", "_turns", "_work", "over")
 
     def __init__(self, pieces: Generator[int, None, None], account: MemoryAccount, size_bytes: int) -> None:
         """Create a plan. ``pieces`` yields the steps of each piece; the plan takes ``size_bytes`` of memory."""
-        self._pieces = pieces
+        self._work = pieces
+        self._turns: Turns | None = None
         self._account = account
         self._charged_bytes = size_bytes
         self._failure: Exception | None = None
@@ -27,11 +28,27 @@ class PlanInTurns:
 
     def begin(self, turns: Turns) -> None:
         """Do the first slice of the work at once, and the rest in the next turns."""
+        self._turns = turns
         turns.begin(self._in_turns())
+
+    def go_on(self, pieces: Generator[int, None, None]) -> None:
+        """Do more work, after the first work is over, in the turns in which the first work was done."""
+        self._work, self.over = pieces, False
+        if self._turns is not None:
+            self._turns.begin(self._in_turns())
+
+    @property
+    def failed(self) -> bool:
+        """Return True if an error has ended the work. ``finish`` raises the error."""
+        return self._failure is not None
+
+    def ready(self) -> bool:
+        """Return True if the plan may be carried out in this turn."""
+        return self.over
 
     def _in_turns(self) -> Work:
         try:
-            yield from self._pieces
+            yield from self._work
         except Exception as error:
             self._failure = error
         self.over = True
@@ -45,6 +62,6 @@ class PlanInTurns:
 
     def close(self) -> None:
         """End the work and release the memory of the plan."""
-        self._pieces.close()
+        self._work.close()
         self._account.plans_bytes -= self._charged_bytes
         self._charged_bytes = 0

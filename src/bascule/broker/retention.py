@@ -6,7 +6,7 @@ Pipelines, waiting messages and the configured retention need what is behind it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from bascule.broker.snapshot import Snapshot
@@ -73,22 +73,23 @@ class OwnersRetention:
 
 
 def holds_of(
-    taken: Snapshot, pipelines: Sequence[RetentionHold], begins: int, retention: OwnersRetention, held: Mapping[int, str]
+    taken: Snapshot, pipelines: Sequence[RetentionHold], begins: int, retention: OwnersRetention, branch: str
 ) -> list[RetentionHold]:
     """Return the pins of the journal, except that of the snapshot itself.
 
-    ``begins`` is the offset at which the retention time begins; ``held`` names the branches that have received a mid.
+    ``begins`` is the offset at which the retention time begins; ``branch`` is the xid of the branch that has received the oldest message,
+    or "".
     """
-    return [*pipelines, *_of_messages(taken, held), *_of_retention(taken, begins, retention)]
+    return [*pipelines, *_of_messages(taken, branch), *_of_retention(taken, begins, retention)]
 
 
-def _of_messages(taken: Snapshot, held: Mapping[int, str]) -> Iterator[RetentionHold]:
+def _of_messages(taken: Snapshot, branch: str) -> Iterator[RetentionHold]:
     oldest = taken.oldest()
     if oldest is not None:
-        mid, queue = oldest
+        _, queue = oldest
         keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "the oldest message of the queue has not been taken"
-        if mid in held:
-            keeper, name, reason = Keeper.BRANCH, held[mid], f"prepared, and has received a message of {name!r}"
+        if branch:
+            keeper, name, reason = Keeper.BRANCH, branch, f"prepared, and has received a message of {name!r}"
         yield RetentionHold.up_to(taken, keeper, name, taken.first_offset(), reason)
 
 

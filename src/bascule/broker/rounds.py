@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 #: Messages that are deleted from the store in one step.
 FORGOTTEN_AT_ONCE: Final = 10_000
+#: Messages of branches that are compared in one piece of a search, and in one step.
+COMPARED_AT_ONCE: Final = 2_000
+COMPARED_PER_STEP: Final = 10
 
 
 class RoundViolation(enum.StrEnum):
@@ -74,8 +77,8 @@ class Steps(Protocol):
         """Delete the snapshots that this one replaces."""
         ...
 
-    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
-        """Trim the journal up to what is still needed. ``held`` names the branches that have received a mid."""
+    async def trim(self, taken: Snapshot, branch: str) -> None:
+        """Trim the journal up to what is still needed. ``branch`` is the xid of the branch that has the oldest message; "" if none has."""
         ...
 
 
@@ -102,10 +105,28 @@ class Rounds:
         crash.point("snapshot.delete.after")
         await self._forget(taken)
         if steps.going_on():
-            held: dict[int, str] = {}
-            for xid, branch in self._engine.branches.prepared.items():
-                held |= dict.fromkeys([message.mid for _, message in branch.acks], str(xid))
-            await steps.trim(taken, held)
+            await steps.trim(taken, await self._branch_of_oldest(taken))
+
+    async def _branch_of_oldest(self, taken: Snapshot) -> str:
+        """Return the xid of the branch that has received the oldest message that pins the journal; "" if no branch has."""
+        if not self._engine.branches.prepared:
+            return ""
+        oldest = await self._steps.computed(taken.oldest)
+        found: list[str] = []
+        if oldest is not None:
+            await self._steps.in_turns(self._find_branch(oldest[0], found))
+        return "".join(found)
+
+    def _find_branch(self, mid: int, found: list[str]) -> Work:
+        """Add the xid of the branch that has received a message to ``found``."""
+        for xid, branch in list(self._engine.branches.prepared.items()):
+            acks = branch.acks
+            for first in range(0, len(acks), COMPARED_AT_ONCE):
+                if mid in [message.mid for _, message in acks[first : first + COMPARED_AT_ONCE]]:
+                    found.append(str(xid))
+                    return
+                yield COMPARED_AT_ONCE // COMPARED_PER_STEP
+            yield 1
 
     async def _forget(self, taken: Snapshot) -> None:
         """Delete the messages from the store that the valid snapshot does not have there."""

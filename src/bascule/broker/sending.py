@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -290,7 +290,7 @@ class Sending:
                 self.counters.duplicates += 1
                 return None
         try:
-            if draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
+            if self._lacks_queue(draft):
                 self._destinations.recreate(address)  # the queue was deleted since the check for it
             _, queues, entry, durable = self._plan(draft, now_ms)
             mid = self.journaling.add_send(entry, ids) if entry else -1
@@ -330,75 +330,28 @@ class Sending:
             target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
         return route, queues, self._send_entry(draft, target, taken, now_ms), durable
 
-    # -- large commits: see commit_plan.py ---------------------------------------------------------------------------
+    # -- messages that are planned: see planned_sends.py -------------------------------------------------------------
 
-    def plan_ahead(self, draft: Draft, now_ms: int) -> SendPlan | None:
-        """Return the plan of a message for a later commit; None if the commit must create the queue of the message."""
-        return None if self._lacks_queue(draft) else self._plan(draft, now_ms)
+    def plan_ahead(self, draft: Draft, now_ms: int) -> tuple[Draft, SendPlan | None]:
+        """Return a message with its plan for a later commit; with None if the commit must create the queue of the message."""
+        return draft, None if self._lacks_queue(draft) else self._plan(draft, now_ms)
 
     def _lacks_queue(self, draft: Draft) -> bool:
         address = draft.address
         return draft.routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX)
 
-    def decide_all(self, sends: Iterable[tuple[Draft, SendPlan | None]], now_ms: int) -> list[Stored]:
-        """Decide each message of a commit as ``decide`` does, by its plan if the plan is still valid.
+    def recreate(self, address: str) -> None:
+        """Create the queue of a message that was accepted earlier."""
+        self._destinations.recreate(address)
 
-        Return the messages that are no duplicates.
+    def look_for_use(self, address: str) -> None:
+        """Watch the queue of an address, which is deleted if it stays unused."""
+        self._destinations.look_for_use(self.addresses.anycast[address])
 
-        ``now_ms`` is the time for which the plans were made. Call this within ``Journaling.atomic``, which reverts everything if it raises.
-        """
-        taken: list[tuple[Draft, SendPlan, DuplicateWindow | None]] = []
-        holding: Route | None = None  # route of the last plan, if the plan is still valid; the next plan usually has the same one
-        for draft, planned in sends:
-            window: DuplicateWindow | None = None
-            if draft.duplicate_ids:
-                window = self.windows.window(draft.address)
-                if not window.admit(draft.duplicate_ids, now_ms):
-                    self.counters.duplicates += 1
-                    continue
-                self._undo(window.take_back, draft.duplicate_ids)
-            plan = planned
-            if plan is None or (plan[0] is not holding and not self._holds(draft, plan)):
-                if self._lacks_queue(draft):
-                    self._destinations.recreate(draft.address)
-                plan = self._plan(draft, now_ms)
-            holding = None if plan[0].diverted else plan[0]
-            taken.append((draft, plan, window))
-        return self._take_all(taken)
-
-    def _holds(self, draft: Draft, plan: SendPlan) -> bool:
-        """Return True if a message would be planned in the same way now."""
-        route = self.addresses.route(draft.address, draft.routing)
-        planned, _, entry, durable = plan
-        journaled = durable or (route.diverted and self.stalled is None)
-        return planned == route and journaled == bool(entry) and not self._lacks_queue(draft)
-
-    def _take_all(self, taken: list[tuple[Draft, SendPlan, DuplicateWindow | None]]) -> list[Stored]:
-        mids = iter(self.journaling.add_sends([(entry, draft.duplicate_ids) for draft, (_, _, entry, _), _ in taken if entry]))
-        stored: list[Stored] = []
-        self._undo(self._undo_routes, stored)
-        for draft, (_, queues, entry, durable), window in taken:
-            message = draft.message
-            message.durable = draft.durable
-            if entry:
-                mid = next(mids)
-                if durable:
-                    message.mid = mid
-                if window is not None:
-                    window.sequence = mid >> INDEX_BITS
-            for queue in queues:
-                queue.expect(message)
-            stored.append((message, queues, draft.delivery_time_ms))
-        return stored
-
-    def _undo(self, action: Callable[..., None], *arguments: Any) -> None:
+    def undo(self, action: Callable[..., None], *arguments: Any) -> None:
         """Register an action that reverts a change in memory if the open context of the journal is removed again."""
         if self.journaling.together is not None:
             self.journaling.together.undo(action, *arguments)
-
-    def _undo_routes(self, stored: list[Stored]) -> None:
-        for message, queues, _ in stored:
-            self._undo_route(message, queues)
 
     @staticmethod
     def _undo_route(message: BrokerMessage, queues: tuple[BrokerQueue, ...]) -> None:

@@ -192,9 +192,13 @@ def mid_of(sequence: int, index: int) -> int:
     return sequence << INDEX_BITS | index
 
 
-def encode_record(kind: Kind, epoch: int, sequence: int, body: bytes) -> bytes:
-    """Return the Kafka value of a record."""
-    return HEADER.pack(MAGIC, VERSION, kind, epoch, sequence, zlib.crc32(body), len(body)) + body
+def encode_record(kind: Kind, epoch: int, sequence: int, *entries: bytes) -> bytes:
+    """Return the Kafka value of a record with these entries. The entries are copied once, because a record may have 64 MiB."""
+    crc = size_bytes = 0
+    for each in entries:
+        crc = zlib.crc32(each, crc)
+        size_bytes += len(each)
+    return b"".join((HEADER.pack(MAGIC, VERSION, kind, epoch, sequence, crc, size_bytes), *entries))
 
 
 def decode_header(value: bytes | None, *, check: bool = True) -> Header:

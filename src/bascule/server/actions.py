@@ -167,7 +167,7 @@ async def _force(node: Node, xid: str, ending: Ending) -> Answer:
     engine, parsed = node.engine, Xid.parse(xid)
     plan = branches.plan_end(engine, parsed, ending)
     try:
-        while plan is not None and not plan.over:
+        while plan is not None and not plan.ready():
             await asyncio.sleep(0)
             if node.loaded_engine is not engine or not node.serving:
                 raise Unavailable(f"interrupted before any change: {node.trouble or 'the broker reloaded the journal'}")

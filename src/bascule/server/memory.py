@@ -54,13 +54,19 @@ def partial_budget(limit_bytes: int) -> PartialBudget:
 class PeerCaches:
     """Empties the caches of client data soon after a client has gone, once for many clients."""
 
-    def __init__(self, engine: Callable[[], Engine | None]) -> None:
-        """Begin without a client gone. ``engine`` returns the current engine, whose cached routes are also forgotten."""
+    def __init__(self, engine: Callable[[], Engine | None], gone: Callable[[int], None] = lambda _: None) -> None:
+        """Begin without a client gone. ``engine`` returns the current engine, whose cached routes are also forgotten.
+
+        ``gone(count)`` is called after the caches were emptied, with the number of clients that have gone.
+        """
         self._engine = engine
+        self._tell_gone = gone
+        self._gone = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def client_gone(self) -> None:
         """Empty the caches within ``FORGET_S``."""
+        self._gone += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FORGET_S, self._empty)
 
@@ -70,6 +76,8 @@ class PeerCaches:
         engine = self._engine()
         if engine is not None:
             engine.addresses.forget_routes()
+        gone, self._gone = self._gone, 0
+        self._tell_gone(gone)
 
 
 class MemoryWatch:

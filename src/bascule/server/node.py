@@ -34,6 +34,7 @@ from bascule.server.client_turns import ClientTurns
 from bascule.server.connection import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, GOING_DOWN, ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
+from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
@@ -53,9 +54,6 @@ log = get_log(__name__)
 
 #: The loop and the thread of Kafka's client pass the interpreter to each other for every record; the default of 5 ms would be too slow.
 SWITCH_INTERVAL_S = 0.0002
-#: Waiting messages are many objects without cycles: collecting every 700 allocations would cost a tenth of the time. A collection of young
-#: objects examines at most 250,000 of them, and a full collection follows after 50 million.
-GC_THRESHOLDS = (50_000, 3, 250)
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
@@ -99,7 +97,8 @@ class Node:
         self._epoch: Epoch | None = None
         self.partials = partial_budget(int(settings.broker.memory_bytes))
         self._memory_watch: MemoryWatch | None = None
-        self.peer_caches = PeerCaches(lambda: self.loaded_engine)
+        self.garbage = GarbageCollection()
+        self.peer_caches = PeerCaches(lambda: self.loaded_engine, self._clients_gone)
         self._earlier = Counters()  # of ended epochs
         self.tail: IngressTail | None = None
 
@@ -162,7 +161,7 @@ class Node:
         self._earlier = self.counters
         if self.loaded_engine is not None:
             self._epoch = None
-            free_what_ended()
+            self.garbage.thaw()  # the engine of an epoch refers to itself
         self.close_spill()
         broker = self.settings.broker
         self.spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill", int(broker.spill_bytes), int(broker.spill_free_bytes))
@@ -267,16 +266,14 @@ class Node:
         """Return the number of foreign records in the part of the journal that was read."""
         return self._epoch.foreign_records if self._epoch is not None else 0
 
+    def _clients_gone(self, count: int) -> None:
+        engine = self.loaded_engine
+        self.garbage.clients_gone(count, 0 if engine is None else engine.memory.messages)
+
     @property
     def ingress_foreign_records(self) -> int:
         """Return the number of records of the ingress topic that were skipped in the current epoch."""
         return self.tail.foreign if self.tail is not None else 0
-
-
-def free_what_ended() -> None:
-    """Free the engine of an epoch, which refers to itself: ``gc.freeze`` has hidden it from the collector."""
-    gc.unfreeze()
-    gc.collect()
 
 
 def _return_memory() -> None:
@@ -330,8 +327,9 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
     """Run a broker until it is told to stop; report its AMQP and admin port when it serves or is a standby. Raises BasculeError."""
-    gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
-        runner.run(Node(settings).run(on_ready, on_standby))
+        node = Node(settings)
+        node.garbage.start()
+        runner.run(node.run(on_ready, on_standby))

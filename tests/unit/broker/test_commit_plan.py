@@ -10,12 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from bascule.broker import branches, local_transactions
+from bascule.broker import branches, local_transactions, planned_sends
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.errors import JournalUnavailable
+from bascule.broker.planned_sends import PIECE_PLACES
 from bascule.broker.transactions import LocalTransaction
 from bascule.broker.turns import TURN_STEPS
 from bascule.core.errors import TransactionRolledBack
@@ -28,8 +29,9 @@ from tests.support.speed import SLOWNESS
 from tests.unit.broker.conftest import Bench
 
 #: Processor time of one turn for the largest possible transaction. Usual ones have a hundredth of it.
-TURN_S_MAX = 0.1 * SLOWNESS
+TURN_S_MAX = 0.05 * SLOWNESS
 XID = Xid(7, b"g", b"b")
+MANY = 60
 
 
 def transaction_of(bench: Bench, *contents: Any, to: str = "q", **options: Any) -> LocalTransaction:
@@ -57,7 +59,7 @@ def half_planned(bench: Bench, transaction: LocalTransaction) -> LocalTransactio
     bench.engine.turns.begin_turn()
     assert not bench.engine.plan_commit(transaction)
     assert isinstance(transaction.plan, CommitPlan)
-    assert 0 < len(transaction.plan.sends) < len(transaction.drafts)
+    assert 0 < transaction.plan.count < len(transaction.drafts)
     return transaction
 
 
@@ -136,6 +138,71 @@ def test_duplicate_sent_between_plan_and_commit_is_recognised(bench: Bench) -> N
     assert bench.engine.counters.duplicates == 1
 
 
+def test_repeated_transaction_of_many_messages_is_dropped_before_its_commit(bench: Bench) -> None:
+    def sent() -> LocalTransaction:
+        transaction = bench.engine.begin(b"1")
+        for number in range(MANY):
+            bench.put(number, transaction=transaction, properties={"_AMQ_DUPL_ID": str(number)})
+        return transaction
+
+    commit(bench, planned(bench, sent()))
+    transaction = planned(bench, sent())
+    assert isinstance(transaction.plan, CommitPlan)
+    assert transaction.plan.pieces == []
+    assert commit(bench, transaction) == [None]
+    assert bench.waiting(bench.queue()) == list(range(MANY))
+    assert bench.engine.counters.duplicates == MANY
+
+
+def test_id_that_a_transaction_repeats_is_committed_once(bench: Bench) -> None:
+    transaction = planned(bench, transaction_of(bench, 1, 2, properties={"_AMQ_DUPL_ID": "x"}))
+    assert commit(bench, transaction) == [None]
+    assert bench.waiting(bench.queue()) == [1]
+    assert bench.engine.counters.duplicates == 1
+
+
+def test_outdated_pieces_are_planned_again_in_further_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
+    transaction = planned(bench, transaction_of(bench, *range(MANY), to="t"))
+    subscription = bench.subscription("late")
+    bench.engine.turns.steps = 50
+    bench.engine.turns.begin_turn()
+    assert not bench.engine.plan_commit(transaction)
+    assert commit(bench, planned(bench, transaction)) == [None]
+    assert bench.waiting(subscription) == list(range(MANY))
+    assert (subscription.incoming, subscription.incoming_bytes) == (0, 0)
+
+
+def test_queue_recreated_for_a_commit_that_is_rolled_back_is_deleted_when_unused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
+    transaction = planned(bench, transaction_of(bench, *range(MANY)))
+    settings = bench.queue().settings
+    bench.engine.delete_queue(bench.queue())
+    while not bench.engine.plan_commit(transaction):
+        bench.engine.go_on()
+    assert "q" in bench.engine.addresses.anycast
+    bench.engine.rollback(transaction)
+    bench.now_ms += settings.auto_delete_ms + 1
+    bench.engine.tick()
+    assert "q" not in bench.engine.addresses.anycast
+
+
+def test_large_commit_that_the_journal_does_not_store_enters_its_queues_over_turns(bench: Bench) -> None:
+    transaction = planned(bench, transaction_of(bench, *range(3 * PIECE_PLACES), durable=False))
+    bench.engine.turns.steps = 50
+    bench.engine.turns.begin_turn()
+    answers: list[Any] = []
+    records = len(bench.values())
+    bench.engine.commit(transaction, answers.append)
+    assert 0 < len(bench.waiting(bench.queue())) < 3 * PIECE_PLACES
+    assert answers == []
+    while bench.engine.pending:
+        bench.engine.go_on()
+    assert answers == [None]
+    assert bench.waiting(bench.queue()) == list(range(3 * PIECE_PLACES))
+    assert (len(bench.values()), bench.queue().incoming) == (records, 0)
+
+
 def test_duplicate_does_not_recreate_a_queue_deleted_between_plan_and_commit(bench: Bench) -> None:
     options: dict[str, Any] = {"properties": {"_AMQ_DUPL_ID": "x"}}
     transaction = planned(bench, transaction_of(bench, "in the transaction", **options))
@@ -200,9 +267,6 @@ def test_plan_of_ended_branch_does_not_apply_to_new_branch_with_same_xid(bench: 
     assert bench.waiting(bench.queue()) == ["second"]
 
 
-MANY = 60
-
-
 def test_queue_deleted_while_a_commit_is_planned_is_recreated(bench: Bench) -> None:
     transaction = half_planned(bench, transaction_of(bench, *range(MANY)))
     bench.engine.delete_queue(bench.queue())
@@ -243,7 +307,7 @@ def test_error_during_planning_rolls_transaction_back(bench: Bench, monkeypatch:
     half_planned(bench, transaction)
     failure = ValueError("a fault of the broker")
     with monkeypatch.context() as faulty:
-        faulty.setattr(bench.engine.sending, "plan_ahead", Mock(side_effect=failure))
+        faulty.setattr(bench.engine.sending, "_plan", Mock(side_effect=failure))
         planned(bench, transaction)
     (error,) = commit(bench, transaction)
     assert isinstance(error, TransactionRolledBack)

@@ -8,13 +8,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bascule.broker import rounds
+from bascule.broker import branches, rounds
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.policy import Policy
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold
+from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import EncodedSnapshot, Snapshot, decode
+from bascule.broker.turns import Work
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
+from bascule.core.xid import Xid
 from bascule.server.effects import FutureWaiter
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.unit.broker.conftest import Bench
@@ -386,3 +389,51 @@ def test_round_of_an_epoch_that_has_ended_announces_and_deletes_nothing() -> Non
         assert topics.trimmed == []
 
     asyncio.run(ended())
+
+
+def prepared(bench: Bench, xid: Xid, count: int) -> None:
+    """Prepare a branch that has received messages of a queue."""
+    bench.fill(*range(count), to=str(xid))
+    consumer = bench.consumer(bench.queue(str(xid)))
+    transaction = bench.engine.begin(xid.bqual)
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    branches.prepare(bench.engine, transaction, xid, "client", lambda _: None)
+    bench.broker.settle()
+
+
+def test_branch_that_pins_the_journal_is_found_in_short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Policy())
+    bench.fill("younger")
+    for bqual in (b"first", b"second"):
+        prepared(bench, Xid(7, b"g", bqual), 4)
+    compared: list[int] = []
+    find = Rounds._find_branch
+
+    def watched(this: Rounds, mid: int, found: list[str]) -> Work:
+        for steps in find(this, mid, found):
+            compared.append(steps)
+            yield steps
+
+    monkeypatch.setattr(Rounds, "_find_branch", watched)
+    monkeypatch.setattr(rounds, "COMPARED_AT_ONCE", 1)
+    monkeypatch.setattr(rounds, "COMPARED_PER_STEP", 1)
+    keeping = housekeeping(bench.broker, Topics())
+    assert asyncio.run(found_pin(bench, keeping)) == (Keeper.QUEUE, "q")
+    bench.acknowledge(bench.consumer(bench.queue("q")))
+    bench.broker.settle()
+    assert asyncio.run(found_pin(bench, keeping)) == (Keeper.BRANCH, str(Xid(7, b"g", b"first")))
+    first = bench.engine.branches.prepared.pop(Xid(7, b"g", b"first"))
+    for queue, message in first.acks:
+        bench.engine.gone(queue, message)
+    bench.broker.settle()
+    assert asyncio.run(found_pin(bench, keeping)) == (Keeper.BRANCH, str(Xid(7, b"g", b"second")))
+    assert max(compared) == 1
+    assert len(compared) > 8
+
+
+async def found_pin(bench: Bench, keeping: HousekeepingProtocol) -> tuple[Keeper, str]:
+    """Run a round. Return what pins the journal first."""
+    await finish(bench.broker, keeping.rounds())
+    pin = keeping.retention_holds[0]
+    return pin.keeper, pin.name

@@ -104,3 +104,32 @@ def test_many_transactions_of_a_client_are_rolled_back_over_several_turns_and_th
     assert [delivered for _, delivered in other.received] == [1] * count
     assert bench.engine.memory.unsettled == count
     assert bench.engine.counters.rolled_back == count
+
+
+def test_transactions_that_time_out_together_are_ended_over_turns(bench: Bench) -> None:
+    engine = bench.engine
+    bench.fill(*range(12))
+    consumer = bench.consumer(credit=12)
+    transactions = [engine.begin(b"%d" % number) for number in range(10)]
+    for transaction, message in zip(transactions, consumer.messages[:10], strict=True):
+        engine.acknowledge_in(transaction, consumer.consumer, message)
+    engine.turns.steps = 10
+    engine.turns.begin_turn()
+    bench.now_ms += engine.local_transactions.ms_max
+    engine.tick()
+    assert transactions[0].doomed is not None
+    assert transactions[-1].doomed is None
+    committed = transactions[-1]
+    engine.commit(committed, lambda _: None)
+    late = engine.begin(b"late")
+    engine.acknowledge_in(late, consumer.consumer, consumer.messages[10])
+    while engine.turns.pending:
+        engine.go_on()
+    bench.broker.settle()
+    assert [transaction.doomed is not None for transaction in transactions] == [True] * 9 + [False]
+    assert late.doomed is None
+    assert engine.deliveries.counters.acknowledged == 1
+    assert bench.queue().held_messages == 11
+    bench.now_ms += engine.local_transactions.ms_max
+    engine.tick()
+    assert late.doomed is not None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 from bascule.config import Settings
 from bascule.server.life import BrokerLife
-from bascule.server.node import Node, free_what_ended
+from bascule.server.node import Node
 
 
 def test_change_of_an_election_that_outlives_the_loop_is_ignored() -> None:
@@ -18,19 +16,3 @@ def test_change_of_an_election_that_outlives_the_loop_is_ignored() -> None:
     life, told = asyncio.run(live()), list[bool]()
     life._on_loop(told.append, False)
     assert told == []
-
-
-class _Ended:
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_objects_of_an_ended_epoch_are_freed() -> None:
-    ended = _Ended()
-    found = weakref.ref(ended)
-    gc.freeze()
-    del ended
-    gc.collect()
-    assert found() is not None
-    free_what_ended()
-    assert found() is None

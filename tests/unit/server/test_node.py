@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import resource
-from collections.abc import Iterator
 
 import pytest
 
 from bascule.config.settings import Broker, Settings
 from bascule.core.errors import Unavailable
 from bascule.server import descriptors
-from bascule.server.node import GC_THRESHOLDS, Node, usage_limits
-
-#: Most objects of one collection: 15 ms of processor time on a machine of the usual speed.
-OBJECTS_MAX = 300_000
-MESSAGES = 1_200_000
+from bascule.server.node import Node, usage_limits
 
 
 def test_starting_node_has_no_engine_and_reports_it() -> None:
@@ -64,31 +58,3 @@ def test_file_descriptor_limit_is_raised_to_hard_limit(
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: told.append(wanted))
     descriptors.raise_limit()
     assert told == ([raised] if raised else [])
-
-
-@pytest.fixture
-def _thresholds_of_a_broker() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(*GC_THRESHOLDS)
-    yield
-    gc.set_threshold(*before)
-
-
-@pytest.mark.usefixtures("_thresholds_of_a_broker")
-def test_no_collection_examines_many_objects_while_a_queue_grows_deep() -> None:
-    looked: list[int] = []
-
-    def look(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            looked.append(sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1)))
-
-    gc.collect()
-    gc.freeze()
-    gc.callbacks.append(look)
-    try:
-        queue: list[list[int]] = [[] for _ in range(MESSAGES)]  # the collector treats all objects alike
-    finally:
-        gc.callbacks.remove(look)
-        gc.unfreeze()
-    assert len(queue) == MESSAGES
-    assert 0 < max(looked) <= OBJECTS_MAX

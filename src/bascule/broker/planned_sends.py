@@ -1,0 +1,316 @@
+"""Messages of one journal record that are planned in short turns: their routes, journal entries, duplicate ids and places in queues.
+
+A plan consists of pieces. Making a plan changes nothing else. The turn that carries out the plan does little for each message, because
+the pieces are complete. The decisions must hold in that turn: a piece is outdated if the bindings of its addresses have changed, or if
+one of its duplicate ids was sent by others. Outdated pieces are planned again, in further turns if they are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, Generic, TypeVar
+
+from bascule.broker.addresses import Route
+from bascule.broker.matching import EVALUATION_STEPS
+from bascule.broker.message import BrokerMessage
+from bascule.broker.plans import PlanInTurns
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.sending import Sending, SendPlan
+from bascule.broker.transactions import Draft
+from bascule.core.destination import Routing
+
+T = TypeVar("T")
+
+#: Places in queues that one piece takes: a message on a topic takes one place in each subscription.
+PIECE_PLACES: Final = 200
+#: Steps to plan a message of a client, besides those of its route.
+SEND_STEPS: Final = 4
+#: Steps of planning after which other work runs.
+PIECE_STEPS: Final = 200
+#: Outdated pieces with at most this many steps are planned again in the turn that carries out the plan.
+AT_ONCE_STEPS: Final = 2_000
+#: Routes that are compared in that turn.
+ROUTES_AT_ONCE: Final = 4_000
+#: Outdated pieces are planned again in further turns at most this many times: clients that change bindings all the time must not delay a
+#: commit without end.
+ROUNDS_MAX: Final = 5
+
+#: A message, and where it goes; None if its queue does not exist and must be created first.
+Planned = tuple[Draft, SendPlan | None]
+
+
+class Piece(Generic[T]):
+    """Consecutive messages that enter their queues together: at most PIECE_PLACES places, or one message."""
+
+    __slots__ = (
+        "_numbered", "_parts", "_places", "digests", "entries", "ids", "items", "lacking", "messages", "routes", "stalled", "steps",
+        "version", "volatile",
+    )  # fmt: skip
+
+    def __init__(self, version: int, *, stalled: bool) -> None:
+        self.items: list[T] = []  # from which the piece was planned, and can be planned again
+        self.entries = b""  # SEND entries, once the piece is complete
+        self.messages = 0  # number of entries
+        self.digests: list[bytes] = []  # duplicate ids in the entries
+        self.ids: dict[str, list[bytes]] = {}  # duplicate ids to remember, by address
+        self.routes: dict[tuple[str, Routing], Route] = {}
+        self.version = version  # of the bindings with which the routes were last compared
+        self.stalled = stalled  # whether the journal was stalled
+        self.volatile = False  # whether the entry of a message depends on that
+        self.lacking = False  # whether a queue must be created first
+        self.steps = 0
+        self._parts: list[bytes] = []
+        self._places = 0
+        #: Messages, their queues, their delivery times, and the numbers of their entries in the piece; -1 if the message has no mid.
+        self._numbered: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int, int]] = []
+
+    def has_room(self, places: int) -> bool:
+        """Return True if a message with this number of places may be added."""
+        return not self._places or self._places + places <= PIECE_PLACES
+
+    def add(self, item: T, draft: Draft, plan: SendPlan | None) -> None:
+        """Add a message."""
+        self.items.append(item)
+        if plan is None:
+            self._places += 1
+            self.lacking = True
+            return
+        route, queues, entry, durable = plan
+        self._places += max(1, len(queues))
+        self.routes[draft.address, draft.routing] = route
+        number = self.messages if durable else -1
+        if entry:
+            self._parts.append(entry)
+            self.messages += 1
+            self.digests += draft.duplicate_ids
+        if route.diverted and not draft.durable:
+            self.volatile = True
+        draft.message.durable = draft.durable
+        if queues:
+            self._numbered.append((draft.message, queues, draft.delivery_time_ms, number))
+
+    def complete(self) -> None:
+        """Note that the piece gets no more messages."""
+        self.entries, self._parts = b"".join(self._parts), []
+
+    def count(self, incoming: dict[BrokerQueue, list[int]], sign: int) -> None:
+        """Add the messages and bytes for each queue to ``incoming``, or subtract them."""
+        for message, queues, _, _ in self._numbered:
+            size_bytes = sign * message.size_bytes
+            for queue in queues:
+                sums = incoming.get(queue)
+                if sums is None:
+                    incoming[queue] = [sign, size_bytes]
+                else:
+                    sums[0] += sign
+                    sums[1] += size_bytes
+
+    def put_in(self, put_in: Callable[[BrokerMessage, tuple[BrokerQueue, ...], int], None], first_mid: int) -> None:
+        """Put the messages into their queues with ``put_in``. ``first_mid`` is the mid of the first entry."""
+        numbered, self._numbered, self.items, self.entries = self._numbered, [], [], b""
+        for message, queues, due_ms, number in numbered:
+            if number >= 0:
+                message.mid = first_mid + number
+            put_in(message, queues, due_ms)
+
+
+#: A piece that is in the open record, and the mid of its first entry.
+Placed = tuple[Piece[Any], int]
+
+
+class PlannedSends(PlanInTurns, Generic[T]):
+    """A plan of messages. ``incoming`` has the number and bytes of the messages for each queue."""
+
+    __slots__ = (
+        "_admits", "_ids", "_plan_one", "_rounds", "_send_steps", "_sending", "_version", "count", "duplicates", "incoming", "messages",
+        "now_ms", "pieces", "size_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self, sending: Sending, plan_one: Callable[[T, int], Planned], items: Iterable[T], size_bytes: int, now_ms: int,
+        *, admits: bool, send_steps: int = SEND_STEPS,
+    ) -> None:  # fmt: skip
+        """Begin a plan. ``plan_one(item, now_ms)`` plans one message and changes nothing; ``now_ms`` is the time of the messages.
+
+        ``size_bytes`` is the approximate memory of the plan. If ``admits`` is true, repeated messages are dropped. ``send_steps`` are the
+        steps to plan a message, besides those of its route.
+        """
+        self._sending = sending
+        self._plan_one = plan_one
+        self._admits = admits
+        self._send_steps = send_steps
+        self._version = sending.addresses.version
+        self._rounds = 0
+        self._ids: set[bytes] = set()  # duplicate ids of all pieces
+        self.now_ms = now_ms
+        self.count = 0  # messages so far, with duplicates
+        self.duplicates = 0
+        self.messages = 0  # entries of all pieces
+        self.size_bytes = 0  # of the entries
+        self.pieces: list[Piece[T]] = []
+        self.incoming: dict[BrokerQueue, list[int]] = {}
+        super().__init__(self._work_out(items), sending.memory, size_bytes)
+
+    def _work_out(self, items: Iterable[T]) -> Generator[int, None, None]:
+        steps = 0
+        for item in items:
+            steps += self._add(self.pieces, item)
+            self.count += 1
+            if steps >= PIECE_STEPS:
+                yield steps
+                steps = 0
+        if self.pieces:
+            self._close(self.pieces[-1])
+        yield steps
+
+    def _add(self, pieces: list[Piece[T]], item: T, create: Callable[[str], None] | None = None) -> int:
+        """Plan a message, and add it to the last piece or to a new one. Return the steps.
+
+        ``create`` creates the queue of an address if it is missing. Without ``create`` the piece lacks the queue.
+        """
+        draft, plan = self._plan_one(item, self.now_ms)
+        ids = draft.duplicate_ids if self._admits else ()
+        if ids and self._repeats(draft.address, ids):
+            self.duplicates += 1
+            return self._send_steps
+        if plan is None and create is not None:
+            create(draft.address)
+            draft, plan = self._plan_one(item, self.now_ms)
+        piece = self._piece(pieces, len(plan[1]) if plan is not None else 1)
+        piece.add(item, draft, plan)
+        if ids:
+            self._ids.update(ids)
+            piece.ids.setdefault(draft.address, []).extend(ids)
+        steps = self._send_steps
+        if plan is not None:
+            steps += plan[0].steps + len(plan[0].exclusive) * EVALUATION_STEPS
+        piece.steps += steps
+        return steps
+
+    def _piece(self, pieces: list[Piece[T]], places: int) -> Piece[T]:
+        """Return the piece for the next message, with this number of places. All messages of a piece have the same bindings."""
+        version, stalled = self._sending.addresses.version, self._sending.stalled is not None
+        if pieces:
+            last = pieces[-1]
+            if last.has_room(places) and last.version == version and last.stalled is stalled:
+                return last
+            self._close(last)
+        pieces.append(Piece(version, stalled=stalled))
+        return pieces[-1]
+
+    def _repeats(self, address: str, ids: tuple[bytes, ...]) -> bool:
+        """Return True if a message repeats another one: of this plan, or one that the journal has or gets before this plan."""
+        if not self._ids.isdisjoint(ids):
+            return not self._sending.windows.admits_repeats
+        window = self._sending.windows.by_address.get(address)
+        return window is not None and window.repeats(ids, self.now_ms)
+
+    def _close(self, piece: Piece[T]) -> None:
+        """Complete a piece, and add it to the sums of the plan."""
+        piece.complete()
+        self._sum(piece, 1)
+
+    def _sum(self, piece: Piece[T], sign: int) -> None:
+        piece.count(self.incoming, sign)
+        self.messages += sign * piece.messages
+        self.size_bytes += sign * len(piece.entries)
+
+    # -- outdated pieces ---------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Return True if the plan may be carried out in this turn. If the result is False, call this function in the next turn again.
+
+        If a piece is outdated after all, the turn that carries out the plan plans the piece again.
+        """
+        if not self.over:
+            return False
+        if self.failed or self._rounds >= ROUNDS_MAX or self._few_outdated():
+            return True
+        self._rounds += 1
+        self.go_on(self._renewed(self._recreate))
+        return False
+
+    def _few_outdated(self) -> bool:
+        changed = self._version != self._sending.addresses.version
+        if changed and sum(len(piece.routes) for piece in self.pieces) > ROUTES_AT_ONCE:
+            return False
+        return sum(piece.steps for piece in self.pieces if self._outdated(piece)) <= AT_ONCE_STEPS
+
+    def _outdated(self, piece: Piece[T]) -> bool:
+        """Return True if a message of a piece would be planned in another way now."""
+        if piece.lacking or (piece.volatile and piece.stalled is not (self._sending.stalled is not None)):
+            return True
+        addresses = self._sending.addresses
+        if piece.version != addresses.version:
+            if any(addresses.route(*key) != route for key, route in piece.routes.items()):
+                return True
+            piece.version = addresses.version
+        windows = self._sending.windows.by_address
+        return any(address in windows and not windows[address].digests.isdisjoint(ids) for address, ids in piece.ids.items())
+
+    def _recreate(self, address: str) -> None:
+        """Create a queue before the plan is carried out. If the plan is dropped, the queue is deleted like any unused queue."""
+        self._sending.recreate(address)
+        self._sending.look_for_use(address)
+
+    def _renewed(self, create: Callable[[str], None]) -> Generator[int, None, None]:
+        """Plan outdated pieces again."""
+        self._version = self._sending.addresses.version
+        renewed: list[Piece[T]] = []
+        steps = 0
+        for piece in self.pieces:
+            steps += 1 + len(piece.routes)
+            if self._outdated(piece):
+                steps += self._again(piece, renewed, create)
+            else:
+                renewed.append(piece)
+            if steps >= PIECE_STEPS:
+                yield steps
+                steps = 0
+        self.pieces = renewed
+        yield steps
+
+    def _again(self, piece: Piece[T], renewed: list[Piece[T]], create: Callable[[str], None]) -> int:
+        """Plan a piece again, as one or more pieces. Return the steps."""
+        self._sum(piece, -1)
+        for ids in piece.ids.values():
+            self._ids.difference_update(ids)
+        fresh: list[Piece[T]] = []
+        steps = sum(self._add(fresh, item, create) for item in piece.items)
+        if fresh:
+            self._close(fresh[-1])
+        renewed += fresh
+        return steps
+
+    # -- the turn that carries out the plan --------------------------------------------------------------------------
+
+    def decide(self) -> list[Placed]:
+        """Write all messages into the open record, and return the pieces, which enter their queues once the record is stored.
+
+        Call this after ``finish``, within ``Journaling.atomic``, which reverts everything if its body raises.
+        """
+        sending = self._sending
+        journaling, windows = sending.journaling, sending.windows
+        if any(map(self._outdated, self.pieces)):
+            for _ in self._renewed(sending.recreate):
+                pass
+        sending.counters.duplicates += self.duplicates
+        self._expect(1)
+        sending.undo(self._expect, -1)
+        placed: list[Placed] = []
+        for piece in self.pieces:
+            first_mid = journaling.add_sends(piece.entries, piece.messages, piece.digests)
+            for address, ids in piece.ids.items():
+                window = windows.window(address)
+                window.add_all(ids, self.now_ms)
+                sending.undo(window.take_back, tuple(ids))
+                if piece.digests:
+                    window.sequence = journaling.batch.sequence
+            placed.append((piece, first_mid))
+        return placed
+
+    def _expect(self, sign: int) -> None:
+        """Count the messages as decided for their queues, or stop counting them."""
+        for queue, (messages, size_bytes) in self.incoming.items():
+            queue.incoming += sign * messages
+            queue.incoming_bytes += sign * size_bytes
