@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +36,17 @@ def blocks(page: Path, purpose: str = "") -> list[Block]:
     text = page.read_text()
     found = [Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1) for match in _FENCE.finditer(text)]
     return [block for block in found if not purpose or block.purpose == purpose]
+
+
+def typed(text: str, directory: Path, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """Run commands of a page in a directory, with the programs of this environment, and return what they print."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text], cwd=directory, env=os.environ | {"PATH": path} | dict(env or {}),
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def pages() -> list[Path]:

@@ -14,13 +14,16 @@ from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
-from tests.examples.pages import ROOT
+from tests.examples.pages import ROOT, blocks, typed
 from tests.support.client import all_in
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+GUIDE = ROOT / "docs" / "guides" / "xa.md"
 ORDERS = 60
 DEADLINE_S = 120.0
+#: The order of the guide.
+PAID = '{"order": 4711, "paid": 90}'
 PREPARED = "SELECT gid FROM pg_prepared_xacts"
 
 
@@ -56,6 +59,8 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
 
     program.start()
     try:
+        (try_it,) = (block.text for block in blocks(GUIDE, "run") if "payments.confirmed" in block.text)
+        assert PAID in typed(try_it, tmp_path, DEADLINE_S, {"BASCULE_BROKER__PORT": str(system.port)})
         with connect(url) as context:
             context.producer(Queue("payments.orders")).send_many(json.dumps({"order": n, "amount": 10 * n}) for n in range(ORDERS))
         for share in (1, 2):
@@ -68,7 +73,7 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
         program.kill()
         system.broker.restart()
         program.start()
-        reaches(ORDERS)
+        reaches(ORDERS + 1)
         wait_for(lambda: system.depth("payments.orders") == 0, "all orders to be done", DEADLINE_S)
         wait_for(lambda: system.depth("payments.confirmed") == ORDERS, "all confirmations", DEADLINE_S)
     finally:
@@ -76,7 +81,7 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
     with psycopg.connect(conninfo) as database:
         rows = database.execute("SELECT number, amount FROM payments ORDER BY number").fetchall()
         left = database.execute(PREPARED).fetchall()
-    assert rows == [(number, 10 * number) for number in range(ORDERS)]
+    assert rows == [*((number, 10 * number) for number in range(ORDERS)), (4711, 90)]
     assert set(left) <= set(others)
     with connect(system.url) as context:
         confirmed = [json.loads(body)["order"] for body in all_in(context, Queue("payments.confirmed"), ORDERS)]

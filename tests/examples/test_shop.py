@@ -15,12 +15,14 @@ import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from tests.examples.pages import ROOT
+from tests.examples.pages import ROOT, blocks, missing, typed
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.support.system import wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+GUIDE = ROOT / "docs" / "guides" / "adapter.md"
 PAYMENTS = 60
+COMMAND_S = 120.0
 KILLS = 2
 
 
@@ -52,7 +54,22 @@ def shop(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, tmp_path: Path) -> It
     running.process.wait()
 
 
-def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_killed(shop: Shop, kafka: EmbeddedKafka) -> None:
+def follow_the_guide(kafka: EmbeddedKafka, directory: Path) -> None:
+    """Type the commands that pay 4711 and show the receipt."""
+    (directory / "examples").symlink_to(ROOT / "examples")
+    (directory / "bascule-data").mkdir()
+    (directory / "bascule-data" / "ports.json").write_text(json.dumps({"kafka": kafka.bootstrap.rpartition(":")[2]}))
+    topics, pay = (block.text for block in blocks(GUIDE, "run") if "kafka_topic.py" in block.text)
+    (shown,) = blocks(GUIDE, "shows")
+    assert typed(topics, directory, COMMAND_S) == ""
+    said = typed(pay, directory, COMMAND_S)
+    assert missing(shown.text, said) is None, said
+
+
+def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_killed(
+    shop: Shop, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    follow_the_guide(kafka, tmp_path)
     payments = [json.dumps({"payment": f"p{number}", "customer": "c", "amount": number}) for number in range(PAYMENTS + 1)]
     produce(kafka.bootstrap, "payments", payments)  # the first one is of nothing
     for part in range(1, KILLS + 1):
@@ -60,10 +77,10 @@ def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_kill
         shop.process.kill()
         shop.process.wait()
         shop.start()
-    wanted = Counter(f"p{number}" for number in range(1, PAYMENTS + 1))
+    wanted = Counter(["4711", *(f"p{number}" for number in range(1, PAYMENTS + 1))])
     wait_for(lambda: set(shop.charged()) >= set(wanted), "all charges", 120)
     receipts, letters = Watcher(kafka.bootstrap, "receipts"), Watcher(kafka.bootstrap, "shop.payments.dead-letter")
-    receipts.wait(PAYMENTS)
+    receipts.wait(PAYMENTS + 1)
     assert json.loads(letters.wait(1)[0])["payment"] == "p0"
     assert dict(letters.records[0].headers())["__connect.errors.exception.message"] == b"a payment of 0"
     shop.process.send_signal(signal.SIGTERM)
@@ -72,7 +89,7 @@ def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_kill
     assert Counter(shop.charged()) == wanted
     produce(kafka.bootstrap, "payments", [json.dumps({"payment": "last", "customer": "c", "amount": 1})])
     wait_for(lambda: "last" in shop.charged(), "the last charge", 120)
-    receipts.wait(PAYMENTS + 1)
+    receipts.wait(PAYMENTS + 2)
     assert Counter(shop.charged()) == wanted + Counter(["last"])
     assert Counter(record.key().decode() for record in receipts.records) == wanted + Counter(["last"])
     receipts.close()

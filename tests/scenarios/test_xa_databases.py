@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -415,6 +417,59 @@ def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPos
             insert(handle, table, "late")
         resource.rollback(xid)
     assert items(postgres, table) == []
+
+
+def test_cancel_that_arrives_before_the_statement_has_begun_is_repeated(postgres: EmbeddedPostgres) -> None:
+    requested, locked = threading.Event(), threading.Event()
+    with psycopg.connect(postgres.conninfo) as connection:
+        cancel = connection.cancel_safe
+
+        def request(**options: Any) -> None:
+            cancel(**options)
+            requested.set()
+
+        connection.cancel_safe = request  # type: ignore[method-assign]
+
+        def execute() -> Any:
+            with connection.lock:
+                locked.set()
+                assert requested.wait(TIMEOUT_S)
+                return connection.pgconn.exec_(b"SELECT pg_sleep(30)")
+
+        working = in_background(execute, "works")
+        assert locked.wait(TIMEOUT_S)
+        assert psycopg_loop.interrupt(connection)
+        assert b"canceling statement" in working.result(TIMEOUT_S).error_message
+        assert connection.execute("SELECT 1").fetchone() == (1,)  # the session has not ended
+
+
+def test_cancel_of_a_task_that_arrives_before_the_statement_has_begun_is_repeated(postgres: EmbeddedPostgres) -> None:
+    async def main() -> None:
+        requested, locked = asyncio.Event(), asyncio.Event()
+        handle = psycopg_loop.LoopConnection.of(connection, asyncio.get_running_loop())
+        cancel = handle.cancel_safe
+
+        async def request(**options: Any) -> None:
+            await cancel(**options)
+            requested.set()
+
+        handle.cancel_safe = request  # type: ignore[method-assign]
+
+        async def execute() -> Any:
+            async with handle.lock:
+                locked.set()
+                await requested.wait()
+                return await asyncio.to_thread(connection.pgconn.exec_, b"SELECT pg_sleep(30)")
+
+        working = asyncio.create_task(execute())
+        await locked.wait()
+        with pytest.raises(BranchRolledBack, match="its statement was cancelled"):
+            await asyncio.to_thread(handle.cut_off)
+        assert b"canceling statement" in (await working).error_message
+
+    with psycopg.connect(postgres.conninfo) as connection:
+        asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+        assert connection.execute("SELECT 1").fetchone() == (1,)  # the session has not ended
 
 
 def _sleeping(connection: psycopg.Connection[Any], statement: str = "INSERT%pg_sleep%") -> bool:

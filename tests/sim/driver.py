@@ -221,7 +221,7 @@ class Connection:
     def statement(self, sql: str, parameters: Sequence[str]) -> list[tuple[str]]:
         """Carry a statement out; return its rows."""
         server, session = self._server, self._session
-        if sql.startswith("CREATE"):
+        if sql.startswith(("CREATE", "SAVEPOINT", "RELEASE")):  # this server never ends a transaction alone
             return []
         if sql.startswith(f"INSERT INTO {_DECISIONS}"):
             return self.call(lambda: server.insert_decision(session, *parameters)) or []

@@ -46,8 +46,9 @@ def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bo
         undecided = state is None or type(state) is Received
         deliveries = [] if undecided else session.sent.decide(first, last, most)
     more = len(deliveries) >= most
-    if deliveries or begun:
-        session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more))
+    lost = txn_id is not None and state is not None and not begun and session.sent.lost(first, last)
+    if deliveries or begun or lost:
+        session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more, lost))
     if more:
         # Deliveries sent before the next piece may have ids of the range, if the range includes ids that the peer has not received.
         last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX

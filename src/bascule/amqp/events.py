@@ -122,7 +122,8 @@ class Dispositioned(Event):
     """A disposition of the peer for deliveries sent to it: an outcome, within a transaction if ``txn_id`` is given.
 
     The engine has removed ``settled`` deliveries; the others wait for ``session.settle_outgoing``. ``more``: the next event of the session
-    has further deliveries of the same range, or none; see Connection.unfinished.
+    has further deliveries of the same range, or none; see Connection.unfinished. ``lost``: the range of a transaction includes deliveries
+    whose link had ended before.
     """
 
     session: Session
@@ -131,6 +132,7 @@ class Dispositioned(Event):
     settled: bool
     txn_id: bytes | None
     more: bool = False
+    lost: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from bascule.amqp.events import Delivery
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 UINT_MAX: Final = 0xFFFFFFFF
 #: Rebuild the id list when it has more settled ids than unsettled ones plus this number.
 _SETTLED_LISTED_MAX: Final = 1024
+#: Deliveries of ended links that a session remembers, the newest.
+LOST_MAX: Final = 1000
 
 T = TypeVar("T")
 
@@ -80,9 +82,10 @@ class Unsettled(Generic[T]):
 class SentDeliveries:
     """Sent deliveries that the peer has not settled. Those with an outcome, which is final, are kept apart."""
 
-    __slots__ = ("_decided", "_undecided")
+    __slots__ = ("_decided", "_lost", "_undecided")
 
     def __init__(self) -> None:
+        self._lost: list[int] = []
         self._undecided: Unsettled[Delivery] = Unsettled()
         self._decided: Unsettled[Delivery] = Unsettled()
 
@@ -123,12 +126,21 @@ class SentDeliveries:
             self._decided.add(delivery_id, delivery)
         return [delivery for _, delivery in found]
 
+    def lost(self, first: int, last: int) -> bool:
+        """Return True if a range includes a delivery that had no outcome when its link ended: an outcome for it came too late."""
+        return any((delivery_id - first) & UINT_MAX <= (last - first) & UINT_MAX for delivery_id in self._lost)
+
+    def _lose(self, delivery_ids: Iterable[int]) -> None:
+        self._lost = [*self._lost, *delivery_ids][-LOST_MAX:]
+
     def pop_link(self, link: SenderLink) -> list[Delivery]:
         """Remove and return the deliveries of a link that has ended."""
         if len(link.held) == len(self):  # the session has no other link with deliveries
             link.held = set()
+            self._lose(self._undecided.by_id)
             return self.clear()
         held, link.held = link.held, set()
+        self._lose(filter(self._undecided.by_id.__contains__, sorted(held)))
         popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
         return [delivery for delivery in popped if delivery is not None]
 

@@ -67,6 +67,7 @@ class Engine:
         self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
+        self.acknowledgement_lost = local.acknowledgement_lost
         self.plan_commit, self.plan_prepare, self.drop_plan = local.plan_commit, local.plan_prepare, local.drop_plan
         self.commit, self.rollback, self.commit_plan = local.commit, local.rollback, local.commit_plan
         self.rollback_all = local.rollback_all

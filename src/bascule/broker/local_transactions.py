@@ -134,7 +134,7 @@ class LocalTransactions:
         return None
 
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
-        """Keep an acknowledgement until the commit."""
+        """Keep an acknowledgement until the commit. If the consumer does not hold the message, allow only a rollback."""
         if self._deliveries.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
@@ -142,6 +142,22 @@ class LocalTransactions:
             transaction.charged_deliveries += 1
             self.memory.unsettled += 1
             transaction.size_bytes += 16
+        elif not any(acked is message and holder is consumer for holder, acked in transaction.acks):  # else the client repeats itself
+            self.acknowledgement_lost(transaction)
+
+    def acknowledgement_lost(self, transaction: LocalTransaction) -> None:
+        """Allow only a rollback of a transaction that acknowledges a message which its consumer no longer holds.
+
+        A commit applies the outcome of each delivery (AMQP 1.0 part 4, section 4.4.2). Others may get, or have got, this message.
+        """
+        if transaction.doomed is None:
+            self.doom(
+                transaction,
+                TransactionRolledBack(
+                    "the transaction acknowledges a message that its consumer no longer holds; the message is redelivered, unless its "
+                    "queue was deleted"
+                ),
+            )
 
     def _holds_something(self, transaction: LocalTransaction) -> None:
         """Start the time limit of a transaction when it begins to hold messages, since nobody else can get these messages."""

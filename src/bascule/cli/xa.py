@@ -122,16 +122,25 @@ def recover(
 def commit(
     xid: XidArgument,
     manager: ManagerOption,
+    allow_split: Annotated[
+        bool,
+        typer.Option(
+            "--allow-split",
+            help="Commit even if the transaction may still be running, or a resource does not answer or has no prepared branch: "
+            "some resources may commit and others not",
+        ),
+    ] = False,
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Commit a transaction that has no decision, in all resources. Use it only if every branch of the transaction is prepared.
+    """Commit a transaction that has no decision, in all resources.
 
+    Refuse, with exit code 2, a transaction that may still be running, or of which a resource of the manager has no prepared branch.
     If the decision log already has ROLLBACK, roll the transaction back and exit with 2. Exit with 1 if a branch has a heuristic outcome.
     """
     settings_with_log(config, log_format, log_level)
-    _finish(manager, xid, "commit")
+    _finish(manager, xid, "commit", allow_split=allow_split)
 
 
 @commands.command(epilog="Example:  bascule xa rollback 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
@@ -187,13 +196,13 @@ def loaded(where: str) -> TransactionManager:
     return found
 
 
-def _finish(manager: str, xid: str, outcome: str) -> None:
+def _finish(manager: str, xid: str, outcome: str, *, allow_split: bool = False) -> None:
     from bascule.xa import Xid
     from bascule.xa.log import Outcome
 
     found = loaded(manager)
     wanted: Outcome = Outcome(outcome)
-    stands = found.recoverer().finish_now(Xid.parse(xid), wanted)
+    stands = found.recoverer().finish_now(Xid.parse(xid), wanted, allow_split=allow_split)
     heuristics = found.outcome(xid).heuristics
     found.log.close()
     _show_heuristics([_heuristic(each) for each in heuristics])

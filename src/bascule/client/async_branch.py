@@ -5,8 +5,12 @@ from __future__ import annotations
 from bascule.client.aio import AsyncContext
 from bascule.client.async_managed import AsyncManagedConsumer, AsyncManagedContext, LentRunner
 from bascule.client.branch import BranchContext, BranchSession
+from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.managed import refused
+from bascule.client.message import Body, Message, SendOptions
+from bascule.client.sends import SendCompletion
+from bascule.client.temporary import TemporaryDestinations
 
 
 class AsyncBranchContext(AsyncManagedContext):
@@ -17,10 +21,11 @@ class AsyncBranchContext(AsyncManagedContext):
 
     _refusal = BranchContext._refusal
 
-    def __init__(self, workplace: BranchSession, runner: LentRunner) -> None:
-        """Contexts are created by a resource, for one branch and one event loop."""
+    def __init__(self, workplace: BranchSession, temporary: TemporaryDestinations, runner: LentRunner) -> None:
+        """Contexts are created by a resource, for one branch, whose end deletes ``temporary``, and one event loop."""
         super().__init__(runner, workplace.context)
         self._workplace = workplace
+        self._temporary = temporary
 
     close = refused(AsyncContext.close)
 
@@ -42,7 +47,21 @@ class AsyncBranchContext(AsyncManagedContext):
 
     def _keeps(self, wanted: Subscription) -> bool:
         """See BranchContext._keeps."""
-        return not wanted.browse
+        return not wanted.browse and wanted.destination not in self._temporary
+
+    async def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message:
+        self._temporary.check_reply_to(content)
+        return await super()._send(destination, content, options, timeout_s, completion)
+
+    async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
+        """Return a temporary queue that ends with the transaction."""
+        return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
+
+    async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
+        """Return a temporary topic that ends with the transaction."""
+        return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))
 
 
 class AsyncBranchConsumer(AsyncManagedConsumer):

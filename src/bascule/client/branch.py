@@ -6,12 +6,14 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from bascule.client.blocking import Context
-from bascule.client.destination import Queue
+from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic
 from bascule.client.errors import ConnectionLost, Refused
 from bascule.client.links import ConsumerState, SessionTransaction, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext, refused
-from bascule.client.message import Message, SendOptions
+from bascule.client.message import Body, Message, SendOptions
+from bascule.client.sends import SendCompletion
 from bascule.client.session_links import Acknowledge
+from bascule.client.temporary import TemporaryDestinations
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
@@ -123,10 +125,11 @@ class BranchContext(ManagedContext):
 
     _refusal = "the context takes part in a distributed transaction; commit and rollback are controlled by the transaction manager"
 
-    def __init__(self, workplace: BranchSession) -> None:
-        """Contexts are created by a resource, for one branch."""
+    def __init__(self, workplace: BranchSession, temporary: TemporaryDestinations) -> None:
+        """Contexts are created by a resource, for one branch, whose end deletes ``temporary``."""
         super().__init__(workplace.context)
         self._workplace = workplace
+        self._temporary = temporary
 
     close = refused(Context.close)
 
@@ -147,8 +150,22 @@ class BranchContext(ManagedContext):
             return BranchConsumer(self, state)
 
     def _keeps(self, wanted: Subscription) -> bool:
-        """Return whether the consumer is kept for the next branches. A browser never is."""
-        return not wanted.browse
+        """Return whether the consumer is kept for the next branches. A browser, or a consumer of what ends with the branch, never is."""
+        return not wanted.browse and wanted.destination not in self._temporary
+
+    def _send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
+    ) -> Message:
+        self._temporary.check_reply_to(content)
+        return super()._send(destination, content, options, timeout_s, completion)
+
+    def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
+        """Return a temporary queue that ends with the transaction."""
+        return self._temporary.add(super().temporary_queue(timeout_s=timeout_s))
+
+    def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
+        """Return a temporary topic that ends with the transaction."""
+        return self._temporary.add(super().temporary_topic(timeout_s=timeout_s))
 
 
 class BranchConsumer(ManagedConsumer):

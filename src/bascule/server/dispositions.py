@@ -36,6 +36,8 @@ class Dispositions:
             link, _, (consumer, message) = event.deliveries[0]
             if isinstance(link.context, ConsumerLink):
                 link.context.settling(consumer, message)
+        if event.lost:
+            self._acknowledged_too_late(event)
         settle = self._settle(event)
         if event.more and self._range is None and returns_messages(settle, state):
             self._range = engine.return_range()
@@ -53,6 +55,11 @@ class Dispositions:
         if self._range is not None:
             self._range.end()
             self._range = None
+
+    def _acknowledged_too_late(self, event: Dispositioned) -> None:
+        transaction = None if event.txn_id is None else self._client.transactions.get(event.txn_id)
+        if transaction is not None and isinstance(event.state, Accepted):
+            self._client.engine.acknowledgement_lost(transaction)
 
     def _settle(self, event: Dispositioned) -> Settle:
         client = self._client

@@ -13,6 +13,8 @@ from typing import Any, Final
 from bascule.xa.log import Decision, LogDamaged, Outcome, decode, encode
 
 TABLE: Final = "bascule_decisions"
+#: A savepoint in the transaction of a branch.
+MARK: Final = "bascule_branch"
 #: SQL for PostgreSQL, SQLite, MySQL and MariaDB. A gtrid has at most 64 bytes.
 CREATE: Final = f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
 
@@ -24,6 +26,17 @@ class DecisionTable:
         """Use ``placeholder`` as a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
         self._placeholder = placeholder
         self._cursor = cursor
+
+    def mark(self, raw: Any) -> None:
+        """Mark the transaction of a connection: the mark ends with it. Begin the transaction in SQLite, where the mark would commit it."""
+        cursor = self._cursor(raw)
+        if getattr(raw, "in_transaction", None) is False:
+            cursor.execute("BEGIN")
+        cursor.execute(f"SAVEPOINT {MARK}")
+
+    def remove_mark(self, raw: Any) -> None:
+        """Remove the mark. The driver raises an error if the transaction with the mark has ended."""
+        self._cursor(raw).execute(f"RELEASE SAVEPOINT {MARK}")
 
     def create(self, raw: Any) -> None:
         """Create the table if there is none."""

@@ -17,6 +17,7 @@ from bascule.client import ConnectionFactory, ConnectionLost, Context, Long, Mes
 from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.async_managed import LentRunner
 from bascule.client.branch import BranchContext, BranchSession, end_branch, ended
+from bascule.client.temporary import TemporaryDestinations
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.xid import Xid
@@ -71,6 +72,8 @@ class JmsResource:
         self._connection: Context | None = None
         self._idle: list[BranchSession] = []
         self._work: dict[Xid, tuple[BranchSession, BranchContext | AsyncBranchContext]] = {}
+        #: Of branches that are not over, prepared ones included.
+        self._temporary: dict[Xid, TemporaryDestinations] = {}
         self._branches = BranchStates()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
@@ -84,9 +87,11 @@ class JmsResource:
         self._branches.check(xid, Call.START)
         with _translated():
             workplace = self._borrowed()
-        handle = BranchContext(workplace)
+        temporary = TemporaryDestinations(workplace.thread)
+        handle = BranchContext(workplace, temporary)
         with self._lock:
             self._work[xid] = workplace, handle
+            self._temporary[xid] = temporary
         self._branches.move(xid, BranchState.ACTIVE)
         return handle
 
@@ -95,7 +100,7 @@ class JmsResource:
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
             workplace, _ = self._work[xid]
-            handle = AsyncBranchContext(workplace, LentRunner(workplace.thread, loop))
+            handle = AsyncBranchContext(workplace, self._temporary[xid], LentRunner(workplace.thread, loop))
             self._work[xid] = workplace, handle
         return handle
 
@@ -116,7 +121,10 @@ class JmsResource:
         """See Resource."""
         self._branches.check(xid, Call.PREPARE)
         with self._ending(xid):
-            return run_blocking(broker_protocol.prepare(_Calls(self), xid))
+            vote = run_blocking(broker_protocol.prepare(_Calls(self), xid))
+        if vote is Vote.READ_ONLY:
+            self._delete_temporary(xid)
+        return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
@@ -127,11 +135,13 @@ class JmsResource:
                 run_blocking(broker_protocol.commit_one_phase(_Calls(self), xid))
         else:
             run_blocking(broker_protocol.end(_Calls(self), xid, COMMITTED))
+        self._delete_temporary(xid)
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
         if self._branches.state(xid) is BranchState.NONE:
             run_blocking(broker_protocol.end(_Calls(self), xid, ROLLED_BACK))
+            self._delete_temporary(xid)
             return
         with self._lock:
             workplace, handle = self._work[xid]
@@ -145,6 +155,7 @@ class JmsResource:
             self._over(xid, reusable=False)  # the end of its sessions rolls it back
         else:
             self._over(xid)
+            self._delete_temporary(xid)
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
@@ -162,6 +173,7 @@ class JmsResource:
         """Close the connection. Branches that are not prepared are rolled back."""
         with self._lock:
             connection, self._connection = self._connection, None
+            self._temporary.clear()  # they end with the connection
             places, self._idle = [*self._idle, *(workplace for workplace, _ in self._work.values())], []
         for each in places:
             each.close()
@@ -170,8 +182,8 @@ class JmsResource:
 
     def after_fork(self) -> None:
         """See Forks."""
-        abandon(self._connection, self._idle, self._work, self._lock, self._connecting)
-        self._connection, self._idle, self._work, self._branches = None, [], {}, BranchStates()
+        abandon(self._connection, self._idle, self._work, self._temporary, self._lock, self._connecting)
+        self._connection, self._idle, self._work, self._temporary, self._branches = None, [], {}, {}, BranchStates()
         self._lock, self._connecting = threading.Lock(), threading.Lock()
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -244,6 +256,13 @@ class JmsResource:
             self._take_back(workplace)
         else:
             workplace.close()
+            self._delete_temporary(xid)
+
+    def _delete_temporary(self, xid: Xid) -> None:
+        with self._lock:
+            temporary = self._temporary.pop(xid, None)
+        if temporary is not None:
+            temporary.delete()
 
     def _borrowed(self) -> BranchSession:
         """Return an idle session, or a new one. Raises Unavailable, Refused."""

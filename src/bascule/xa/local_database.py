@@ -13,9 +13,9 @@ from bascule.core.errors import InvalidInput
 from bascule.xa.database import HandleT, Work, close_quietly, connection_of, translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
-from bascule.xa.errors import OutOfOrder, UnknownXid
+from bascule.xa.errors import BranchRolledBack, OutOfOrder, UnknownXid
 from bascule.xa.log import Outcome
-from bascule.xa.resource import CommitPriority
+from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
 #: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
@@ -265,6 +265,22 @@ class LocalRules(DecidingDatabase[HandleT]):
                 f"{self.name}: rows in table {TABLE} survive a rollback. Open connections without autocommit, and use a storage engine "
                 "with transactions"
             )
+
+    def begun(self, raw: Any, timeout_s: float) -> None:  # noqa: ARG002 - the database has no timeout
+        """See DatabaseResource."""
+        self._table.mark(raw)
+
+    def vote(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource. Raises BranchRolledBack if the database has ended the transaction: the rest would be committed alone."""
+        try:
+            self._table.remove_mark(raw)
+        except Exception as error:
+            raise BranchRolledBack(
+                f"{self.name} has ended the transaction of branch {xid} before its commit: it was rolled back because of an error (a "
+                "deadlock), or a statement has committed it implicitly (in MySQL and MariaDB, for example, CREATE TABLE)",
+                cause=error,
+            ) from error
+        return Vote.YES
 
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase."""

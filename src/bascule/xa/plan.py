@@ -115,6 +115,18 @@ def missing_resources(manager: str, view: RecoveryView, known: Collection[str]) 
     return {name: len(gtrids) for name, gtrids in sorted(waiting.items()) if name not in known}
 
 
+def split_risks(gtrid: bytes, view: RecoveryView, unreachable: Collection[str]) -> list[str]:
+    """Return the reasons why a COMMIT by hand could commit a part of a transaction that has no decision; none if all is prepared.
+
+    A resource that lists no branch may have taken no part, or may have lost its work: the id of a transaction does not say which.
+    """
+    left_s = (deadline_ms_of(gtrid) - view.now_ms) / 1000
+    absent = [name for name, xids in view.branches.items() if not any(xid.gtrid == gtrid for xid in xids)]
+    risks = [f"its process may still be working on it for {left_s:.0f} s"] if left_s > 0 else []
+    risks += [f"no prepared branch in {', '.join(absent)}"] if absent else []
+    return risks + ([f"no answer from {', '.join(unreachable)}"] if unreachable else [])
+
+
 @dataclass(frozen=True, slots=True)
 class _Planner:
     manager: str

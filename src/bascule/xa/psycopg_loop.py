@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from bascule.xa.errors import BranchRolledBack, Code
 
 #: If a statement is in progress when its transaction ends, the server is asked to cancel it. After this time, in seconds, the session ends.
 CANCEL_WITHIN_S = 3.0
+#: The server ignores a request that arrives before the statement has begun. The request is repeated after this time, in seconds.
+CANCEL_AGAIN_S = 0.1
 RELEASE_WITHIN_S = CANCEL_WITHIN_S + 2.0
 
 
@@ -69,16 +72,23 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 
     async def _release(self) -> bool:
         if busy := self.lock.locked():
-            with suppress(psycopg.Error, TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_WITHIN_S):
-                    await self.cancel_safe(timeout=CANCEL_WITHIN_S)
-                    async with self.lock:
-                        self._finish()
+                    await self._cancel_and_finish()
                 return True
             _shut_down(self.pgconn)
         async with self.lock:
             self._finish()
         return busy
+
+    async def _cancel_and_finish(self) -> None:
+        while True:
+            with suppress(psycopg.Error):
+                await self.cancel_safe(timeout=CANCEL_WITHIN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_AGAIN_S), self.lock:
+                    self._finish()
+                    return
 
     def _finish(self) -> None:
         self.pgconn = Finished(0 if self.pgconn.status == ConnStatus.BAD else self.pgconn.backend_pid)  # type: ignore[assignment]
@@ -88,12 +98,14 @@ def interrupt(connection: psycopg.Connection[Any]) -> bool:
     """Cancel the statement of a thread in progress on a connection, or end the session. Return True if there was one."""
     if not connection.lock.locked():
         return False
-    with suppress(psycopg.Error):
-        connection.cancel_safe(timeout=CANCEL_WITHIN_S)
-    if connection.lock.acquire(timeout=CANCEL_WITHIN_S):
-        connection.lock.release()
-    else:
-        _shut_down(connection.pgconn)
+    until_s = time.monotonic() + CANCEL_WITHIN_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=left_s)
+        if connection.lock.acquire(timeout=CANCEL_AGAIN_S):
+            connection.lock.release()
+            return True
+    _shut_down(connection.pgconn)
     return True
 
 

@@ -59,13 +59,16 @@ class Recoverer:
         """Return what is known of a transaction. Raises Unavailable without the log."""
         return run_blocking(self._protocol.report(gtrid, live))
 
-    def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "") -> Outcome:
+    def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "", allow_split: bool = False) -> Outcome:
         """Finish a transaction's branches in all resources as ``who`` asks. A decision that is already stored in the log takes precedence.
 
         With ``only``, the branch in one resource is finished now, and recovery finishes the rest. Returns what was done. Raises XaError if
         a branch cannot be finished (recovery continues with it), InvalidInput for a transaction of another manager.
+
+        A COMMIT that could split an undecided transaction raises InvalidInput, unless ``allow_split`` is set: before the deadline of the
+        transaction, or if a resource of the manager does not answer or has no prepared branch of the transaction.
         """
-        return run_blocking(self._protocol.finish_now(xid, outcome, who=who, only=only))
+        return run_blocking(self._protocol.finish_now(xid, outcome, who=who, only=only, allow_split=allow_split))
 
     def forget(self, xid: Xid) -> None:
         """Drop a heuristic outcome that the operator has handled, at its resource and in the log.

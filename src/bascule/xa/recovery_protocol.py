@@ -16,7 +16,7 @@ from bascule.xa.effects import Clock, Decider, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
-from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan
+from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan, split_risks
 from bascule.xa.report import TransactionReport, report
 from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
 
@@ -272,12 +272,15 @@ class RecoveryProtocol:
         crash.point("xa.recover.decided")
         return Outcome.ROLLBACK if RecoveryViolation.DECISION_IGNORED in self._violations else decision.outcome
 
-    async def finish_now(self, xid: Xid, outcome: Outcome, *, who: str, only: str) -> Outcome:
+    async def finish_now(self, xid: Xid, outcome: Outcome, *, who: str, only: str = "", allow_split: bool = False) -> Outcome:
         """Finish a transaction as requested, unless the log has another decision. See ``Recoverer.finish_now``."""
         self._refuse_other_manager(xid)
         found = Pass()
         state, _ = await self._read(found)
         self._refuse_other_log(xid.gtrid, f"branch {xid}", state.log_id)
+        undecided = xid.gtrid not in state.decisions and not may_be_in_database(xid.gtrid)
+        if outcome is Outcome.COMMIT and undecided and not allow_split:
+            await self._refuse_split(xid)
         decision = await self._wanted(xid, outcome, f"{who}, {self._by}", state, found)
         for participant in [self._participants[only]] if only else self._participants.values():
             for each in await participant.recover():
@@ -303,6 +306,14 @@ class RecoveryProtocol:
         # All resources: nobody knows which are prepared, and a COMMIT that is forgotten too early would be rolled back in the others.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), by)
         return await (self._decide(decision) if outcome is Outcome.ROLLBACK else self._log.decide(decision))
+
+    async def _refuse_split(self, xid: Xid) -> None:
+        found, view = await self._look(tuple, patient=True)
+        if xid.gtrid not in view.after.decisions and (risks := split_risks(xid.gtrid, view, found.unreachable)):
+            raise InvalidInput(
+                f"cannot commit branch {xid}: {'; '.join(risks)}. The commit could split the transaction. Look at it with "
+                "`bascule xa show` and roll it back, or add --allow-split (allow_split=True) if each resource that took part has prepared"
+            )
 
     def _refuse_other_manager(self, xid: Xid) -> None:
         if manager_of_gtrid(xid.gtrid) != self._manager:

@@ -150,6 +150,17 @@ def test_xa_show_prints_decision_branches_and_next_actions(bascule: Bascule, sho
     assert shop.database.prepared
 
 
+def test_xa_commit_that_may_split_the_transaction_is_refused_unless_allowed(bascule: Bascule, shop: Shop) -> None:
+    xid = shop.leave(timeout_s=600)
+    shop.kafka.prepared.clear()
+    refused = bascule("xa", "commit", str(xid))
+    assert refused.returncode == 2
+    assert all(reason in refused.stderr for reason in ("may still be working", "no prepared branch in kafka", "--allow-split"))
+    assert (shop.log.decisions, list(shop.database.prepared)) == ({}, [xid])
+    assert bascule("xa", "commit", str(xid), "--allow-split").returncode == 0
+    assert shop.database.committed == ["row"]
+
+
 def test_logged_decision_takes_precedence_over_the_operator(bascule: Bascule, shop: Shop) -> None:
     xid = shop.leave()
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))

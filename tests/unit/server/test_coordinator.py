@@ -192,6 +192,47 @@ async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(w
     assert client.waiting == 1
 
 
+@pytest.mark.parametrize("lost_by", ["return", "end of the link"])
+@run_async
+async def test_commit_is_refused_if_an_acknowledged_message_was_no_longer_held(lost_by: str) -> None:
+    """AMQP 1.0 part 4, section 4.4.2: a commit applies the outcome; one that cannot be applied must not count as applied."""
+    client = Controller(Served())
+    engine = client.served.engine
+    client.served.fill("work", 1)
+    consumer = client.consumer("work", credit=1)
+    (delivery,) = client.session.incoming_unsettled.by_id
+    txn_id = client.begin()
+    (held,) = engine.queue("work").consumers
+    if lost_by == "return":
+        engine.give_back(held, next(iter(held.unacked.values())), failed=False)
+    else:
+        engine.delete_queue(engine.queue("work"))  # the client has not heard of it yet
+    consumer.settle(delivery, TransactionalState(txn_id, ACCEPTED))
+    client.say()
+    answer = client.control(client.own, Discharge(txn_id, False))
+    assert isinstance(answer, Rejected)
+    assert answer.error.condition == "amqp:transaction:rollback"
+    assert "no longer holds" in answer.error.description
+    assert client.waiting == 0
+
+
+@run_async
+async def test_repeated_acknowledgement_in_a_transaction_counts_once() -> None:
+    client = Controller(Served())
+    client.served.fill("work", 1)
+    client.consumer("work", credit=1)
+    (delivery,) = client.session.incoming_unsettled.by_id
+    txn_id = client.begin()
+    (held,) = client.served.engine.queue("work").consumers
+    (message,) = held.unacked.values()
+    transaction = client.served.engine.transactions[txn_id]
+    for _ in range(2):
+        client.served.engine.acknowledge_in(transaction, held, message)
+    assert client.control(client.own, Discharge(txn_id, False)) == ACCEPTED
+    assert client.served.engine.queue("work").held_messages == 0
+    assert delivery in client.session.incoming_unsettled.by_id
+
+
 def test_end_of_a_coordinator_link_rolls_many_transactions_back_over_several_turns() -> None:
     broker, peer = BrokerInMemory(turn_steps=100), Peer()
     client = client_of(broker)

@@ -378,7 +378,7 @@ def test_handle_supports_driver_with_own_cursor_class(tmp_path: Path) -> None:
                 cursor.execute("INSERT INTO payments VALUES ('a')")
             except handle.IntegrityError:
                 cursor.execute("INSERT INTO payments VALUES ('c')")
-        assert opened[-1].cursors[0].closed
+        assert opened[-1].cursors[-1].closed
     assert sqlite.rows() == ["a", "b", "c"]
 
 

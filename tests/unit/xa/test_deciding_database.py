@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.xa import TransactionFinding, TransactionInDoubt, TransactionManager, TransactionRolledBack
 from bascule.xa import deciding_database as module
 from bascule.xa.blocking import BlockingLog, BlockingParticipant
+from bascule.xa.decision_table import DecisionTable
 from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.log import DECISION_KEPT_S, Decision, Outcome
@@ -151,6 +154,7 @@ def test_commit_of_slow_application_is_refused_after_rollback_by_recovery(shop: 
         vote = prepare(_xid)
         connection = shop.database._work[branch(transaction.gtrid, "database")].raw
         connection.rollback()  # else SQLite would have the recoverer wait
+        DecisionTable("?").mark(connection)
         shop.recover()
         return vote
 
@@ -311,6 +315,30 @@ def test_failed_statement_in_deciding_database_is_rolled_back_with_transaction(s
         handle.execute("INSERT INTO payments VALUES ('row')")
     run_blocking(transaction.rollback())
     assert shop.where == BOTH
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "with a decision"])
+@pytest.mark.parametrize(
+    "ended",
+    [
+        lambda handle: handle.execute("INSERT OR ROLLBACK INTO payments VALUES ('row')"),
+        lambda handle: handle.execute("ROLLBACK"),
+        lambda handle: handle.executescript("SELECT 1"),  # the driver commits before it
+    ],
+    ids=["rolled back by an error", "rolled back by a statement", "committed by the driver"],
+)
+def test_branch_whose_transaction_the_database_has_ended_does_not_commit_its_rest(
+    shop: Shop, ended: Callable[[Any], object], alone: bool
+) -> None:
+    transaction = shop.begin(*([shop.database] if alone else [shop.broker, shop.database]))
+    handle = shop.database._work[branch(transaction.gtrid, "database")].handle
+    with suppress(sqlite3.IntegrityError):  # the application goes on
+        ended(handle)
+    handle.execute("INSERT INTO payments VALUES ('rest')")
+    with pytest.raises(TransactionRolledBack, match="has ended the transaction of branch"):
+        run_blocking(transaction.commit())
+    assert "rest" not in shop.rows()
+    assert shop.durable.committed == []
 
 
 def test_second_database_that_cannot_prepare_is_refused_and_error_names_both(shop: Shop) -> None:

@@ -392,12 +392,54 @@ def test_recovery_dry_run_changes_nothing(durable: DurableBranches) -> None:
 
 @pytest.mark.parametrize("wanted", list(Outcome))
 def test_operator_finishes_transaction_in_all_resources(wanted: Outcome) -> None:
-    gtrid = new_gtrid("shop", now_ms() + 60_000)
+    gtrid = new_gtrid("shop", 0)
     stores = [DurableBranches({branch(gtrid, name): ["work"]}) for name in ("one", "two")]
     resources = [ModelResource(name, store) for name, store in zip(("one", "two"), stores, strict=True)]
     assert recoverer(ModelLog(), *resources, patient=True).finish_now(branch(gtrid, "one"), wanted) is wanted
     assert [store.prepared for store in stores] == [{}, {}]
     assert [store.committed for store in stores] == ([["work"], ["work"]] if wanted is Outcome.COMMIT else [[], []])
+
+
+@pytest.mark.parametrize(
+    ("left_s", "prepared", "silent", "reason"),
+    [
+        (60, ("one", "two"), "", "its process may still be working on it for"),
+        (0, ("one",), "", "no prepared branch in two"),
+        (0, (), "", "no prepared branch in one, two"),
+        (0, ("one",), "two", "no answer from two"),
+    ],
+    ids=["at work", "one is not prepared", "none is prepared", "one is silent"],
+)
+def test_operator_commit_that_may_split_the_transaction_is_refused_unless_allowed(
+    left_s: int, prepared: tuple[str, ...], silent: str, reason: str
+) -> None:
+    gtrid = new_gtrid("shop", now_ms() + 1000 * left_s)
+    stores = {name: DurableBranches({branch(gtrid, name): ["work"]} if name in prepared else {}) for name in ("one", "two")}
+    away = silent
+
+    def watch(point: str) -> None:
+        if away and point.startswith(away):
+            raise ResourceFailed("no route")
+
+    log = ModelLog()
+    operator = recoverer(log, *(ModelResource(name, store, watch=watch) for name, store in stores.items()), patient=True)
+    with pytest.raises(InvalidInput, match=reason) as refused:
+        operator.finish_now(branch(gtrid, "one"), Outcome.COMMIT)
+    assert "--allow-split" in str(refused.value)
+    assert log.durable.decisions == {}
+    assert {name for name, store in stores.items() if store.prepared} == set(prepared)
+    away = ""
+    assert operator.finish_now(branch(gtrid, "one"), Outcome.COMMIT, allow_split=True) is Outcome.COMMIT
+    assert {name for name, store in stores.items() if store.committed} == set(prepared)
+
+
+def test_operator_commit_of_a_decided_transaction_is_applied_before_its_deadline() -> None:
+    gtrid = new_gtrid("shop", now_ms() + 60_000)
+    store = DurableBranches({branch(gtrid, "one"): ["work"]})
+    log = ModelLog(LogState({gtrid: decision(gtrid, resources=("one",))}))
+    found = recoverer(log, ModelResource("one", store), ModelResource("two"), patient=True)
+    assert found.finish_now(branch(gtrid, "one"), Outcome.COMMIT) is Outcome.COMMIT
+    assert store.committed == ["work"]
 
 
 def test_finish_for_one_resource_leaves_other_resources_to_recovery() -> None:
@@ -427,7 +469,7 @@ def test_operator_commit_is_kept_until_unavailable_resource_has_committed() -> N
     log = ModelLog()
     operator = recoverer(log, ModelResource("one", stores[0]), ModelResource("two", stores[1], watch=watch))
     with pytest.raises(ResourceFailed):
-        operator.finish_now(branch(gtrid, "one"), Outcome.COMMIT)
+        operator.finish_now(branch(gtrid, "one"), Outcome.COMMIT, allow_split=True)
     operator.run()
     away = False
     operator.run()

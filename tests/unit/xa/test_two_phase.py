@@ -262,7 +262,7 @@ def test_recovery_and_operator_commit_resources_in_priority_order(operator: bool
     parts = {each.name: BlockingParticipant(each) for each in ordered.resources}
     recovery = RecoveryProtocol("shop", BlockingLog(ordered.log), parts, SystemClock(), "recoverer")
     if operator:
-        run_blocking(recovery.finish_now(branch(gtrid, "kafka"), Outcome.COMMIT, who="operator", only=""))
+        run_blocking(recovery.finish_now(branch(gtrid, "kafka"), Outcome.COMMIT, who="operator"))
     else:
         ordered.log.decide(Decision(gtrid, Outcome.COMMIT, tuple(names), 0, "application"))
         run_blocking(recovery.run(tuple, patient=False))

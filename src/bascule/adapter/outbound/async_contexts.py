@@ -7,13 +7,11 @@ from functools import partial
 
 from bascule.adapter.outbound.contexts import CLOSED, POOLED, Elsewhere, PooledSession, outlives_transaction
 from bascule.adapter.outbound.pool import Pool
-from bascule.adapter.outbound.temporary import TemporaryDestinations
-from bascule.client import Destination, IllegalState, Message, TemporaryQueue, TemporaryTopic
+from bascule.client import IllegalState, TemporaryQueue, TemporaryTopic
 from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.async_managed import AsyncManagedConsumer, AsyncManagedContext, LentRunner
 from bascule.client.links import ConsumerState, Subscription
-from bascule.client.message import Body, SendOptions
-from bascule.client.sends import SendCompletion
+from bascule.client.temporary import TemporaryDestinations
 from bascule.threads.background import in_background
 
 
@@ -78,11 +76,10 @@ class AsyncPooledContext(AsyncManagedContext):
 class AsyncTransactionContext(AsyncBranchContext):
     """The asyncio version of TransactionContext."""
 
-    def __init__(self, branch: AsyncBranchContext, temporary: TemporaryDestinations, elsewhere: Elsewhere) -> None:
-        """``branch`` is the enlisted branch of the transaction; ``temporary`` ends with the transaction."""
-        super().__init__(branch._workplace, branch._runner)
+    def __init__(self, branch: AsyncBranchContext, elsewhere: Elsewhere) -> None:
+        """``branch`` is the enlisted branch of the transaction."""
+        super().__init__(branch._workplace, branch._temporary, branch._runner)
         self._closed = ""
-        self._temporary = temporary
         self._elsewhere = elsewhere
 
     async def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
@@ -98,17 +95,3 @@ class AsyncTransactionContext(AsyncBranchContext):
     def _keeps(self, wanted: Subscription) -> bool:
         """See BranchContext."""
         return super()._keeps(wanted) and outlives_transaction(wanted)
-
-    async def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
-    ) -> Message:
-        self._temporary.check_reply_to(content)
-        return await super()._send(destination, content, options, timeout_s, completion)
-
-    async def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """Return a temporary queue that ends with the transaction."""
-        return self._temporary.add(await super().temporary_queue(timeout_s=timeout_s))
-
-    async def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """Return a temporary topic that ends with the transaction."""
-        return self._temporary.add(await super().temporary_topic(timeout_s=timeout_s))

@@ -9,8 +9,6 @@ with lookup("jms/orders").connect() as context:
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,12 +16,10 @@ from typing import Final
 from bascule.adapter.outbound.async_contexts import AsyncPooledContext, AsyncTransactionContext
 from bascule.adapter.outbound.contexts import PooledContext, PooledSession, TransactionContext
 from bascule.adapter.outbound.pool import LeaseInfo, Pool, PoolLimits, Taker
-from bascule.adapter.outbound.temporary import TemporaryDestinations
 from bascule.client import Acknowledge, AsyncContext, Context, IllegalState
 from bascule.client.async_branch import AsyncBranchContext
 from bascule.client.branch import BranchContext
 from bascule.client.factory import Connecting
-from bascule.client.thread import ConnectionThread
 from bascule.core.errors import InvalidInput
 from bascule.xa.aio import LoopParticipant, in_thread
 from bascule.xa.forks import abandon, register_for_forks
@@ -56,8 +52,6 @@ class JmsConnectionFactory:
         self._manager = manager
         self._name = name
         self._limits = replace(limits or PoolLimits(), validate_after_s=0.0)  # validating a session costs nothing
-        self._temporary: weakref.WeakKeyDictionary[Transaction, TemporaryDestinations] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
         self._pool = self._new_pool()
         register_for_forks(self)
 
@@ -75,8 +69,7 @@ class JmsConnectionFactory:
         branch = transaction.enlist(self._broker)
         if not isinstance(branch, BranchContext):
             raise IllegalState(f"transaction {transaction.id} uses the broker through asyncio; get its context with connect_async()")
-        temporary = self._temporary_of(transaction, branch._workplace.thread)
-        return TransactionContext(branch, temporary, partial(self._expect, transaction))
+        return TransactionContext(branch, partial(self._expect, transaction))
 
     def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
         """Return a context for asyncio, to use with ``async with`` or ``await``. See ``connect``."""
@@ -92,8 +85,7 @@ class JmsConnectionFactory:
         branch = await in_thread(lambda: transaction.enlist_as(self._broker, enlisted))
         if not isinstance(branch, AsyncBranchContext):
             raise IllegalState(f"transaction {transaction.id} uses the broker through blocking calls; get its context with connect()")
-        temporary = self._temporary_of(transaction, branch._workplace.thread)
-        return AsyncTransactionContext(branch, temporary, partial(self._expect, transaction))
+        return AsyncTransactionContext(branch, partial(self._expect, transaction))
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
         """Return the leak report: contexts outside of transactions that are in use for at least ``longer_than_s`` seconds."""
@@ -105,8 +97,8 @@ class JmsConnectionFactory:
 
     def after_fork(self) -> None:
         """See Forks."""
-        abandon(self._pool, self._lock, self._temporary)
-        self._pool, self._lock, self._temporary = self._new_pool(), threading.Lock(), weakref.WeakKeyDictionary()
+        abandon(self._pool)
+        self._pool = self._new_pool()
 
     def _new_pool(self) -> Pool[PooledSession]:
         return Pool(self._name, lambda _: PooledSession(self._broker.context()), self._limits)
@@ -126,14 +118,6 @@ class JmsConnectionFactory:
         raise IllegalState(
             f"this context belongs to transaction {transaction.id}, which is not the current transaction of this thread or task"
         )
-
-    def _temporary_of(self, transaction: Transaction, connection: ConnectionThread) -> TemporaryDestinations:
-        with self._lock:
-            if (known := self._temporary.get(transaction)) is not None:
-                return known
-            made = self._temporary[transaction] = TemporaryDestinations(connection)
-        transaction.after_completion(lambda _: made.delete())
-        return made
 
 
 async def _lent(pool: Pool[PooledSession]) -> tuple[int, PooledSession]:

@@ -8,13 +8,11 @@ from contextlib import suppress
 from typing import Final
 
 from bascule.adapter.outbound.pool import Pool
-from bascule.adapter.outbound.temporary import TemporaryDestinations
-from bascule.client import Context, Destination, Message, Queue, TemporaryQueue, TemporaryTopic
+from bascule.client import Context, Queue, TemporaryQueue, TemporaryTopic
 from bascule.client.branch import BranchContext
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext
-from bascule.client.message import Body, SendOptions
-from bascule.client.sends import SendCompletion
+from bascule.client.temporary import TemporaryDestinations
 from bascule.core.errors import BasculeError
 
 CLOSED: Final = "the context is closed"
@@ -93,12 +91,11 @@ class PooledContext(ManagedContext):
 class TransactionContext(BranchContext):
     """A context in a transaction. All contexts of a transaction share its branch."""
 
-    def __init__(self, branch: BranchContext, temporary: TemporaryDestinations, elsewhere: Elsewhere) -> None:
-        """``branch`` is the enlisted branch of the transaction; ``temporary`` ends with the transaction."""
-        super().__init__(branch._workplace)
+    def __init__(self, branch: BranchContext, elsewhere: Elsewhere) -> None:
+        """``branch`` is the enlisted branch of the transaction."""
+        super().__init__(branch._workplace, branch._temporary)
         self._branch = branch
         self._in_use = branch._in_use  # one thread at a time works in the branch, through any of its contexts
-        self._temporary = temporary
         self._elsewhere = elsewhere
 
     def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
@@ -113,20 +110,6 @@ class TransactionContext(BranchContext):
     def _keeps(self, wanted: Subscription) -> bool:
         """See BranchContext."""
         return super()._keeps(wanted) and outlives_transaction(wanted)
-
-    def _send(
-        self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
-    ) -> Message:
-        self._temporary.check_reply_to(content)
-        return super()._send(destination, content, options, timeout_s, completion)
-
-    def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
-        """Return a temporary queue that ends with the transaction."""
-        return self._temporary.add(super().temporary_queue(timeout_s=timeout_s))
-
-    def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
-        """Return a temporary topic that ends with the transaction."""
-        return self._temporary.add(super().temporary_topic(timeout_s=timeout_s))
 
 
 def outlives_transaction(wanted: Subscription) -> bool:
