@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from bench import xa_java
 from bench.artemis import PASSWORD, USER, Artemis
 from bench.bascule_up import BasculeUp
 from bench.run import flush_ms, machine, write_results
+from bench.xa_cpu import processor_ms
 from bench.xa_load import TOPIC, Load, seed
 from bench.xa_modes import APART, CONTENDERS, JAVA, MODES, PEER, PYTHON, Clients, Mode, runs
 from bench.xa_report import Run, figures, table
@@ -58,9 +60,31 @@ class Services:
         """For PostgreSQL's JDBC driver."""
         return f"jdbc:postgresql://127.0.0.1:{self.postgres.port}/postgres?user=postgres"
 
+    def brokers(self, contender: str) -> Collection[int]:
+        """The processes of the broker that a contender uses; Bascule's messages are in Kafka."""
+        if contender == PEER and self.artemis is not None:
+            return [self.artemis.pid]
+        return self.bascule.processes.values()
+
+    @property
+    def postmaster(self) -> int:
+        """PostgreSQL's first process, which may be the child of a program that changes the user."""
+        return int((self.postgres.data_dir / "postmaster.pid").read_text().split()[0])
+
 
 def measure(services: Services, contender: str, mode: Mode, clients: Clients, options: argparse.Namespace) -> Run:
-    """One run, with a separate queue and decision log."""
+    """One run, and what the servers have done for each of its transactions."""
+    servers = {"cpu_broker_ms": services.brokers(contender), "cpu_postgres_ms": [services.postmaster]}
+    before = {part: processor_ms(pids) for part, pids in servers.items()}
+    found = transactions(services, contender, mode, clients, options)
+    if found["failures"]:
+        return found
+    shares = {part: (processor_ms(pids) - before[part]) / found["transactions"] for part, pids in servers.items()}
+    return {**found, "cpu_client_ms": found["cpu_ms"] / found["transactions"], **shares}
+
+
+def transactions(services: Services, contender: str, mode: Mode, clients: Clients, options: argparse.Namespace) -> Run:
+    """Run the transactions, with a separate queue and decision log."""
     name = f"bench.{mode.name}.{time.monotonic_ns()}"
     seeds = SEEDS * clients.processes * clients.threads if mode.receives else 0
     if contender in (PYTHON, APART):
@@ -82,7 +106,6 @@ def by_python(services: Services, contender: str, mode: Mode, clients: Clients, 
         services.bascule.url, name, str(services.directory / f"{name}.xalog"),
     )  # fmt: skip
     command = [sys.executable, "-m", "bench.xa_load", json.dumps(dataclasses.asdict(load))]
-    taken_ms: list[float] = []
     with ExitStack() as stack:
         processes = [
             stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
@@ -104,9 +127,9 @@ def by_python(services: Services, contender: str, mode: Mode, clients: Clients, 
         failures = sum(said != "ready\n" or each.returncode != 0 for said, each in zip(ready, processes, strict=True))
         if failures:
             return {"failures": failures}
-        for answer in answers:
-            taken_ms += json.loads(answer)
-    return figures(taken_ms, options.seconds)
+    done = [json.loads(each) for each in answers]
+    found = figures([taken_ms for each in done for taken_ms in each["taken_ms"]], options.seconds)
+    return {**found, **{part: sum(each[part] for each in done) for part in ("transactions", "cpu_ms")}}
 
 
 def versions(postgres: EmbeddedPostgres) -> dict[str, str]:
@@ -182,6 +205,7 @@ def write(
     named = [{"mode": mode, "who": who, "clients": each.title, "runs": found} for (mode, who, each), found in results.items()]
     lines = [
         f"median (least to greatest) of {options.rounds} rounds of {options.seconds:g} s; ratio: how many times better than {PEER}",
+        "processor ms: of one transaction, on all cores together; broker: with Kafka where the broker is Bascule",
         f"versions: {', '.join(f'{name} {version}' for name, version in about['versions'].items())}",
         f"machine: {about['machine']['cores']} cores, {about['machine']['cpu']}; load average at the end "
         f"{about['machine']['load_average'][0]:.1f}; fdatasync of a write of 512 bytes {about['flush_ms']:.2f} ms",

@@ -3,11 +3,13 @@
     python -m bench.xa_load '{"mode": "jms-postgres-send", ...}'
 
 It writes "ready" when each thread has run one transaction, reads from its standard input when to count (seconds of the monotonic clock,
-which all processes share), and writes what each counted transaction took, in milliseconds.
+which all processes share), and writes what each counted transaction took, in milliseconds, with the number of all transactions since it
+was ready, and the processor time of the process for them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import threading
@@ -35,6 +37,15 @@ RECEIVE_S = 30.0
 IDLE_MAX = 64
 #: One thread's transaction, again and again.
 Work = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What the threads of a process have done: ``taken_ms`` of the counted transactions, the rest of all since it was ready."""
+
+    taken_ms: list[float]
+    transactions: int
+    cpu_ms: float
 
 
 @dataclass(frozen=True)
@@ -140,40 +151,44 @@ def seed(url: str, queue: str, count: int, size: int) -> None:
         context.commit()
 
 
-def run(load: Load, ready: Callable[[], float]) -> list[float]:
+def run(load: Load, ready: Callable[[], float]) -> Done:
     """Run all threads. ``ready`` is called when each has run one transaction, and returns when to count from.
 
-    Return the milliseconds of each transaction that began in the measured time. Raises the first failure of a thread.
+    The counted transactions are those that began in the measured time. Raises the first failure of a thread.
     """
     taken: list[list[float]] = [[] for _ in range(load.threads)]
     failures: list[BaseException] = []
     begun_s: list[float] = []
-    barrier = threading.Barrier(load.threads, action=lambda: begun_s.append(ready()))
+    cpu_s: list[float] = []
+    barrier = threading.Barrier(load.threads, action=lambda: (begun_s.append(ready()), cpu_s.append(time.process_time())))
 
-    def repeat(work: Work, taken_ms: list[float]) -> None:
+    def repeat(work: Work, all_ms: list[float], taken_ms: list[float]) -> None:
         try:
             work()
             barrier.wait()
             (from_s,) = begun_s
             while (start_s := time.monotonic()) < from_s + load.seconds:
                 work()
+                all_ms.append(1000 * (time.monotonic() - start_s))
                 if start_s >= from_s:
-                    taken_ms.append(1000 * (time.monotonic() - start_s))
+                    taken_ms.append(all_ms[-1])
         except threading.BrokenBarrierError:
             return  # another thread has failed
         except BaseException as error:
             failures.append(error)
             barrier.abort()
 
+    every: list[list[float]] = [[] for _ in taken]
     with (transactional if load.atomic else apart)(load) as make:
-        threads = [threading.Thread(target=repeat, args=(make(), each)) for each in taken]
+        threads = [threading.Thread(target=repeat, args=(make(), *each)) for each in zip(every, taken, strict=True)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
+        ended_s = time.process_time()
     if failures:
         raise failures[0]
-    return [each for one in taken for each in one]
+    return Done([each for one in taken for each in one], sum(map(len, every)), 1000 * (ended_s - cpu_s[0]))
 
 
 def _ready() -> float:
@@ -184,7 +199,7 @@ def _ready() -> float:
 def main(argument: str) -> None:
     """Run what the argument says, as JSON with the fields of ``Load``."""
     options: Mapping[str, Any] = json.loads(argument)
-    print(json.dumps(run(Load(**options), _ready)), flush=True)
+    print(json.dumps(dataclasses.asdict(run(Load(**options), _ready))), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from bench.xa_modes import JAVA, MODES, PEER, PYTHON, Clients
 Run = Mapping[str, float]
 #: The runs of each contender, by mode and clients: one a round.
 Results = Mapping[tuple[str, str, Clients], Sequence[Run]]
-HEAD: Final = ("transaction", "clients", "who", "transactions/s", "p50 ms", "p99 ms", "ratio transactions/s", "ratio p50", "failures")
+#: Columns of the table: what a run comes to, with the number of digits.
+FIGURES: Final = {
+    "transactions/s": ("per_s", 0), "p50 ms": ("p50_ms", 1), "p99 ms": ("p99_ms", 1), "processor ms: client": ("cpu_client_ms", 1),
+    "broker": ("cpu_broker_ms", 1), "PostgreSQL": ("cpu_postgres_ms", 1),
+}  # fmt: skip
+HEAD: Final = ("transaction", "clients", "who", *FIGURES, "ratio transactions/s", "ratio p50", "failures")
 
 
 def figures(taken_ms: Sequence[float], seconds: float) -> dict[str, float]:
@@ -57,7 +62,7 @@ def table(results: Results) -> str:
     for (mode, contender, clients), runs in results.items():
         whole = [run for run in runs if not run["failures"]]
         row = [next(each.title for each in MODES if each.name == mode), clients.title, contender]
-        row += [spread([run[key] for run in whole], digits) for key, digits in (("per_s", 0), ("p50_ms", 1), ("p99_ms", 1))]
+        row += [spread([run[key] for run in whole], digits) for key, digits in FIGURES.values()]
         theirs = results.get((peer_of(mode), PEER, peer_clients(clients)), ()) if contender in (PYTHON, JAVA) else ()
         for key, more in (("per_s", True), ("p50_ms", False)):
             found = ratios(runs, theirs, key, more_is_better=more)

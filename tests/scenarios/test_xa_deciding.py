@@ -19,7 +19,7 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa.decision_table import TABLE
-from bascule.xa.log import Outcome
+from bascule.xa.log import Decision, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from tests.support.system import wait_for
@@ -136,27 +136,47 @@ def test_recovery_after_application_kill_follows_the_decision_in_the_database(
     assert durable.committed == (["message"] if committed else [])
 
 
-def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(make: Make, plain: EmbeddedPostgres) -> None:
+def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(make: Make, plain: EmbeddedPostgres, slow_commit: str) -> None:
     database, other, log = make(), make(), ModelLog()
     durable = DurableBranches()
     broker = ModelResource("broker", durable)
-    manager = TransactionManager("shop", log, [broker, database])
-    manager.open()
-    write = database._write
-    recovered: list[Any] = []
+    decisions: list[Decision] = []
+    decide = database.commit_deciding
+    database.commit_deciding = lambda xid, decision: (decisions.append(decision), decide(xid, decision))
+    with psycopg.connect(plain.conninfo) as holder, TransactionManager("shop", log, [broker, database]) as manager:
+        holder.execute(slow_commit)
 
-    def recover_meanwhile(raw: Any, decision: Any) -> None:
-        write(raw, decision)
-        # The row is written and not committed: a recoverer that asks for ROLLBACK waits for it.
-        recovered.append(in_background(lambda: other.decide(replace(decision, outcome=Outcome.ROLLBACK)), "test-recoverer"))
-        wait_for(lambda: select(plain, "SELECT count(*)::text FROM pg_locks WHERE NOT granted") != ["0"], "the recoverer waits")
-        assert not recovered[0].done()
+        def recover_meanwhile() -> Decision:
+            wait_for(lambda: waiting(plain) == ["1"], "the commit waits")
+            # The row is written and not committed: a recoverer that asks for ROLLBACK waits for it.
+            recovered = in_background(lambda: other.decide(replace(decisions[0], outcome=Outcome.ROLLBACK)), "test-recoverer")
+            wait_for(lambda: waiting(plain) == ["2"], "the recoverer waits")
+            assert not recovered.done()
+            holder.rollback()
+            return recovered.result(WAIT_S)
 
-    database._write = recover_meanwhile
-    pay(manager, database, broker, "one")
-    assert recovered[0].result(WAIT_S).outcome is Outcome.COMMIT
-    manager.close()
+        stands = in_background(recover_meanwhile, "test-order")
+        pay(manager, database, broker, "one")
+        assert stands.result(WAIT_S).outcome is Outcome.COMMIT
     assert durable.committed == ["message"]
+
+
+def waiting(plain: EmbeddedPostgres) -> list[str]:
+    """How many sessions wait for a lock."""
+    return select(plain, "SELECT count(*)::text FROM pg_locks WHERE NOT granted")
+
+
+@pytest.fixture
+def slow_commit(plain: EmbeddedPostgres) -> Iterator[str]:
+    """Makes commits of payments wait for a lock. The statement takes the lock until the end of its transaction."""
+    lock = "pg_advisory_xact_lock(1)"
+    with psycopg.connect(plain.conninfo, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM {lock}; RETURN NULL; END';"
+            "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON payments INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()"
+        )
+        yield f"SELECT {lock}"
+        connection.execute("DROP FUNCTION wait() CASCADE")
 
 
 def test_error_for_disabled_prepared_transactions_names_the_server_setting(plain: EmbeddedPostgres) -> None:

@@ -3,6 +3,7 @@ package bascule.load;
 import com.arjuna.ats.arjuna.common.CoreEnvironmentBean;
 import com.arjuna.ats.arjuna.common.ObjectStoreEnvironmentBean;
 import com.arjuna.common.internal.util.propertyservice.BeanPopulator;
+import com.sun.management.OperatingSystemMXBean;
 import jakarta.jms.Connection;
 import jakarta.jms.JMSException;
 import jakarta.jms.MessageProducer;
@@ -10,6 +11,7 @@ import jakarta.jms.Session;
 import jakarta.jms.XAConnection;
 import jakarta.transaction.TransactionManager;
 import java.io.PrintStream;
+import java.lang.management.ManagementFactory;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -24,7 +26,8 @@ import java.util.concurrent.TimeUnit;
  *     --queue NAME --seeds 0 --size 200 --threads 1 --warmup-s 2 --seconds 5</pre>
  *
  * A transaction receives a message of the queue (with --receive), inserts a row, and sends a message to the queue. The queue begins with
- * --seeds messages. One JSON line at the end: transactions per second, and the latency of one.
+ * --seeds messages. One JSON line at the end: transactions per second, and the latency of one; of all transactions, also of those before
+ * --warmup-s, the number and the processor time of this process.
  */
 public final class TransactionLoad {
     private static final String NODE = "load";
@@ -45,12 +48,13 @@ public final class TransactionLoad {
         seed(options); // now that each has its consumer: a client may prefetch all that there is
         workers.forEach(Worker::start);
         ready.await();
+        long cpuNanos = cpuNanos();
         long from = System.nanoTime() + options.nanos("warmup-s");
         workers.forEach(each -> each.endAt(from + options.nanos("seconds")));
         for (Worker each : workers) {
             each.join();
         }
-        report(workers, from, options.nanos("seconds"));
+        report(workers, from, options.nanos("seconds"), cpuNanos() - cpuNanos);
         // Open connections are dropped: closing them is not what is measured. Narayana has threads that are no daemons.
         System.exit(workers.stream().anyMatch(each -> each.failure() != null) ? 1 : 0);
     }
@@ -80,13 +84,19 @@ public final class TransactionLoad {
         }
     }
 
-    private static void report(List<Worker> workers, long from, long spanNanos) {
+    private static long cpuNanos() {
+        return ((OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean()).getProcessCpuTime();
+    }
+
+    private static void report(List<Worker> workers, long from, long spanNanos, long cpuNanos) {
         List<Long> taken = new ArrayList<>();
         workers.forEach(each -> each.collect(from, taken));
         Collections.sort(taken);
         long failures = workers.stream().filter(each -> each.failure() != null).count();
-        OUTPUT.printf(Locale.ROOT, "{\"failures\":%d,\"per_s\":%.2f,\"p50_ms\":%.3f,\"p99_ms\":%.3f}%n",
-            failures, taken.size() / (spanNanos / 1e9), quantileMs(taken, 0.5), quantileMs(taken, 0.99));
+        int all = workers.stream().mapToInt(Worker::transactions).sum();
+        OUTPUT.printf(Locale.ROOT, "{\"failures\":%d,\"per_s\":%.2f,\"p50_ms\":%.3f,\"p99_ms\":%.3f,\"transactions\":%d,\"cpu_ms\":%.1f}%n",
+            failures, taken.size() / (spanNanos / 1e9), quantileMs(taken, 0.5), quantileMs(taken, 0.99), all,
+            cpuNanos / (double) TimeUnit.MILLISECONDS.toNanos(1));
     }
 
     private static double quantileMs(List<Long> sorted, double share) {

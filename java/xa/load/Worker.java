@@ -64,6 +64,11 @@ final class Worker extends Thread {
         return failure;
     }
 
+    /** Returns the number of transactions so far, without the first one. */
+    int transactions() {
+        return takenNanos.size();
+    }
+
     /** Adds the nanoseconds of each transaction that began at or after a moment. */
     void collect(long fromNanos, List<Long> into) {
         for (int i = 0; i < takenNanos.size(); i++) {

@@ -84,7 +84,8 @@ class BranchSession:
         control = self.control
         behind = self.context._session.declare_ahead if begins_next else None
         try:
-            return control._run(control._session.request(MANAGEMENT, request, SendOptions(), control._until(None), behind))
+            operation = control._session.request(MANAGEMENT, request, SendOptions(), control._until(None), behind, settled=True)
+            return control._run(operation)
         except Refused as error:
             try:
                 self.check()

@@ -195,23 +195,27 @@ def _refusal(state: Any) -> BasculeError | None:
 
 
 class SenderState(ClientLink):
-    """The link for all messages to one destination. After a reconnect, unanswered messages are sent again in order."""
+    """The link for all messages to one destination. After a reconnect, unanswered messages are sent again in order.
 
-    def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
+    ``settled``: the broker answers no message, and messages are not sent again.
+    """
+
+    def __init__(self, session: SessionLinks, destination: Destination, name: str, *, settled: bool = False) -> None:
         super().__init__(session, name)
         self.destination = destination
-        self.key = (destination.kind, destination.name)
+        self.settled = settled
+        self.key = (destination.kind, destination.name, settled)
         self.queue: deque[PendingSend] = deque()
         self.sent: dict[PendingSend, None] = {}
         self.waiting = 0  # tasks with a message that wait for the attach
 
     def _make(self) -> Link:
-        kind, address = self.key
+        kind, address, settled = self.key
         return self.session.engine.attach_sender(
             self.name,
             Source(address=self.name, outcomes=OUTCOMES),
             Target(address=address, capabilities=(Symbol(kind),)),
-            snd_settle_mode=SenderSettleMode.UNSETTLED,
+            snd_settle_mode=SenderSettleMode.SETTLED if settled else SenderSettleMode.UNSETTLED,
         )
 
     @property
@@ -254,6 +258,10 @@ class SenderState(ClientLink):
             sending = self.queue.popleft()
             if largest and len(sending.data) > largest:
                 sending.finish(MessageRefused(f"message of {len(sending.data)} bytes is too large; the broker accepts {largest}"))
+                continue
+            if self.settled:
+                link.send(sending.data, settled=True)
+                sending.finish(None)
                 continue
             self.sent[sending] = None
             transaction = sending.transaction
@@ -334,6 +342,8 @@ class Subscription(NamedTuple):
     durable: bool = False
     shared: bool = False
     browse: bool = False
+    #: The broker sends each message once, and does not wait for an acknowledgement.
+    settled: bool = False
 
 
 class ConsumerState(ClientLink):
@@ -352,7 +362,7 @@ class ConsumerState(ClientLink):
         self.lazy: list[ReceivedDelivery] = []  # DUPS_OK: seen, and not yet acknowledged
 
     def _make(self) -> Link:
-        destination, selector, no_local, durable, shared, browse = self.subscription
+        destination, selector, no_local, durable, shared, browse, settled = self.subscription
         filters: dict[Symbol, Described] = {}
         if selector:
             filters[Symbol("jms-selector")] = Described(_SELECTOR, selector)
@@ -374,7 +384,7 @@ class ConsumerState(ClientLink):
             outcomes=OUTCOMES,
             capabilities=tuple(capabilities),
         )
-        mode = SenderSettleMode.SETTLED if browse else SenderSettleMode.UNSETTLED
+        mode = SenderSettleMode.SETTLED if browse or settled else SenderSettleMode.UNSETTLED
         return self.session.engine.attach_receiver(self.name, source, Target(address=self.name), snd_settle_mode=mode)
 
     @property

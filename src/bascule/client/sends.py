@@ -36,6 +36,8 @@ class SendCompletion(NamedTuple):
     refusals: list[BasculeError] | None = None
     #: Called when the message is in flight: whatever it sends on a session of the connection follows the message.
     behind: Callable[[], None] | None = None
+    #: Whether the broker does not answer the message. If it refuses the message, it detaches the link.
+    settled: bool = False
 
 
 AT_ITS_END: Final = SendCompletion()
@@ -58,6 +60,15 @@ class Sends(Transactions):
         completion: SendCompletion = AT_ITS_END,
     ) -> Operation[Message]:
         """Send a message. Raises as Producer.send does."""
+        sending = yield from self.begin_send(destination, content, options, until_s, completion)
+        if completion.wait and sending.transaction is None:
+            yield from self._await_answer(sending, until_s)
+        return sending.message
+
+    def begin_send(
+        self, destination: Destination, content: Message | Body, options: SendOptions, until_s: float, completion: SendCompletion
+    ) -> Operation[PendingSend]:
+        """Queue a message, without waiting for the answer. Raises as Producer.send does."""
         self.check()
         message = Message.of(content)
         transaction = yield from self.transaction_to_send_in(until_s)
@@ -67,9 +78,7 @@ class Sends(Transactions):
             raise MessageRefused("the broker does not support delivery delay; send with delivery_delay_s = 0")
         with nullcontext() if transaction is None else transaction.send():
             sending = yield from self._put(message, destination, transaction, until_s, completion)
-        if completion.wait and transaction is None:
-            yield from self._await_answer(sending, until_s)
-        return message
+        return sending
 
     def _put(
         self,
@@ -84,7 +93,7 @@ class Sends(Transactions):
         if transaction is not None:
             yield from self._declare(transaction, until_s)
         yield from self.core.until(lambda: self.unanswered < SEND_WINDOW, "send", until_s)
-        sender = yield from self._sender(destination, until_s)
+        sender = yield from self._sender(destination, until_s, settled=completion.settled)
         if sender.error is not None:
             raise type(sender.error)(*sender.error.args)
         if transaction is not None:
@@ -110,13 +119,13 @@ class Sends(Transactions):
         if sending.error is not None:
             raise type(sending.error)(*sending.error.args)
 
-    def _sender(self, destination: Destination, until_s: float) -> Operation[SenderState]:
-        key = (destination.kind, destination.name)
+    def _sender(self, destination: Destination, until_s: float, *, settled: bool) -> Operation[SenderState]:
+        key = (destination.kind, destination.name, settled)
         if key not in self.senders:
             yield from self._evict(until_s)
         self.check()  # the context may have been closed during the wait
         known = self.senders.pop(key, None)
-        sender = known or SenderState(self, destination, self.core.link_name("sender"))
+        sender = known or SenderState(self, destination, self.core.link_name("sender"), settled=settled)
         self.senders[key] = sender  # the dict is in order of last use
         if known is None and self.core.opened:
             sender.attach()

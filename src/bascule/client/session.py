@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bascule.amqp.performatives import ACCEPTED, Rejected
 from bascule.client.destination import Destination, TemporaryQueue
 from bascule.client.errors import ConnectionLost, IllegalState, TimedOut, TransactionRolledBack
-from bascule.client.links import FAILED, UNDELIVERABLE, ConsumerState, ReceivedDelivery, Subscription
+from bascule.client.links import FAILED, UNDELIVERABLE, ConsumerState, PendingSend, ReceivedDelivery, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.sends import SendCompletion, Sends, now_ms
@@ -70,24 +70,36 @@ class ClientSession(Sends):
         options: SendOptions,
         until_s: float,
         behind: Callable[[], None] | None = None,
+        *,
+        settled: bool = False,
     ) -> Operation[Message]:
         """Send a message with a temporary queue for the reply, and return the reply. Raises TimedOut, ConnectionLost.
 
-        See SendCompletion for ``behind``.
+        See SendCompletion for ``behind``. ``settled``: the reply is the only answer to the message, and the broker does not wait for its
+        acknowledgement. All requests of a session have the same ``settled``.
         """
         if self.transaction is not None:
             raise IllegalState("request() is not possible in a transaction: the broker delivers the request only after the commit")
-        answers = yield from self._answers(until_s)
+        answers = yield from self._answers(until_s, settled=settled)
         generation = self.core.generation
         asked = PendingRequest(Message.of(content))
         asked.message.reply_to = answers.subscription.destination
         self.asked.append(asked)
+        sending: PendingSend | None = None
+
+        def refused() -> BasculeError | None:
+            return None if sending is None else sending.error or sending.sender.error
 
         def over() -> bool:
-            return asked.answer is not None or answers.available or self._ended(answers) or self.core.generation != generation
+            ended = self._ended(answers) or refused() is not None
+            return asked.answer is not None or answers.available or ended or self.core.generation != generation
 
         try:
-            yield from self.send(destination, asked.message, options, until_s, SendCompletion(behind=behind))
+            if settled:
+                completion = SendCompletion(behind=behind, settled=True)
+                sending = yield from self.begin_send(destination, asked.message, options, until_s, completion)
+            else:
+                yield from self.send(destination, asked.message, options, until_s, SendCompletion(behind=behind))
             while asked.answer is None:
                 came = yield Wait(over, until_s)
                 self._hand_out(answers)
@@ -96,13 +108,17 @@ class ClientSession(Sends):
                 if self.core.generation != generation:
                     raise ConnectionLost("connection and temporary queue lost before the reply arrived; send the request again")
                 self._check_consumer(answers)
+                if (error := refused()) is not None:
+                    raise type(error)(*error.args)
                 if not came:
                     raise TimedOut(f"no reply to {asked.message.message_id} from {destination.name} before the timeout")
             return asked.answer
         finally:
             self.asked.remove(asked)
+            if sending is not None:
+                sending.sender.withdraw(sending)
 
-    def _answers(self, until_s: float) -> Operation[ConsumerState]:
+    def _answers(self, until_s: float, *, settled: bool) -> Operation[ConsumerState]:
         """Return the consumer of the replies to all requests. It always prefetches, because no other consumer wants these messages."""
         yield from self.core.until(lambda: not self.preparing, "request", until_s)  # while another task creates it
         if self.answers is None or self.answers.error is not None:
@@ -110,7 +126,9 @@ class ClientSession(Sends):
             try:
                 queue = TemporaryQueue("temporary")
                 yield from self.temporary(queue, until_s)
-                self.answers = yield from self.consumer(Subscription(queue), None, self.core.settings.prefetch or 1, until_s)
+                self.answers = yield from self.consumer(
+                    Subscription(queue, settled=settled), None, self.core.settings.prefetch or 1, until_s
+                )
             finally:
                 self.preparing = False
         return self.answers
@@ -122,7 +140,8 @@ class ClientSession(Sends):
             with suppress(MalformedMessage):  # rejected; the broker moves it to the dead letters
                 answer = self._read(arrived)
                 if answer is not None:
-                    arrived.link.settle(arrived.delivery_id, ACCEPTED)
+                    if not arrived.settled:
+                        arrived.link.settle(arrived.delivery_id, ACCEPTED)
                     asked = self._asker(answer.correlation_id)
                     if asked is not None:
                         asked.answer = answer

@@ -53,7 +53,7 @@ class SessionLinks:
         self.block: object = None  # the block whose transaction is open
         self.unanswered = 0
         self.error: BasculeError | None = None
-        self.senders: dict[tuple[str, str], SenderState] = {}
+        self.senders: dict[tuple[str, str, bool], SenderState] = {}
         self.consumers: list[ConsumerState] = []
         self.others: list[ClientLink] = []  # temporary destinations, and subscriptions being deleted
         self.coordinator: CoordinatorState | None = None

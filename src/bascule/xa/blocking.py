@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 from bascule.core.effects import run_blocking
 from bascule.threads.background import in_background
@@ -99,6 +100,20 @@ def _ended(step: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
         return error
 
 
+@functools.cache
+def _has(kind: type, *names: str) -> bool:
+    """Return whether a class has all attributes. ``isinstance`` with a protocol looks at each of them again in every call."""
+    return all(hasattr(kind, name) for name in names)
+
+
+def _decides(resource: object) -> TypeGuard[Decides]:
+    return _has(type(resource), "decides", "commit_deciding", "decide", "decisions", "forget_decisions")
+
+
+def _tells_outcome(resource: object) -> TypeGuard[TellsOutcome]:
+    return _has(type(resource), "token", "outcome")
+
+
 class BlockingParticipant:
     """A resource. ``within`` makes each call; it gets the name of the resource and the call."""
 
@@ -112,12 +127,12 @@ class BlockingParticipant:
     def decider(self) -> BlockingDecider | None:
         """See Participant."""
         resource = self._resource
-        return BlockingDecider(self.name, resource, self._within) if isinstance(resource, Decides) else None
+        return BlockingDecider(self.name, resource, self._within) if _decides(resource) else None
 
     @property
     def decides(self) -> bool:
         """See Participant."""
-        return isinstance(self._resource, Decides) and bool(self._resource.decides)
+        return _decides(self._resource) and bool(self._resource.decides)
 
     async def start(self, xid: Xid, *, timeout_s: float) -> Any:
         """See Participant."""
@@ -154,12 +169,12 @@ class BlockingParticipant:
 
     async def token(self, xid: Xid) -> str:
         """See Participant. No IO: the resource has the token from the prepare."""
-        return self._resource.token(xid) if isinstance(self._resource, TellsOutcome) else ""
+        return self._resource.token(xid) if _tells_outcome(self._resource) else ""
 
     async def outcome(self, xid: Xid, token: str) -> Outcome | None:
         """See Participant."""
         resource = self._resource
-        if not isinstance(resource, TellsOutcome):
+        if not _tells_outcome(resource):
             return None
         found: Outcome | None = self._within(self.name, lambda: resource.outcome(xid, token))
         return found

@@ -281,6 +281,9 @@ class DatabaseResource(Generic[HandleT]):
         """Return the vote before a prepare. Raises BranchRolledBack if the branch has failed already."""
         return Vote.YES
 
+    def refuse_failed(self, raw: Any, xid: Xid) -> None:
+        """Raise BranchRolledBack if the branch has failed already and the driver knows. No IO."""
+
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the branches that the database has prepared."""
         found = [Xid(each[0], _octets(each[1]), _octets(each[2])) for each in raw.tpc_recover() if each[0] is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -37,6 +38,9 @@ class DecidingViolation(enum.StrEnum):
 class DecidingDatabase(DatabaseResource[HandleT]):
     """The implementation of ``Decides`` with a table of decisions."""
 
+    #: Whether ``write_row`` also commits, in the same round trip.
+    commits_with_row = False
+
     def __init__(self, name: str, *, table: DecisionTable, **rest: Any) -> None:
         super().__init__(name, **rest)
         self._table = table
@@ -49,12 +53,13 @@ class DecidingDatabase(DatabaseResource[HandleT]):
     def commit_deciding(self, xid: Xid, decision: Decision) -> None:
         """See Decides."""
         self._branches.check(xid, Call.COMMIT_ONE_PHASE)
-        asked = False
+        asked = self.commits_with_row
         try:
             with self._working(xid) as work:
-                self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
+                self.refuse_failed(work.raw, xid)  # the database would roll back a failed branch without an error
                 if DecidingViolation.ROW_BESIDE_WORK not in self._violations:
-                    self._write(work.raw, decision)
+                    with unprepared_commit() if asked else nullcontext():
+                        self._write(work.raw, decision)
                 asked = True
                 with unprepared_commit():
                     work.commit()
@@ -120,11 +125,19 @@ class DecidingDatabase(DatabaseResource[HandleT]):
             except XaError as error:
                 _log.warning("could not delete decisions, will retry", resource=self.name, error=error)
 
+    def write_row(self, raw: Any, decision: Decision) -> None:
+        """Write the row of a decision in the transaction of the branch. With ``commits_with_row``, also commit."""
+        self._table.insert(raw, decision)
+
+    def is_decided(self, error: Exception) -> bool:
+        """Return True if ``write_row`` has failed because there is a row for the transaction."""
+        return in_words_of_xa(error).xa_code is Code.XA_RBINTEGRITY
+
     def _write(self, raw: Any, decision: Decision) -> None:
         try:
-            self._table.insert(raw, decision)
+            self.write_row(raw, decision)
         except Exception as error:
-            if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
+            if not self.is_decided(error):
                 raise
             text = "recovery rolled back the transaction before the commit"
             raise BranchRolledBack(text, Code.XA_RBTRANSIENT) from error

@@ -55,8 +55,7 @@ class DecisionTable:
     def insert(self, raw: Any, decision: Decision) -> None:
         """Add a row. The driver raises its IntegrityError if there is one for the transaction."""
         mark = self._placeholder
-        row = (decision.gtrid.decode(), encode(decision).decode())
-        self._cursor(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({mark}, {mark})", row)
+        self._cursor(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({mark}, {mark})", row_of(decision))
 
     def find(self, raw: Any, gtrid: bytes) -> Decision | None:
         """Return the decision of a transaction, or None. Raises LogDamaged."""
@@ -78,6 +77,11 @@ class DecisionTable:
         cursor = self._cursor(raw)
         cursor.execute(f"SELECT decision FROM {TABLE} WHERE gtrid {condition}", (value,))
         return [_decision(text) for (text,) in cursor.fetchall()]
+
+
+def row_of(decision: Decision) -> tuple[str, str]:
+    """Return the values of the row of a decision, in the order of the columns."""
+    return decision.gtrid.decode(), encode(decision).decode()
 
 
 def _decision(text: str) -> Decision:

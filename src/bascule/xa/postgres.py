@@ -15,13 +15,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.sql import quote
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT, translated
 from bascule.xa.deciding_database import DecidingDatabase
-from bascule.xa.decision_table import CREATE, TABLE, DecisionTable
+from bascule.xa.decision_table import CREATE, TABLE, DecisionTable, row_of
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
-from bascule.xa.log import Outcome
+from bascule.xa.log import Decision, Outcome
 from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
@@ -45,6 +46,8 @@ class PostgresRules(DecidingDatabase[HandleT]):
     that was told before.
     """
 
+    commits_with_row = True
+
     def __init__(self, name: str, *, prepared: bool | None = None, **rest: Any) -> None:
         """Set whether branches are prepared; None means if the server has ``max_prepared_transactions`` above 0.
 
@@ -63,10 +66,14 @@ class PostgresRules(DecidingDatabase[HandleT]):
         if not self._prepares and not self._checked:  # the server was unavailable when the manager opened
             self.check()
 
-    def vote(self, raw: Any, xid: Xid) -> Vote:
+    def refuse_failed(self, raw: Any, xid: Xid) -> None:
         """See DatabaseResource."""
         if raw.info.transaction_status == TransactionStatus.INERROR:
             raise BranchRolledBack(f"a statement of branch {xid} failed, and PostgreSQL aborted the transaction")
+
+    def vote(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource."""
+        self.refuse_failed(raw, xid)
         number = _one(raw, "SELECT pg_current_xact_id_if_assigned()::text")
         if number is None:
             return Vote.READ_ONLY
@@ -119,6 +126,15 @@ class PostgresRules(DecidingDatabase[HandleT]):
         """See DecidingDatabase. Raises ResourceFailed for a standby."""
         self._refuse_standby(raw)
         return _one(raw, f"SELECT to_regclass('{TABLE}') IS NOT NULL") is True
+
+    def write_row(self, raw: Any, decision: Decision) -> None:
+        """See DecidingDatabase. If the first statement fails, PostgreSQL does not run the second one."""
+        values = ", ".join(quote(each, raw) for each in row_of(decision))
+        _tuples(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({values}); COMMIT".encode(raw.info.encoding))
+
+    def is_decided(self, error: Exception) -> bool:
+        """See DecidingDatabase. The commit may fail too, because of a deferred constraint of a table of the application."""
+        return isinstance(error, psycopg.errors.UniqueViolation) and error.diag.table_name == TABLE
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
         try:

@@ -12,7 +12,8 @@ FAILED = {"failures": 1}
 
 
 def run(per_s: float, p50_ms: float = 1.0, failures: int = 0) -> dict[str, float]:
-    return {"failures": failures, "per_s": per_s, "p50_ms": p50_ms, "p99_ms": 9.0}
+    cpu = {"cpu_client_ms": 3.0, "cpu_broker_ms": 4.0, "cpu_postgres_ms": 1.0}
+    return {"failures": failures, "per_s": per_s, "p50_ms": p50_ms, "p99_ms": 9.0, **cpu}
 
 
 def cells(page: str, *first: str) -> list[str]:
@@ -63,11 +64,14 @@ def test_table_compares_decision_in_database_with_two_phases_of_the_peer() -> No
         "375 (150 to 600)",
         "1.5 (1.0 to 2.0)",
         "9.0 (9.0 to 9.0)",
+        "3.0 (3.0 to 3.0)",
+        "4.0 (4.0 to 4.0)",
+        "1.0 (1.0 to 1.0)",
         "**1.75 (1.50 to 2.00)**",
         "**3.00 (2.00 to 4.00)**",
         "0",
     ]
-    assert cells(page, "insert, send: two phases", "1", PEER)[3:] == ["", "", "0"]
+    assert cells(page, "insert, send: two phases", "1", PEER)[6:] == ["", "", "0"]
 
 
 def test_table_compares_processes_with_as_many_threads_of_the_peer() -> None:
@@ -79,14 +83,14 @@ def test_table_compares_processes_with_as_many_threads_of_the_peer() -> None:
             ("jms-relay", JAVA, FOUR): [run(25, 16.0)],
         }
     )
-    assert cells(page, "receive, send: one phase", "4 processes", PYTHON)[3:] == ["**0.50**", "**0.50**", "0"]
-    assert cells(page, "receive, send: one phase", "4 threads", JAVA)[3:] == ["**0.25**", "**0.25**", "0"]
+    assert cells(page, "receive, send: one phase", "4 processes", PYTHON)[6:] == ["**0.50**", "**0.50**", "0"]
+    assert cells(page, "receive, send: one phase", "4 threads", JAVA)[6:] == ["**0.25**", "**0.25**", "0"]
     assert peer_clients(PROCESSES) == FOUR
 
 
 def test_table_counts_failures_and_omits_failed_runs() -> None:
     page = table({("all-relay", PYTHON, ONE): [FAILED, run(7), {"failures": 3}]})
-    assert cells(page, "receive, insert, produce, send: two phases", "1", PYTHON) == ["7", "1.0", "9.0", "", "", "4"]
+    assert cells(page, "receive, insert, produce, send: two phases", "1", PYTHON) == ["7", "1.0", "9.0", "3.0", "4.0", "1.0", "", "", "4"]
     assert cells(page, *HEAD) == []
 
 

@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import INTERNAL_ERROR, AmqpError
-from bascule.amqp.events import Transferred
-from bascule.amqp.performatives import Error, Rejected
-from bascule.client import ConnectionLost, Message, MessageRefused, connect
+from bascule.amqp.errors import INTERNAL_ERROR, UNAUTHORIZED_ACCESS, AmqpError
+from bascule.amqp.events import Attached, Dispositioned, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import SenderSettleMode
+from bascule.client import ConnectionLost, Message, Refused, connect
 from bascule.client.branch import BranchSession, ended
-from tests.unit.client.server import obliging, server
+from bascule.client.message import encode
+from tests.unit.client.server import obliging, server, serving
 
 
 def test_branch_request_on_connection_closed_by_broker_raises_connection_lost() -> None:
+    silent = serving(lambda _link, _request: None)
+
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
             connection.close(AmqpError(INTERNAL_ERROR, "another's frame"))
         else:
-            obliging(connection, event)
+            silent(connection, event)
 
     with (
         server(react) as url,
@@ -38,14 +42,38 @@ def test_connection_that_is_not_reconnected_has_ended() -> None:
     assert ended(context)
 
 
-def test_refused_branch_request_is_not_carried_out() -> None:
+def test_branch_request_whose_link_is_detached_is_refused_and_the_next_one_is_answered() -> None:
+    """As a broker does that refuses a settled message."""
+    answer = serving(lambda link, request: link.send(encode(Message(correlation_id=request.message_id))) and None)
+    refused: list[Transferred] = []
+
     def react(connection: Connection, event: Any) -> None:
-        if isinstance(event, Transferred):
-            event.link.settle(event.delivery_id, Rejected(Error(INTERNAL_ERROR, "no")))
+        if isinstance(event, Transferred) and not refused:
+            refused.append(event)
+            event.link.detach(AmqpError(UNAUTHORIZED_ACCESS, "no permission"))
         else:
-            obliging(connection, event)
+            answer(connection, event)
 
     with server(react) as url, connect(url) as context, closing(BranchSession(context, 0)) as workplace:
-        with pytest.raises(MessageRefused):
+        with pytest.raises(Refused, match="no permission"):
             workplace.ask(Message())
         workplace.check()
+        assert isinstance(workplace.ask(Message()), Message)
+
+
+def test_branch_request_and_its_answer_are_settled_when_they_are_sent() -> None:
+    """Each is one frame: no disposition wakes the other side."""
+    heard: list[Any] = []
+    answer = serving(lambda link, request: link.send(encode(Message(correlation_id=request.message_id)), settled=True) and None)
+
+    def react(connection: Connection, event: Any) -> None:
+        heard.append(event)
+        answer(connection, event)
+
+    with server(react) as url, connect(url) as context, closing(BranchSession(context, 0)) as workplace:
+        for _ in range(2):
+            workplace.ask(Message())
+    assert [event.settled for event in heard if isinstance(event, Transferred)] == [True, True]
+    assert not [event for event in heard if isinstance(event, Dispositioned)]
+    modes = [event.link.remote.snd_settle_mode for event in heard if isinstance(event, Attached) and isinstance(event.link, SenderLink)]
+    assert modes == [SenderSettleMode.SETTLED]

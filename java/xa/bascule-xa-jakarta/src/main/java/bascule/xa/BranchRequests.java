@@ -42,9 +42,9 @@ final class BranchRequests {
         }
     }
 
-    /** Commits a prepared branch. */
-    void commit(BranchId id) throws XAException {
-        Reply reply = asked(() -> management.ask("commit", id, 0));
+    /** Commits a prepared branch. Runs {@code meanwhile} before the answer, if the request could be sent. */
+    void commit(BranchId id, Runnable meanwhile) throws XAException {
+        Reply reply = asked(() -> management.ask("commit", id, meanwhile));
         if (reply.hasEnded(Reply.COMMITTED)) {
             return; // the answer to an earlier request was lost
         }

@@ -26,6 +26,8 @@ final class BranchResource implements XAResource {
     private BranchId branch;
     private State state;
     private String transaction;
+    /** The local transaction that has become a branch, and that the session has still to leave; null without one. */
+    private String handedOver;
     private Deadline deadline = Deadline.NONE;
     private int timeoutSeconds;
     private boolean scanning;
@@ -62,6 +64,7 @@ final class BranchResource implements XAResource {
         if (branch != null) {
             throw Failure.of(XAException.XAER_PROTO, "branch " + branch + " of this session is not prepared, committed or rolled back yet");
         }
+        leaveHandedOver();
         try {
             transaction = session.freshTransactionId();
         } catch (JMSException failure) {
@@ -102,7 +105,8 @@ final class BranchResource implements XAResource {
         checkCommittable("prepare");
         try {
             int vote = requests.prepare(id, transaction);
-            handedOver();
+            branch = null;
+            handedOver = transaction;
             return vote;
         } catch (XAException failure) {
             giveUp();
@@ -115,14 +119,16 @@ final class BranchResource implements XAResource {
         BranchId id = BranchId.of(xid);
         if (!onePhase) {
             refuseUnprepared(id, "commit");
-            requests.commit(id);
+            requests.commit(id, this::leaveHandedOver);
             return;
         }
         own(xid, "commit");
         checkCommittable("commit");
         try {
             requests.commitOnePhase(id, transaction);
-            handedOver();
+            branch = null;
+            handedOver = transaction;
+            leaveHandedOver();
         } catch (XAException failure) {
             giveUp();
             throw failure;
@@ -224,10 +230,18 @@ final class BranchResource implements XAResource {
         }
     }
 
-    /** The local transaction has become the branch, which is the broker's from now on. */
-    private void handedOver() {
-        branch = null;
-        session.handedOver(transaction);
+    /**
+     * Goes on to the next local transaction if the present one has become a branch, which is the broker's.
+     *
+     * <p>This is a round trip, which the session makes while the broker stores the commit of the branch. It must follow the answer to the
+     * prepare: if the broker had refused the prepare, the discharge would commit the work of the branch.
+     */
+    synchronized void leaveHandedOver() {
+        if (handedOver != null) {
+            String leaving = handedOver;
+            handedOver = null;
+            session.handedOver(leaving);
+        }
     }
 
     private void giveUp() {

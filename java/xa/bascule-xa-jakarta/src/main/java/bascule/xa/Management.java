@@ -1,5 +1,6 @@
 package bascule.xa;
 
+import jakarta.jms.DeliveryMode;
 import jakarta.jms.JMSException;
 import jakarta.jms.Message;
 import jakarta.jms.MessageConsumer;
@@ -8,6 +9,9 @@ import jakarta.jms.Session;
 import jakarta.jms.TemporaryQueue;
 import java.util.concurrent.TimeUnit;
 import org.apache.qpid.jms.JmsConnection;
+import org.apache.qpid.jms.JmsSession;
+import org.apache.qpid.jms.policy.JmsDefaultPrefetchPolicy;
+import org.apache.qpid.jms.policy.JmsDefaultPresettlePolicy;
 
 /** Requests to the broker's management node, on the connection of a session. */
 final class Management {
@@ -17,6 +21,9 @@ final class Management {
     private static final long ANSWER_TIMEOUT_NANOS = TimeUnit.SECONDS.toNanos(120);
     /** How soon a request notices that its connection was lost. */
     private static final long LOOK_MS = 100;
+    /** Answers that the broker may send before the client asks for them. */
+    private static final int ANSWERS_PREFETCH = 10;
+    private static final Runnable NOTHING = () -> {};
 
     private final JmsConnection connection;
     private final Interruptions interruptions;
@@ -42,7 +49,7 @@ final class Management {
 
     /** Makes a request about the local transaction of a branch; only this connection has it. */
     synchronized Reply handOver(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
-        return request(operation, branch, transaction, since);
+        return request(operation, branch, transaction, since, NOTHING);
     }
 
     /** Makes a request that may be repeated: on this connection, and if no answer comes, once more on a new one. */
@@ -50,10 +57,19 @@ final class Management {
         return askAgain(operation, branch, null, since);
     }
 
+    /** Does the same as {@link #ask}, and runs {@code meanwhile} between the request and its answer, if the request could be sent. */
+    synchronized Reply ask(String operation, BranchId branch, Runnable meanwhile) throws AnswerLost {
+        return askAgain(operation, branch, null, 0, meanwhile);
+    }
+
     /** Repeats a request whose answer was lost, which may be the one about a local transaction; see {@link #ask}. */
     synchronized Reply askAgain(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+        return askAgain(operation, branch, transaction, since, NOTHING);
+    }
+
+    private Reply askAgain(String operation, BranchId branch, String transaction, long since, Runnable meanwhile) throws AnswerLost {
         try {
-            return request(operation, branch, transaction, since);
+            return request(operation, branch, transaction, since, meanwhile);
         } catch (AnswerLost lost) {
             return askOnNewConnection(operation, branch, transaction, since);
         }
@@ -81,7 +97,7 @@ final class Management {
         Interruptions losses = new Interruptions();
         other.addConnectionListener(losses);
         try {
-            Reply reply = new Management(other, losses, connector).request(operation, branch, transaction, since);
+            Reply reply = new Management(other, losses, connector).request(operation, branch, transaction, since, NOTHING);
             position = Math.max(position, reply.position);
             return reply;
         } finally {
@@ -93,7 +109,7 @@ final class Management {
         }
     }
 
-    private Reply request(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+    private Reply request(String operation, BranchId branch, String transaction, long since, Runnable meanwhile) throws AnswerLost {
         try {
             open();
             boolean started = connection.isStarted();
@@ -101,7 +117,7 @@ final class Management {
                 connection.start(); // no answer is delivered otherwise; the application may not have started its connection yet
             }
             try {
-                Reply reply = new Reply(answer(message(operation, branch, transaction, since)));
+                Reply reply = new Reply(answer(message(operation, branch, transaction, since), meanwhile));
                 position = Math.max(position, reply.position);
                 return reply;
             } finally {
@@ -122,11 +138,31 @@ final class Management {
             return;
         }
         close();
-        session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        JmsSession opening = (JmsSession) connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        session = opening;
+        saveRoundTrips(opening);
         answers = session.createTemporaryQueue();
         consumer = session.createConsumer(answers);
         producer = session.createProducer(session.createQueue(ADDRESS));
+        producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
+        producer.setDisableMessageID(true);
+        producer.setDisableMessageTimestamp(true);
         opened = lost;
+    }
+
+    /**
+     * Sends requests and answers settled, and lets the broker send an answer at once: a request is one round trip.
+     *
+     * <p>An answer confirms its request. If the connection is lost, both are repeated. If the broker refuses a settled request, it detaches
+     * the link, which counts as an interruption.
+     */
+    private static void saveRoundTrips(JmsSession session) {
+        if (session.getPresettlePolicy() instanceof JmsDefaultPresettlePolicy) {
+            ((JmsDefaultPresettlePolicy) session.getPresettlePolicy()).setPresettleAll(true);
+        }
+        if (session.getPrefetchPolicy() instanceof JmsDefaultPrefetchPolicy) {
+            ((JmsDefaultPrefetchPolicy) session.getPrefetchPolicy()).setAll(ANSWERS_PREFETCH);
+        }
     }
 
     private Message message(String operation, BranchId branch, String transaction, long since) throws JMSException {
@@ -149,9 +185,10 @@ final class Management {
         return request;
     }
 
-    private Message answer(Message request) throws JMSException {
+    private Message answer(Message request, Runnable meanwhile) throws JMSException {
         String id = request.getJMSCorrelationID();
         producer.send(request);
+        meanwhile.run();
         long start = System.nanoTime();
         while (interruptions.count() == opened) {
             Message answer = consumer.receive(LOOK_MS);
@@ -162,6 +199,6 @@ final class Management {
                 throw new JMSException("the broker did not answer");
             }
         }
-        throw new JMSException("the connection was lost before the broker answered");
+        throw new JMSException("the broker did not answer: " + interruptions.reason());
     }
 }

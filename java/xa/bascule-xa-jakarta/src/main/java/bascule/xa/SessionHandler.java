@@ -13,12 +13,14 @@ final class SessionHandler extends DelegatingHandler {
     private final BranchSession session;
     private final Management management;
     private final BranchResource resource;
+    private final Runnable closed;
 
-    SessionHandler(BranchSession session, Management management) {
+    SessionHandler(BranchSession session, Management management, BranchResource resource, Runnable closed) {
         super(session.session());
         this.session = session;
         this.management = management;
-        this.resource = new BranchResource(session, management);
+        this.resource = resource;
+        this.closed = closed;
     }
 
     @Override
@@ -38,8 +40,10 @@ final class SessionHandler extends DelegatingHandler {
             case "setMessageListener":
                 throw noListener();
             case "close":
+                resource.leaveHandedOver();
                 management.close();
                 session.close();
+                closed.run();
                 return null;
             default:
                 return guarded(method.getReturnType(), delegate(method, arguments));
