@@ -206,7 +206,7 @@ OTHERS: Final = {
     "amqp.composite.UINT_MAX": "the range of a type",
     "amqp.limits.HANDSHAKE_TIMEOUT_S": "a default that broker.handshake_timeout_s replaces",
     "amqp.limits.MESSAGE_SIZE_BYTES_DEFAULT": "a default that broker.max_message_bytes replaces",
-    "amqp.limits.UNLIMITED": "a default that server.connection.DELIVERIES_PER_PIECE and FRAMES_PER_PIECE_BYTES replace",
+    "amqp.limits.UNLIMITED": "a default that server.pieces.DELIVERIES_PER_PIECE and FRAMES_PER_PIECE_BYTES replace",
     "amqp.performatives.UINT_MAX": "the range of a type",
     "amqp.performatives.USHORT_MAX": "the range of a type",
     "amqp.scram.ITERATIONS_MAX": "bounds what a server can ask of the client",

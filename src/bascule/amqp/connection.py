@@ -15,7 +15,7 @@ from bascule.amqp.composite import Composite, decode_composite
 from bascule.amqp.deadlines import NEVER, Deadlines
 from bascule.amqp.errors import FRAMING_ERROR, ILLEGAL_STATE, NOT_ALLOWED, AmqpError, ConnectionFault, IllegalUse, LimitExceeded
 from bascule.amqp.events import ConnectionClosed, Event, Flowed, Opened
-from bascule.amqp.hot_frames import HOT_FRAMES
+from bascule.amqp.hot_frames import take_frames
 from bascule.amqp.limits import (
     DELIVERY_FRAME_SIZE_BYTES_MAX,
     FRAME_SIZE_BYTES_DEFAULT,
@@ -34,7 +34,7 @@ from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, 
 
 #: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
-_AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
+_ENDED: Final = ConnectionState.ENDED
 
 
 class Connection:
@@ -61,7 +61,8 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.login_check: Callable[[], bool] | None = None
-        #: Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, or an action delayed by ``in_steps``.
+        #: Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, input of more than
+        #: ConnectionLimits.input_steps_per_piece, or an action delayed by ``in_steps``.
         self.unfinished: Callable[[], None] | None = None
         self.out: list[bytes] = []
         self._out_end: int | None = None  # the end of our close in ``out``, once it is sent; nothing may follow (part 2, section 2.4.6)
@@ -76,7 +77,7 @@ class Connection:
         self._require_sasl = require_sasl
         self._in_steps = in_steps
         self._max_frame_size = max(max_frame_size, FRAME_SIZE_BYTES_MIN)
-        self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
+        self.frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._idle_timeout_s = idle_timeout_s
         self._events: list[Event] = []
         self.emit = self._events.append
@@ -84,7 +85,8 @@ class Connection:
         self._open: Open | None = None
         self._open_sent = False
         self.buffer = frames.FrameBuffer()
-        self._needed_bytes = frames.PROTOCOL_HEADER_SIZE
+        self.needed_bytes = frames.PROTOCOL_HEADER_SIZE
+        self.steps_left = 0  # of the current piece of input
         self._pre_open_bytes = 0
         self._deadlines = Deadlines(self.limits, idle_timeout_s, started_s)
         if role is Role.CLIENT:
@@ -93,7 +95,12 @@ class Connection:
     @property
     def closed(self) -> bool:
         """Whether the connection has ended."""
-        return self.state is ConnectionState.ENDED
+        return self.state is _ENDED
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``data_to_send`` may have something to do, or the connection has ended."""
+        return bool(self.out or self.unflushed or self.outgoing.sessions) or self.state is _ENDED
 
     # --- called by the application -----------------------------------------------------------------------------------------------
 
@@ -146,7 +153,8 @@ class Connection:
         """Return the bytes to send, b"" for none. ``take_more``: the transport has room for more frames of multi-frame messages."""
         if take_more:
             self.outgoing.begin_piece()
-        self._flush_settled()
+        if self.unflushed:
+            self._flush_settled()
         if self._out_end is not None:
             del self.out[self._out_end :]
             self._out_end = 0
@@ -187,7 +195,7 @@ class Connection:
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Handle received bytes and return the events. A protocol error of the peer causes a close, end or detach."""
         self._deadlines.received(now_s)
-        if not self.closed and data:
+        if data and self.state is not _ENDED:
             self._take_in(data)
         return self._take_events()
 
@@ -204,16 +212,20 @@ class Connection:
         return self._take_events()
 
     def _take_in(self, data: bytes) -> None:
+        self.steps_left = self.limits.input_steps_per_piece
         try:
             if self.state is not _OPENED:
                 self._receive_before_open(data)
-            elif data := self.buffer.join(data):
-                self._consume(data)
+            elif not self.buffer.kept or (data := self.buffer.join(data)):
+                position = take_frames(self, data, 0)
+                if position < len(data) and self.state is not _ENDED:
+                    self.buffer.keep(data[position:], self.needed_bytes)
         except AmqpError as fault:
             self._after_events(partial(self._fail, fault))
-        for session in self.withholding:
-            session.give_back()
-        self.withholding.clear()
+        if self.withholding:
+            for session in self.withholding:
+                session.give_back()
+            self.withholding.clear()
 
     def _receive_before_open(self, data: bytes) -> None:
         """Handle input before the open state. Raises LimitExceeded if the peer sends too much before its open."""
@@ -241,16 +253,16 @@ class Connection:
         while not self.closed and self.login_check is None:
             if self.state in HEADER_DUE:
                 if not self._take_header(data[position : position + frames.PROTOCOL_HEADER_SIZE]):
-                    self._needed_bytes = frames.PROTOCOL_HEADER_SIZE
+                    self.needed_bytes = frames.PROTOCOL_HEADER_SIZE
                     break
                 position += frames.PROTOCOL_HEADER_SIZE
             else:
-                position = self._take_frames(data, position, size)
+                position = take_frames(self, data, position)
                 if self.state not in HEADER_DUE:
                     break
         if position < size and not self.closed:
             # Frames after a password wait for the result of the login; the peer is not authenticated yet.
-            needed_bytes = self._needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
+            needed_bytes = self.needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
             self.buffer.keep(data[position:], needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
@@ -269,7 +281,7 @@ class Connection:
             self.out.append(header)
         if header == frames.SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
-            self._frame_limit = SASL_FRAME_SIZE_BYTES_MAX
+            self.frame_limit = SASL_FRAME_SIZE_BYTES_MAX
             sasl = self._sasl_layer()
             self._answer_sasl(sasl, sasl.first())
         else:
@@ -278,38 +290,10 @@ class Connection:
                 self._send_open(self._open)
         return True
 
-    def _take_frames(self, data: bytes, position: int, size: int) -> int:
-        """Handle the complete frames from ``position``; return the end of the last one."""
-        sessions = self.sessions
-        while size - position >= _FRAME_HEADER_SIZE:
-            length, offset, kind, channel = _frame_header_from(data, position)
-            if length > self._frame_limit:
-                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes exceeds the limit of {self._frame_limit}")
-            if offset < 2 or length < offset << 2:
-                breach = f"frame of {length} bytes has its body at byte {offset << 2}; the body must begin within the frame, at 8 or later"
-                raise ConnectionFault(FRAMING_ERROR, breach)
-            end = position + length
-            if end > size:
-                self._needed_bytes = length
-                return position
-            start = position + (offset << 2)
-            position = end
-            if kind == _AMQP_FRAME and self.state is _OPENED:
-                # Handle transfer, flow and disposition in their usual encodings here; the general decoder handles the rest.
-                hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
-                if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
-                    if self.unfinished is None:
-                        continue
-                    break
-            self._take_frame(data[start:end], kind, channel)
-            if self.closed or self.state in HEADER_DUE or self.login_check is not None:
-                return position
-            if self.unfinished is not None:
-                break
-        self._needed_bytes = frames.FRAME_HEADER_SIZE
-        return position
+    def continue_input(self) -> None:
+        """Begin the next piece of input: ``go_on`` takes the rest of the received frames from the buffer."""
 
-    def _take_frame(self, body: bytes, kind: int, channel: int) -> None:
+    def take_frame(self, body: bytes, kind: int, channel: int) -> None:
         """Handle a frame in any state."""
         if kind == (frames.SASL_FRAME if self.state is ConnectionState.SASL else frames.AMQP_FRAME):
             if kind == frames.SASL_FRAME:
@@ -405,7 +389,7 @@ class Connection:
         if sasl.error is not None:
             raise sasl.error
         self.user = sasl.user
-        self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
+        self.frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._move(ConnectionInput.SASL_DONE)
         if self.role is Role.CLIENT:
             self.out.append(frames.AMQP_HEADER)
@@ -445,7 +429,7 @@ class Connection:
     def _send_open(self, opening: Open) -> None:
         self._move(ConnectionInput.SEND_OPEN)
         self._open_sent = True
-        self._frame_limit = self._max_frame_size
+        self.frame_limit = self._max_frame_size
         self.out.append(self._frame(0, opening))
         self.out.extend(self._held)
         self._held.clear()

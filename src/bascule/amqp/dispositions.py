@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bascule.amqp import hot
 from bascule.amqp.errors import INVALID_FIELD, SessionFault
 from bascule.amqp.events import Dispositioned
 from bascule.amqp.link import SERIAL_HALF
 from bascule.amqp.performatives import UINT_MAX, Received, TransactionalState
-from bascule.amqp.states import SessionState
+from bascule.amqp.states import SessionInput, SessionState
 
 if TYPE_CHECKING:
     from bascule.amqp.session import Session
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 _MAPPED = SessionState.MAPPED
 
 
-def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bool = False) -> None:
+def take_disposition(session: Session, frame: hot.DispositionTuple, *_: Any, begun: bool = False) -> None:
     """Handle a disposition, at most ConnectionLimits.deliveries_per_piece deliveries at once. Raises SessionFault for an invalid range.
 
     If deliveries may be left, Connection.unfinished continues with them. ``begun``: a part of the range has been handled.
     """
+    if session.state is not _MAPPED:
+        session.move(SessionInput.RECV_FRAME)
+        return
     by_receiver, first, last, settled, state = frame
     width = (last - first) & UINT_MAX
     if width >= SERIAL_HALF:
@@ -41,7 +44,8 @@ def take_disposition(session: Session, frame: hot.DispositionTuple, *, begun: bo
         state, txn_id = state.outcome, state.txn_id
     if settled:
         deliveries = session.sent.settle(first, last, most)
-        session.give_back_later()
+        if session.withholding:
+            session.give_back_later()
     else:
         undecided = state is None or type(state) is Received
         deliveries = [] if undecided else session.sent.decide(first, last, most)

@@ -83,46 +83,39 @@ def performative_frame(channel: int, performative: Composite, kind: int = AMQP_F
 
 
 class FrameBuffer:
-    """Collects the parts of a frame received in several reads. Its memory is the size of the data, however small the parts are."""
+    """Received data that waits for the rest of a frame, or for the next piece.
 
-    __slots__ = ("_kept", "_needed_bytes")
+    The memory is the size of the data, however small the parts are.
+    """
+
+    __slots__ = ("_needed_bytes", "kept")
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self.kept = bytearray()  # the stored data
         self._needed_bytes = 0
 
     def join(self, data: bytes) -> bytes:
         """Return the stored data and ``data`` joined, or b"" if the frame is incomplete."""
-        if not self._kept:
+        if not self.kept:
             return data
-        self._kept += data
-        if len(self._kept) < self._needed_bytes:
+        self.kept += data
+        if len(self.kept) < self._needed_bytes:
             return b""
-        data = bytes(self._kept)
-        self._kept = bytearray()
+        data = bytes(self.kept)
+        self.kept = bytearray()
         return data
 
     def keep(self, rest: bytes, needed_bytes: int) -> None:
-        """Store the beginning of a frame that is complete with ``needed_bytes``."""
-        self._kept += rest
+        """Store data whose first frame is complete with ``needed_bytes``."""
+        self.kept += rest
         self._needed_bytes = needed_bytes
-
-    @property
-    def kept_bytes(self) -> int:
-        """The number of bytes stored of an incomplete frame."""
-        return len(self._kept)
-
-    @property
-    def missing_bytes(self) -> int:
-        """The number of bytes missing to a complete frame, 0 if nothing is stored."""
-        return max(self._needed_bytes - len(self._kept), 0) if self._kept else 0
 
     def take(self) -> bytes:
         """Return and remove the stored data, complete or not."""
-        data = bytes(self._kept)
-        self._kept = bytearray()
+        data = bytes(self.kept)
+        self.kept = bytearray()
         return data
 
     def clear(self) -> None:
         """Remove the stored data."""
-        self._kept = bytearray()
+        self.kept = bytearray()

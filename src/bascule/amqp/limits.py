@@ -84,6 +84,7 @@ class ConnectionLimits:
     links_max: int = LINKS_MAX
     incoming_window_frames: int = INCOMING_WINDOW_FRAMES
     unsettled_per_session_max: int = UNSETTLED_PER_SESSION_MAX
+    input_steps_per_piece: int = UNLIMITED  # of received frames, before the application continues: see Connection.unfinished
     deliveries_per_piece: int = UNLIMITED  # of one disposition, before the application continues: see Connection.unfinished
     frames_per_piece_bytes: int = UNLIMITED  # of multi-frame messages, before the application writes: see Connection.send_more
     message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT

@@ -86,7 +86,8 @@ class Session:
         self._out = connection.out
         self.emit = connection.emit
 
-    def _move(self, step: SessionInput) -> SessionState:
+    def move(self, step: SessionInput) -> SessionState:
+        """Make a transition of the state machine; return the new state. Raises ConnectionFault if the peer's step is not allowed."""
         state = SESSION.get((self.state, step))
         if state is None:
             raise ConnectionFault(
@@ -100,7 +101,7 @@ class Session:
     def begin(self) -> None:
         """Send a begin, or answer the peer's; called by the connection."""
         answer = self.state is SessionState.BEGIN_RECEIVED
-        self._move(SessionInput.SEND_BEGIN)
+        self.move(SessionInput.SEND_BEGIN)
         self.send(
             Begin(
                 self.remote_channel if answer else None,
@@ -159,10 +160,8 @@ class Session:
         """
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
-        if not settled:
-            self.sent.add(Delivery(link, delivery_id, context))
-            if len(self.sent) >= self.limits.unsettled_per_session_max:
-                self._withhold()
+        if not settled and self.sent.add(Delivery(link, delivery_id, context)) >= self.limits.unsettled_per_session_max:
+            self._withhold()
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.outgoing.frame_bytes_max:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
@@ -230,7 +229,7 @@ class Session:
 
     def settle_incoming(self, delivery_id: int, state: Composite) -> None:
         """Settle a delivery at the next flush; deliveries with the same state are combined."""
-        link = self.incoming_unsettled.pop(delivery_id)
+        link = self.incoming_unsettled.by_id.pop(delivery_id, None)
         if link is None:
             return  # sent settled, or its link or session has ended
         link.held.discard(delivery_id)
@@ -248,7 +247,7 @@ class Session:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is already unsettled")
         incoming.add(delivery_id, link)
         link.held.add(delivery_id)
-        if len(incoming) > self.limits.unsettled_per_session_max:
+        if len(incoming.by_id) > self.limits.unsettled_per_session_max:
             raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
 
     def flush_settled(self) -> None:
@@ -322,7 +321,7 @@ class Session:
         self._next_incoming_id = begin.next_outgoing_id
         self._outgoing_window = begin.incoming_window
         self.withholding = not begin.incoming_window
-        state = self._move(SessionInput.RECV_BEGIN)
+        state = self.move(SessionInput.RECV_BEGIN)
         if state is SessionState.BEGIN_RECEIVED:
             self.begin()
         if state is not SessionState.END_SENT:
@@ -331,7 +330,7 @@ class Session:
     def on_end(self, end: End) -> None:
         """Handle the peer's end."""
         asked = self.state is SessionState.END_SENT
-        self._move(SessionInput.RECV_END)
+        self.move(SessionInput.RECV_END)
         if not asked:
             self._send_end(None)
         self.connection.forget(self)
@@ -351,7 +350,7 @@ class Session:
         self.flush_settled()
         self.drop_outgoing()
         self.send(End(Error.of(error)))
-        self._move(SessionInput.SEND_END)
+        self.move(SessionInput.SEND_END)
 
     def on_connection_end(self) -> None:
         """End with the connection; later calls of the application do nothing."""
@@ -371,7 +370,7 @@ class Session:
 
     def on_performative(self, performative: Composite) -> None:
         """Handle attach, flow, disposition and detach from the general decoder."""
-        if self._move(SessionInput.RECV_FRAME) is not SessionState.MAPPED:
+        if self.move(SessionInput.RECV_FRAME) is not SessionState.MAPPED:
             return
         if isinstance(performative, Attach):
             self._on_attach(performative)
@@ -380,7 +379,7 @@ class Session:
         elif isinstance(performative, Flow):
             self.on_flow(performative)
         elif isinstance(performative, Disposition):
-            self.on_disposition(hot.disposition_frame(performative))
+            take_disposition(self, hot.disposition_frame(performative))
 
     def _by_handle(self, handle: int) -> Link:
         link = self._by_remote_handle.get(handle)
@@ -420,7 +419,7 @@ class Session:
     def on_transfer(self, frame: hot.TransferTuple, data: bytes, end: int) -> None:
         """Handle a transfer frame."""
         if self.state is not _MAPPED:
-            self._move(SessionInput.RECV_FRAME)
+            self.move(SessionInput.RECV_FRAME)
             return
         if self._incoming_window <= 0:
             raise SessionFault(WINDOW_VIOLATION, "a transfer exceeds the session's incoming window")
@@ -437,7 +436,7 @@ class Session:
     def on_flow(self, flow: Flow, *_: Any) -> None:
         """Handle a flow frame: windows, and the credit of a link."""
         if self.state is not _MAPPED:
-            self._move(SessionInput.RECV_FRAME)
+            self.move(SessionInput.RECV_FRAME)
             return
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
         self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
@@ -450,13 +449,6 @@ class Session:
             self._by_handle(flow.handle).on_flow(flow)
         elif flow.echo:
             self.send_flow()
-
-    def on_disposition(self, frame: hot.DispositionTuple, *_: Any) -> None:
-        """Handle a disposition frame."""
-        if self.state is not _MAPPED:
-            self._move(SessionInput.RECV_FRAME)
-            return
-        take_disposition(self, frame)
 
     # --- links -------------------------------------------------------------------------------------------------------------------
 

@@ -96,10 +96,12 @@ class SentDeliveries:
         """Return all deliveries by id."""
         return self._undecided.by_id | self._decided.by_id
 
-    def add(self, delivery: Delivery) -> None:
-        """Add a sent delivery."""
-        self._undecided.add(delivery.delivery_id, delivery)
-        delivery.link.held.add(delivery.delivery_id)
+    def add(self, delivery: Delivery) -> int:
+        """Add a sent delivery. Return the number of deliveries that are not settled."""
+        link, delivery_id, _ = delivery
+        self._undecided.add(delivery_id, delivery)
+        link.held.add(delivery_id)
+        return len(self._undecided.by_id) + len(self._decided.by_id)
 
     def pop(self, delivery_id: int) -> Delivery | None:
         """Remove a delivery that this end settles."""
@@ -110,6 +112,10 @@ class SentDeliveries:
 
     def settle(self, first: int, last: int, most: int = UINT_MAX) -> list[Delivery]:
         """Settle a range for the peer; return at most ``most`` deliveries. If it returns ``most``, more may be left."""
+        if first == last and first in self._undecided.by_id:  # most clients settle each message
+            delivery = self._undecided.by_id.pop(first)
+            delivery.link.held.discard(first)
+            return [delivery]
         found = self._undecided.pop_range(first, last, most)
         if self._decided.by_id and len(found) < most:
             found += self._decided.pop_range(first, last, most - len(found))

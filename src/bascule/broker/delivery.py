@@ -83,12 +83,12 @@ class Deliveries:
         if due_ms and due_ms > self.clock():
             there = [queue for queue in queues if not queue.deleted]
             for queue in there:
-                queue.receive(message)
+                queue.hold(message, expected=True)
             self.delay(message, there, due_ms)
         else:
             for queue in queues:
                 if not queue.deleted:
-                    queue.receive(message)
+                    queue.hold(message, expected=True)
                     self._offer(queue, message)
         if message.references:
             self.bodies.hold(message)
@@ -452,7 +452,7 @@ class Deliveries:
                 if message.mid > queue.reserving_mid:
                     self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
-            turns.left -= self.bodies.read_steps(message)
+            turns.left -= self.bodies.read_steps(message) if message.body is None else 0
             self._give(queue, consumer, message)
             turns.left -= DELIVERY_STEPS + queue.ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
             if len(takers) > 1 and consumer in takers:
@@ -461,14 +461,14 @@ class Deliveries:
 
     def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> None:
         if queue.groups is None:
-            queue.ready.take(message)
+            (queue.ready.take if queue.ready.views else queue.ready.remove)(message)
         else:
             queue.groups.take(consumer, message)
         if queue.volatile is not None and not message.durable:
             queue.volatile.remove(message)
         consumer.unacked[message.position] = message
         self.memory.unsettled += 1
-        count = queue.delivery_count(message)
+        count = queue.delivery_count(message) if queue.counts or message.mid <= queue.recovered_mid else 0
         self.counters.messages_out += 1
         if count:
             self.counters.redelivered += 1

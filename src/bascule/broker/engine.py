@@ -25,8 +25,7 @@ from bascule.broker.local_transactions import LocalTransactions
 from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
 from bascule.broker.sending import Sending
-from bascule.broker.transactions import Draft, LocalTransaction
-from bascule.core.errors import BasculeError
+from bascule.broker.transactions import LocalTransaction
 
 
 class Engine:
@@ -53,7 +52,7 @@ class Engine:
         self.deliveries = deliveries = Deliveries(journaling, bodies, clock, self)
         self.destinations = destinations = Destinations(deliveries, policy)
         self.windows = DuplicateWindows(destinations.window_limits, deliveries.schedule, clock, violations=violations)
-        self.sending = sending = Sending(deliveries, destinations, self.windows, self)
+        self.sending = sending = Sending(deliveries, destinations, self.windows)
         self.local_transactions = local = LocalTransactions(deliveries, sending, policy, violations)
         self.intake = intake = Intake(deliveries, destinations, sending)
         self.bodies = bodies
@@ -70,7 +69,7 @@ class Engine:
         self.acknowledgement_lost = local.acknowledgement_lost
         self.plan_commit, self.plan_prepare, self.drop_plan = local.plan_commit, local.plan_prepare, local.drop_plan
         self.commit, self.rollback, self.commit_plan = local.commit, local.rollback, local.commit_plan
-        self.rollback_all = local.rollback_all
+        self.rollback_all, self.message_refused = local.rollback_all, local.message_refused
         self.carry_out, self.carry_out_plan = local.carry_out, local.carry_out_plan
         self.lacks_room, self.take_in, self.ingress_is = intake.lacks_room, intake.take_in, intake.begin_topic
         self.intake_cost, self.plan_intake = intake.cost, intake.plan
@@ -87,18 +86,6 @@ class Engine:
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry
         self.gone, self.release = deliveries.gone, deliveries.release
         self.wake, self.tick = deliveries.wake, deliveries.tick
-
-    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message until the commit of its transaction; see LocalTransactions."""
-        return self.local_transactions.gather(transaction, draft)
-
-    def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """Allow only a rollback of the transaction; see LocalTransactions."""
-        self.local_transactions.doom(transaction, error)
-
-    def message_refused(self, transaction: LocalTransaction, error: BasculeError) -> None:
-        """Note that a message of the transaction was not accepted; see LocalTransactions."""
-        self.local_transactions.message_refused(transaction, error)
 
     def dispatch(self) -> None:
         """End a turn: deliver waiting messages to consumers with credit, and stop or resume producers as memory requires."""

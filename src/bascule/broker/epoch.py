@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bascule.broker.addresses import Diverts
@@ -221,9 +220,11 @@ class EpochProtocol:
             self._settle()
 
     def _settle(self) -> None:
-        with self._or_end("the effects of a stored record could not be applied"):
+        try:
             while self._outcomes and not self._in_gap and not self.ended:
                 self._settle_one(*self._outcomes.popleft())
+        except Exception as error:
+            self._end_after_fault("the effects of a stored record could not be applied", error)
         if self.ended or self._in_gap:
             return
         self._answered()
@@ -271,7 +272,7 @@ class EpochProtocol:
 
     async def _look_into_gap(self, start: int, end: int) -> None:
         """Read the records of other writers between two records of this epoch. Later outcomes wait meanwhile."""
-        with self._or_end(f"the journal's records from offset {start} to {end} could not be checked"):
+        try:
             try:
                 await self._judge_gap(start, end)
             except BasculeError as error:
@@ -281,6 +282,8 @@ class EpochProtocol:
             if not self.awake():
                 return
             self._confirm(end)
+        except Exception as error:
+            self._end_after_fault(f"the journal's records from offset {start} to {end} could not be checked", error)
         self._settle()
 
     async def _judge_gap(self, start: int, end: int) -> None:
@@ -321,10 +324,12 @@ class EpochProtocol:
     def _tick(self) -> None:
         if self.awake():
             self._timer = None
-            with self._or_end("due work could not be done"):
+            try:
                 self.engine.tick()
                 self.engine.dispatch()
                 self._set_timer()
+            except Exception as error:
+                self._end_after_fault("due work could not be done", error)
             self._effects.ticked()
 
     def _plan_turn(self) -> None:
@@ -335,8 +340,10 @@ class EpochProtocol:
     def _next_turn(self) -> None:
         self._turn_planned = False
         if self.awake():
-            with self._or_end("work that the last turn left could not be done"):
+            try:
                 self.engine.go_on()
+            except Exception as error:
+                self._end_after_fault("work that the last turn left could not be done", error)
             self._effects.ticked()
 
     def _look(self) -> None:
@@ -387,14 +394,10 @@ class EpochProtocol:
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _or_end(self, what: str) -> Iterator[None]:
+    def _end_after_fault(self, what: str, error: Exception) -> None:
         """End the epoch after a fault: only a load from the journal repairs the state, and later outcomes would be assigned wrongly."""
-        try:
-            yield
-        except Exception as error:
-            self._effects.note(Severity.ERROR, "broker fault", f"{what}: {error!r}", error)
-            self.end(BrokerFault(f"{what}: {error!r}"))
+        self._effects.note(Severity.ERROR, "broker fault", f"{what}: {error!r}", error)
+        self.end(BrokerFault(f"{what}: {error!r}"))
 
     def lose_election(self) -> None:
         """End the epoch because another broker has been elected."""

@@ -50,10 +50,11 @@ class JournalingViolation(enum.StrEnum):
 class Batch:
     """The open record: its entries, and the actions that run once it is stored."""
 
-    __slots__ = ("acks", "actions", "digests", "done", "messages", "parts", "sequence", "size_bytes")
+    __slots__ = ("acks", "actions", "digests", "done", "first_mid", "messages", "parts", "sequence", "size_bytes")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
+        self.first_mid = mid_of(sequence, 0)
         self.parts: list[bytes] = []
         self.size_bytes = 0
         self.messages = 0
@@ -106,7 +107,7 @@ class Together:
                 del batch.acks[queue]
         parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
         del batch.parts[parts:], batch.actions[actions:], batch.digests[digests:]
-        self._journaling.let_go()
+        self._journaling.taken_back()
         for action, arguments in reversed(self._undo):
             action(*arguments)
 
@@ -143,7 +144,7 @@ class Journaling:
         self._between: list[Callable[[], None]] = []  # actions that wait until no stored record is partly carried out
         self.turns = Allowance()
         self._woken = False
-        self._urgent = False
+        self._urgent = False  # an action waits for the open record
         self.together: Together | None = None  # the context that is being written, whose entries must stay in one record
 
     def begin(self, epoch: int, last_sequence: int) -> None:
@@ -187,6 +188,11 @@ class Journaling:
         self.together = None
         self.close_if_full()
 
+    def taken_back(self) -> None:
+        """Continue after the entries of a context were removed from the open record."""
+        self._urgent = bool(self.batch.actions)
+        self.let_go()
+
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
         """Add a message to the open record, as its SEND entry. Return its mid."""
         if self._in_pieces:
@@ -195,9 +201,9 @@ class Journaling:
         if batch.messages >= MESSAGES_PER_RECORD_MAX:
             self.flush()
             batch = self.batch
-        mid = mid_of(batch.sequence, batch.messages)
+        mid = batch.first_mid + batch.messages
         batch.messages += 1
-        batch.digests.extend(duplicate_ids)
+        batch.digests += duplicate_ids
         batch.parts.append(entry)
         batch.size_bytes += len(entry)
         if not self._woken:
@@ -212,7 +218,7 @@ class Journaling:
         if self._in_pieces:
             self.flush()
         batch = self.batch
-        first = mid_of(batch.sequence, batch.messages)
+        first = batch.first_mid + batch.messages
         if messages:
             batch.messages += messages
             batch.parts.append(entries)
@@ -258,12 +264,16 @@ class Journaling:
 
         The action applies what is stored, so an error in it ends the epoch. Use ``tell`` for an answer.
         """
-        if not self._deferred((action, arguments, False)):
+        if self._urgent:
+            self.batch.actions.append((action, arguments, False))
+        elif not self._deferred((action, arguments, False)):
             action(*arguments)
 
     def tell(self, action: Callable[..., None], *arguments: Any) -> None:
         """Call an answer as ``then`` does. An error in it concerns only the receiver of the answer, and is contained."""
-        if not self._deferred((action, arguments, True)):
+        if self._urgent:
+            self.batch.actions.append((action, arguments, True))
+        elif not self._deferred((action, arguments, True)):
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
 
     @property

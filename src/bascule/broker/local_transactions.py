@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from bascule.broker.addresses import Route
 from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import ACKS_PER_STEP, CommitPlan
 from bascule.broker.containment import ErrorKind
@@ -57,6 +58,7 @@ class LocalTransactions:
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._sending = sending
+        sending.transactions = self
         self._due_ms = 0  # of ``_timer``
         self._timer: ScheduledAction | None = None  # looks for old transactions
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
@@ -106,18 +108,17 @@ class LocalTransactions:
         if transaction.doomed is None and not self._refusal_forgotten:
             self.doom(transaction, TransactionRolledBack(f"a message of the transaction was refused: {error}", cause=error))
 
-    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message until the commit. If the transaction grows too large, it can only be rolled back from then on.
+    def gather(self, transaction: LocalTransaction, draft: Draft, route: Route) -> BasculeError | None:
+        """Keep a message on its route until the commit. If the transaction grows too large, it can only be rolled back from then on.
 
         Return the error with which the message is refused, if the open transactions together hold too much memory; else None.
         """
         if transaction.doomed is not None:
             return None
-        self._holds_something(transaction)
+        if not transaction.since_ms:
+            self._begin_to_hold(transaction)
         drafts = transaction.drafts
         drafts.append(draft)
-        address = draft.address
-        route = self._sending.addresses.route(address, draft.routing)
         transaction.commit_steps += SEND_STEPS + route.steps
         size_bytes = draft.message.size_bytes + len(route.target.encoded) + SEND_OVERHEAD_BYTES
         transaction.size_bytes += size_bytes
@@ -136,7 +137,8 @@ class LocalTransactions:
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """Keep an acknowledgement until the commit. If the consumer does not hold the message, allow only a rollback."""
         if self._deliveries.settled(consumer, message):
-            self._holds_something(transaction)
+            if not transaction.since_ms:
+                self._begin_to_hold(transaction)
             transaction.acks.append((consumer, message))
             transaction.queues[consumer.queue] = None
             transaction.charged_deliveries += 1
@@ -159,10 +161,8 @@ class LocalTransactions:
                 ),
             )
 
-    def _holds_something(self, transaction: LocalTransaction) -> None:
+    def _begin_to_hold(self, transaction: LocalTransaction) -> None:
         """Start the time limit of a transaction when it begins to hold messages, since nobody else can get these messages."""
-        if transaction.since_ms:
-            return
         transaction.since_ms = self.clock()
         self._look_again(transaction.since_ms + self.ms_max)
 

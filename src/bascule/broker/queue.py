@@ -187,14 +187,11 @@ class BrokerQueue:
         self.incoming -= 1
         self.incoming_bytes -= message.size_bytes
 
-    def receive(self, message: BrokerMessage) -> None:
-        """Hold a message that was expected."""
-        self.incoming -= 1
-        self.incoming_bytes -= message.size_bytes
-        self.hold(message)
-
-    def hold(self, message: BrokerMessage) -> None:
-        """Hold a message from now on."""
+    def hold(self, message: BrokerMessage, *, expected: bool = False) -> None:
+        """Hold a message from now on, which ``expect`` may have counted."""
+        if expected:
+            self.incoming -= 1
+            self.incoming_bytes -= message.size_bytes
         message.references += 1
         self.held_messages += 1
         self.held_bytes += message.size_bytes

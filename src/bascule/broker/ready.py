@@ -20,11 +20,12 @@ Matches = Callable[[BrokerMessage, Allowance], bool]
 class Ready(Lines):
     """Waiting messages in order, with one view for each selector of consumers."""
 
-    __slots__ = ("views",)
+    __slots__ = ("take_steps", "views")
 
     def __init__(self) -> None:
         super().__init__()
         self.views: dict[str, SelectorView] = {}
+        self.take_steps = 0  # steps that the views add to taking a message, or to putting it back
 
     def put_back(self, messages: list[BrokerMessage]) -> None:
         """Put messages that had been taken back into their places."""
@@ -51,6 +52,7 @@ class Ready(Lines):
         view = self.views.get(text)
         if view is None:
             view = self.views[text] = SelectorView(self, matches)
+            self.take_steps = len(self.views) // _VIEWS_PER_STEP
         view.users += 1
         return view
 
@@ -59,17 +61,13 @@ class Ready(Lines):
         """Return the number of places that messages have in views."""
         return sum(view.kept for view in self.views.values())
 
-    @property
-    def take_steps(self) -> int:
-        """Return the steps that the views add to taking a message, or to putting it back."""
-        return len(self.views) // _VIEWS_PER_STEP
-
     def leave(self, text: str) -> None:
         """Note that a consumer with a selector is gone. The view is removed with its last user."""
         view = self.views[text]
         view.users -= 1
         if not view.users:
             del self.views[text]
+            self.take_steps = len(self.views) // _VIEWS_PER_STEP
 
 
 class SelectorView:

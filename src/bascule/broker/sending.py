@@ -13,7 +13,8 @@ from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, QueueFull, RecordTooLarge
-from bascule.broker.message import PRIORITY_MAX, BrokerMessage
+from bascule.broker.journaling import RECORD_BYTES_SOFT
+from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
@@ -67,8 +68,8 @@ def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ..
 class TransactionHooks(Protocol):
     """Functions of transactions that sending calls; see LocalTransactions."""
 
-    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
-        """Keep a message for the commit of its transaction. Return why the message is refused, or None."""
+    def gather(self, transaction: LocalTransaction, draft: Draft, route: Route) -> BasculeError | None:
+        """Keep a message on its route for the commit of its transaction. Return why the message is refused, or None."""
         ...
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
@@ -88,7 +89,6 @@ class Sending:
         deliveries: Deliveries,
         destinations: Destinations,
         windows: DuplicateWindows,
-        transactions: TransactionHooks,
     ) -> None:
         self.stalled: JournalUnavailable | None = None
         self.windows = windows
@@ -99,7 +99,7 @@ class Sending:
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._destinations = destinations
-        self._transactions = transactions
+        self.transactions: TransactionHooks  # set by LocalTransactions, which need this part
         self.memory = deliveries.memory
 
     def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
@@ -157,27 +157,29 @@ class Sending:
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
         if route.expiring:
             expiry_ms = self.policy.of(address).expiry_of(expiry_ms, now_ms)
-        message = BrokerMessage(body, min(scan.priority, PRIORITY_MAX), expiry_ms, scan.group_id)
+        message = BrokerMessage(body, scan.priority, expiry_ms, scan.group_id)
         due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
         if transaction is not None:
-            refusal = self._transactions.gather(transaction, draft)
+            refusal = self.transactions.gather(transaction, draft, route)
             if refusal is None:
                 port.accepted(token)
             else:
                 self.refuse(port, token, refusal, transaction)
             return None
-        if self.put(draft, now_ms):
+        # Making room may have changed the queues of the address.
+        if self._put(draft, self.decide(draft, now_ms, None if route.limited else route)):
             self.journaling.tell(port.accepted, token)
         else:
             port.accepted(token)
-        self.journaling.close_if_full()
+        if self.journaling.batch.size_bytes > RECORD_BYTES_SOFT:
+            self.journaling.close_if_full()
         return None
 
     def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
         """Report that a message is not accepted. Its transaction, if any, can only be rolled back from then on."""
         if transaction is not None:
-            self._transactions.message_refused(transaction, error)
+            self.transactions.message_refused(transaction, error)
         port.refused(token, error)
 
     def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
@@ -192,7 +194,7 @@ class Sending:
                 return self.stalled
             return self.memory.refusal() if self.memory.blocked and self.memory.exhausted else None
         if self.memory.blocked and transaction.doomed is None:
-            self._transactions.doom(transaction, self.memory.refusal())
+            self.transactions.doom(transaction, self.memory.refusal())
         return transaction.doomed if self.memory.blocked else None
 
     def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...], *, waits: bool) -> bool:
@@ -260,14 +262,11 @@ class Sending:
                 ids.append(digest_of(address, DUPLICATE_ID_PROPERTY, str(value).encode()))
         return tuple(ids)
 
-    def put(self, draft: Draft, now_ms: int) -> bool:
-        """Put a message without transaction into its queues.
+    def _put(self, draft: Draft, queues: tuple[BrokerQueue, ...] | None) -> bool:
+        """Put a message without transaction into the queues that ``decide`` has returned.
 
         Return True if the message, or the one it repeats, gets there only once it is stored.
         """
-        return self._put(draft, self.decide(draft, now_ms))
-
-    def _put(self, draft: Draft, queues: tuple[BrokerQueue, ...] | None) -> bool:
         if queues is None:
             return draft.durable
         if draft.message.mid >= 0:
@@ -276,10 +275,10 @@ class Sending:
         self._deliveries.put_in(draft.message, queues, draft.delivery_time_ms)
         return False
 
-    def decide(self, draft: Draft, now_ms: int) -> tuple[BrokerQueue, ...] | None:
+    def decide(self, draft: Draft, now_ms: int, route: Route | None = None) -> tuple[BrokerQueue, ...] | None:
         """Decide which queues take a message, and journal the decision. Return None for a duplicate.
 
-        Changes nothing if it raises.
+        ``route`` is the current route of the address, if the caller knows it. Changes nothing if it raises.
         """
         message, address, ids = draft.message, draft.address, draft.duplicate_ids
         message.durable = draft.durable
@@ -290,9 +289,11 @@ class Sending:
                 self.counters.duplicates += 1
                 return None
         try:
-            if self._lacks_queue(draft):
-                self._destinations.recreate(address)  # the queue was deleted since the check for it
-            _, queues, entry, durable = self._plan(draft, now_ms)
+            if route is None:
+                if self._lacks_queue(draft):
+                    self._destinations.recreate(address)  # the queue was deleted since the check for it
+                route = self.addresses.route(address, draft.routing)
+            _, queues, entry, durable = self._plan(draft, route, now_ms)
             mid = self.journaling.add_send(entry, ids) if entry else -1
         except Exception:
             if window is not None:
@@ -311,30 +312,30 @@ class Sending:
                 together.undo(window.take_back, ids)
         return queues
 
-    def _plan(self, draft: Draft, now_ms: int) -> SendPlan:
-        """Return the queues of a message, and its entry for the journal. Changes nothing."""
-        address, body = draft.address, draft.body
-        route = self.addresses.route(address, draft.routing)
+    def _plan(self, draft: Draft, route: Route, now_ms: int) -> SendPlan:
+        """Return the queues of a message on its route, and its entry for the journal. Changes nothing."""
         taken: tuple[str, ...] = ()
         if route.exclusive:
-            taken = taken_by(route.exclusive, body)
+            taken = taken_by(route.exclusive, draft.body)
         queues = () if taken else route.queues
         if route.filtered:
-            lookup = selector_lookup(body)
+            lookup = selector_lookup(draft.body)
             queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, lookup))
         durable = draft.durable and route.recorded
         if not (durable or (route.diverted and self.stalled is None)):
             return route, queues, b"", False
         target = route.target
         if queues is not route.queues or not durable:
-            target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
+            target = EncodedRoute.of(draft.address, durable_ids(queues) if durable else ())
         return route, queues, self._send_entry(draft, target, taken, now_ms), durable
 
     # -- messages that are planned: see planned_sends.py -------------------------------------------------------------
 
     def plan_ahead(self, draft: Draft, now_ms: int) -> tuple[Draft, SendPlan | None]:
         """Return a message with its plan for a later commit; with None if the commit must create the queue of the message."""
-        return draft, None if self._lacks_queue(draft) else self._plan(draft, now_ms)
+        if self._lacks_queue(draft):
+            return draft, None
+        return draft, self._plan(draft, self.addresses.route(draft.address, draft.routing), now_ms)
 
     def _lacks_queue(self, draft: Draft) -> bool:
         address = draft.address

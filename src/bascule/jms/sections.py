@@ -81,6 +81,8 @@ FOLLOWERS: Final[Mapping[int, Container[int]]] = {
 _STRINGS: Final = frozenset({STRING8, STRING32})
 #: Types with a size in the byte after the constructor code.
 _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
+#: Types with a size in the four bytes after the constructor code.
+_SIZED32: Final = frozenset({BINARY32, STRING32, LIST32, MAP32})
 #: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
 #: content-encoding, absolute-expiry-time, creation-time, group-id, group-sequence, reply-to-group-id.
 _ID: Final = (str, bytes, uuid.UUID, ULong)
@@ -136,7 +138,7 @@ _Properties = tuple[bytes | None, bytes | None, str | None, int, int, str | None
 _HEADER_MAX: Final = 5
 NO_HEADER: Final = (False, DEFAULT_PRIORITY, 0, False, 0)
 _NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
-_make_scan: Final = Scan._make
+_new: Final = tuple.__new__  # makes a Scan, because Scan(...) and Scan._make take several times as long
 
 
 def scan(data: bytes) -> Scan:
@@ -162,7 +164,12 @@ def scan(data: bytes) -> Scan:
             code = data[start]
             if code not in _FORMS[section]:
                 raise ValueError(f"invalid type code 0x{code:02x}")
-            end = start + 2 + data[start + 1] if code in _SIZED8 else skip(data, start)
+            if code in _SIZED8:  # the usual types, without a call
+                end = start + 2 + data[start + 1]
+            elif code in _SIZED32:
+                end = start + 5 + _u32(data, start + 1)[0]
+            else:
+                end = skip(data, start)
             if end > size:
                 raise ValueError(f"runs {end - size} bytes past the end of the message")
             if section == PROPERTIES:
@@ -191,7 +198,7 @@ def scan(data: bytes) -> Scan:
             position = end
     except MALFORMED as error:
         raise malformed(section, position, error) from None
-    return _make_scan((*header, body_start, delivery_time, delay, *properties))
+    return _new(Scan, (*header, body_start, delivery_time, delay, *properties))
 
 
 def places(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -336,7 +343,7 @@ def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
 
 
 def _properties(data: bytes, start: int, end: int) -> _Properties:
-    count, first = items(data, start)
+    count, first = (data[start + 2], start + 3) if data[start] == LIST8 else items(data, start)
     if count > _PROPERTIES_MAX:
         raise ValueError(f"{count} fields; at most {_PROPERTIES_MAX} are allowed")
     position = first
@@ -361,7 +368,7 @@ def _properties(data: bytes, start: int, end: int) -> _Properties:
         raise ValueError(f"its fields end at byte {position}, but the section ends at {end}")
     identity, user_id, to, _, _, _, _, _, expiry_ms, created_ms, group_id, _, _ = values + _ALL_LEFT_OUT[count:]
     return (
-        None if identity is None else data[first : skip(data, first)],
+        None if identity is None else data[first : first + 2 + data[first + 1] if data[first] == STRING8 else skip(data, first)],
         user_id, to, expiry_ms or 0, created_ms or 0, group_id,
     )  # fmt: skip
 

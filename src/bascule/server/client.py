@@ -217,7 +217,9 @@ class Client:
         self._wire.send_output()
 
     def given(self, size_bytes: int) -> None:
-        """Count the bytes of a message that a consumer of the client got."""
+        """Note that a consumer of the client got a message of this size."""
+        if not self.given_bytes:  # the first one since the last write
+            self.touch()
         self.given_bytes += size_bytes
         if self.given_bytes > WRITE_BUFFER_BYTES:
             self.full = True
@@ -303,7 +305,7 @@ class Client:
 
     def transaction(self, txn_id: bytes) -> LocalTransaction:
         """Return the open transaction with this id. Raises UnknownTransaction."""
-        transaction = self.transactions.get(txn_id)
+        transaction = self.transactions.held.get(txn_id)
         if transaction is None:
             raise UnknownTransaction(f"there is no transaction {txn_id.hex()} on this connection")
         return transaction

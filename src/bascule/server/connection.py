@@ -14,6 +14,7 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import SaslServer
+from bascule.amqp.states import ConnectionState
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import ResourceLimit
@@ -24,6 +25,7 @@ from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import ConsumerLink
+from bascule.server.pieces import OPENING_PIECE_BYTES
 from bascule.server.tls import certified_name
 from bascule.server.transfers import Transfers
 from bascule.server.usage import UserUsage
@@ -37,12 +39,6 @@ log = get_log(__name__)
 #: Bytes of unread answers to a client after which the broker reads no more from it.
 UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
-#: Bytes of input between two checks of the clock: 4 KiB of attaches or declares take about 15 ms.
-PIECE_BYTES = 4 << 10
-#: Deliveries of one disposition between two checks of the clock: rejecting a message takes up to 0.1 ms, with many annotations 1 ms.
-DELIVERIES_PER_PIECE = 20
-#: Bytes of multi-frame messages sent to a client before other clients have their turns: in frames of 512 bytes this takes about 2 ms.
-FRAMES_PER_PIECE_BYTES = 256 << 10
 #: Time for one client in a turn of the event loop, besides the last piece: a client may send 256 KiB of attaches.
 TURN_S = 0.01
 #: Longest interval between checks of heartbeats and idle time.
@@ -111,20 +107,22 @@ class ClientConnection(asyncio.Protocol):
         self._unhandled = b""
         now_s = time.monotonic()
         self._turn_end_s = now_s + TURN_S
-        while (self._has_more or position < len(data)) and amqp.login_check is None and not self.client.lost:
+        while amqp.login_check is None and not self.client.lost:
             if self._waiting is not None:
                 self._handle(self._retry)
             elif amqp.unfinished is not None:
                 self._handle(amqp.go_on)
-            else:
-                end = position + max(PIECE_BYTES, amqp.buffer.missing_bytes)
+            elif position < len(data):
+                end = len(data) if amqp.state is ConnectionState.OPENED else position + OPENING_PIECE_BYTES
                 self._handle(amqp.receive, data[position:end], now_s)
                 position = end
-            now_s = time.monotonic()
-            if now_s > self._turn_end_s or self._waiting is not None:
+            else:
+                break
+            if self._waiting is not None or (now_s := time.monotonic()) > self._turn_end_s:
                 break
         self._unhandled = data[position:]
-        self.touch()
+        if amqp.has_output:
+            self.touch()
         self.server.dispatch()
         if self.amqp.login_check is not None:
             self._check_login(self.amqp.login_check)
@@ -150,7 +148,15 @@ class ClientConnection(asyncio.Protocol):
         try:
             remaining = iter(take(*arguments))
             for event in remaining:
-                waiting = None if self.client.ended else HANDLERS[type(event)](self, event)
+                kind = type(event)
+                if self.client.ended:
+                    waiting = None
+                elif kind is events.Transferred:  # most events are messages and their outcomes
+                    waiting = self._transfers.take(event)
+                elif kind is events.Dispositioned:
+                    waiting = self.client.dispositions.take(event)
+                else:
+                    waiting = HANDLERS[kind](self, event)
                 if waiting is None and time.monotonic() > self._turn_end_s:  # 4 KiB may be 40 messages, each for thousands of subscriptions
                     waiting = _next_turn
                 if waiting is not None:
@@ -222,33 +228,33 @@ class ClientConnection(asyncio.Protocol):
 
     def send_output(self) -> None:
         """Write the output of the AMQP engine. An error concerns only this connection."""
-        try:
-            self._send_output()
-        except Exception as error:
-            self._broken(error)
-
-    def _send_output(self) -> None:
-        if self.client.leaving:
+        client, amqp, transport = self.client, self.amqp, self._transport
+        if client.leaving:
             return  # who is told that its connection has ended finds nothing of it any more: its subscriptions are free
-        data = self.amqp.data_to_send(take_more=not self._stuck)
-        given_bytes, self.client.given_bytes = self.client.given_bytes, 0
-        if self._transport is not None and not self.client.lost:
+        try:
+            data = amqp.data_to_send(take_more=not self._stuck)
+            given_bytes, client.given_bytes = client.given_bytes, 0
+            if transport is None or client.lost:
+                return
             if data:
-                self._transport.write(data)
+                transport.write(data)
                 if self._stuck:
                     self._unread_answers_bytes += len(data)
                     if self._unread_answers_bytes > UNREAD_ANSWERS_BYTES:
-                        self._transport.pause_reading()
-            if self.amqp.outgoing.kept_bytes > WRITE_BUFFER_BYTES:
-                self.client.full = True  # not all frames of large messages are written
-            self._send_more_later()
-            if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
+                        transport.pause_reading()
+            if amqp.outgoing.kept_bytes > WRITE_BUFFER_BYTES:
+                client.full = True  # not all frames of large messages are written
+            if amqp.outgoing.sessions:
+                self._send_more_later()
+            if given_bytes > WRITE_BUFFER_BYTES or (client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # after the transport has tried to write
-            unheard = self._handling or (self._waiting is not None and not self.client.ended)
-            if self.amqp.closed and not unheard and not self._transport.is_closing():
-                self._transport.close()
+            unheard = self._handling or (self._waiting is not None and not client.ended)
+            if amqp.closed and not unheard and not transport.is_closing():
+                transport.close()
                 # A client that does not read would keep the socket and the unwritten output for ever.
-                self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
+                self._later(amqp.limits.close_timeout_s, transport.abort)
+        except Exception as error:
+            self._broken(error)
 
     def _send_more_later(self) -> None:
         if self.amqp.outgoing.sessions and not self._stuck and not self._sending:
@@ -449,14 +455,8 @@ class ClientConnection(asyncio.Protocol):
             self.client.interrupted()
         self.client.release(orderly=event.by_peer and event.error is None)
 
-    def _transferred(self, event: events.Transferred) -> Retry | None:
-        return self._transfers.take(event)
-
     def _discarded(self, event: events.TransferDiscarded) -> None:
         self._transfers.discarded(event)
-
-    def _dispositioned(self, event: events.Dispositioned) -> None:
-        self.client.dispositions.take(event)
 
     def _flowed(self, event: events.Flowed) -> None:
         context = event.link.context
@@ -481,7 +481,8 @@ def _next_turn() -> None:
     """Do nothing: the event is handled, and the events behind it wait for the next turn."""
 
 
-#: Each handler returns None, or what to call in the next turn if its event, and those behind it, must wait.
+#: Handlers of all events except messages and outcomes. Each handler returns None, or what to call in the next turn if its event, and those
+#: behind it, must wait.
 HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Opened: ClientConnection._opened,
     events.SessionBegun: ClientConnection._begun,
@@ -489,9 +490,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Attached: ClientConnection._attached,
     events.Detached: ClientConnection._detached,
     events.ConnectionClosed: ClientConnection._closed,
-    events.Transferred: ClientConnection._transferred,
     events.TransferDiscarded: ClientConnection._discarded,
-    events.Dispositioned: ClientConnection._dispositioned,
     events.Flowed: ClientConnection._flowed,
     events.DeclareReceived: ClientConnection._declared,
     events.Discharged: ClientConnection._discharged,

@@ -38,7 +38,7 @@ class Dispositions:
                 link.context.settling(consumer, message)
         if event.lost:
             self._acknowledged_too_late(event)
-        settle = self._settle(event)
+        settle = OUTCOMES.get(type(state), return_failed) if event.txn_id is None else self._settle_in(event.txn_id, event)
         if event.more and self._range is None and returns_messages(settle, state):
             self._range = engine.return_range()
         for link, delivery_id, (consumer, message) in event.deliveries:
@@ -47,7 +47,7 @@ class Dispositions:
             settle(engine, consumer, message, state)
             if not event.settled:
                 engine.journaling.tell(self._settled, event.session, link, delivery_id, event.state)
-        if not event.more:
+        if self._range is not None and not event.more:
             self.end_range()
 
     def end_range(self) -> None:
@@ -57,15 +57,13 @@ class Dispositions:
             self._range = None
 
     def _acknowledged_too_late(self, event: Dispositioned) -> None:
-        transaction = None if event.txn_id is None else self._client.transactions.get(event.txn_id)
+        transaction = None if event.txn_id is None else self._client.transactions.held.get(event.txn_id)
         if transaction is not None and isinstance(event.state, Accepted):
             self._client.engine.acknowledgement_lost(transaction)
 
-    def _settle(self, event: Dispositioned) -> Settle:
+    def _settle_in(self, txn_id: bytes, event: Dispositioned) -> Settle:
         client = self._client
-        if event.txn_id is None:
-            return OUTCOMES.get(type(event.state), return_failed)
-        transaction = client.transactions.get(event.txn_id)
+        transaction = client.transactions.held.get(txn_id)
         if transaction is None:
             return return_failed
         if not isinstance(event.state, Accepted):

@@ -9,7 +9,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from bascule.amqp.errors import INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
+from bascule.amqp.composite import Composite
+from bascule.amqp.errors import INVALID_FIELD, AmqpError
 from bascule.amqp.events import Transferred
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
@@ -44,7 +45,7 @@ BROWSED_STEPS = 500
 
 
 class ProducerLink:
-    """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`.
+    """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. The token of a message is the event of its arrival.
 
     If ``address`` is None, each message names its own in ``to``.
     """
@@ -62,27 +63,25 @@ class ProducerLink:
         self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
-    def accepted(self, token: Any) -> None:
+    def accepted(self, token: Transferred) -> None:
         """Tell the client that the message is accepted, with the outcome in its transaction if it has one."""
-        if token is None:
+        if token.settled:
             return
-        delivery_id, txn_id = token
-        if txn_id is None:
-            self.link.settle(delivery_id, ACCEPTED)
-        else:
-            if self._accepted_in.txn_id != txn_id:
-                self._accepted_in = TransactionalState(txn_id, ACCEPTED)  # shared: the engine gathers equal answers
-            self.link.settle(delivery_id, self._accepted_in)
+        outcome: Composite = ACCEPTED
+        if token.txn_id is not None:
+            if self._accepted_in.txn_id != token.txn_id:
+                self._accepted_in = TransactionalState(token.txn_id, ACCEPTED)  # shared: the engine gathers equal answers
+            outcome = self._accepted_in
+        self.link.session.settle_incoming(token.delivery_id, outcome)
         self.client.touch()
 
-    def refused(self, token: Any, error: BasculeError) -> None:
+    def refused(self, token: Transferred, error: BasculeError) -> None:
         """Tell the client why the message is refused. If the client would not see the refusal, close the link."""
-        if token is None:
+        if token.settled:
             self.link.detach(AmqpError(error.condition, str(error)))
         else:
-            delivery_id, txn_id = token
             outcome = Rejected(Error(error.condition, str(error)))
-            self.link.settle(delivery_id, outcome if txn_id is None else TransactionalState(txn_id, outcome))
+            self.link.settle(token.delivery_id, outcome if token.txn_id is None else TransactionalState(token.txn_id, outcome))
         self.client.touch()
 
     def top_up(self) -> None:
@@ -211,7 +210,6 @@ class ConsumerLink:
         if self.settled and self.consumer is not None:
             engine.acknowledge(self.consumer, message)
         client.given(message.size_bytes)
-        client.touch()
 
     def fail_oldest(self) -> None:
         """Count a failed delivery of the oldest message that a dead client held, on which the client most likely worked.
@@ -304,13 +302,6 @@ class BrowserLink:
         link.send(body, context=None, settled=True)
         client.given(message.size_bytes)
         return DELIVERY_STEPS + engine.bodies.read_steps(message) - steps.left
-
-
-def payload_of(event: Transferred) -> bytes:
-    """Return the bytes of a message that a client sends. Raises AmqpError for a format other than AMQP's own."""
-    if event.message_format:
-        raise AmqpError(NOT_IMPLEMENTED, f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is")
-    return event.payload
 
 
 def selector_of(link: Link) -> str:

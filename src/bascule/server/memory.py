@@ -208,4 +208,4 @@ def _held_bytes(connection: ClientConnection) -> int:
     amqp = connection.amqp
     links = connection.client.links
     links_bytes = LINK_BYTES * len(links) + links.names_bytes
-    return CONNECTION_BYTES + amqp.buffer.kept_bytes + SESSION_BYTES * len(amqp.sessions) + links_bytes
+    return CONNECTION_BYTES + len(amqp.buffer.kept) + SESSION_BYTES * len(amqp.sessions) + links_bytes

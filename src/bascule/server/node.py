@@ -31,7 +31,7 @@ from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
 from bascule.server.client_turns import ClientTurns
-from bascule.server.connection import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, GOING_DOWN, ClientConnection
+from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.garbage import GarbageCollection
@@ -41,6 +41,7 @@ from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
 from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
+from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
@@ -89,6 +90,7 @@ class Node:
         self.usage = Usage(usage_limits(settings.broker))
         self.amqp_limits = ConnectionLimits(
             handshake_timeout_s=settings.broker.handshake_timeout_s,
+            input_steps_per_piece=INPUT_STEPS_PER_PIECE,
             deliveries_per_piece=DELIVERIES_PER_PIECE,
             frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bascule.amqp.errors import NOT_ALLOWED, AmqpError
+from bascule.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
 from bascule.amqp.events import TransferDiscarded, Transferred
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import RequestFailed
@@ -15,7 +15,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.sections import scan
 from bascule.server import management
 from bascule.server.attach import place_of_message, routing_at
-from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink, payload_of
+from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink
 
 if TYPE_CHECKING:
     from bascule.broker.turns import Retry
@@ -38,7 +38,10 @@ class Transfers:
             client.lose_message(event.txn_id)
             return None
         try:
-            facts = scan(payload_of(event))
+            if event.message_format:
+                what = f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is"
+                raise AmqpError(NOT_IMPLEMENTED, what)
+            facts = scan(event.payload)
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)
             address, routing = producer.address, producer.routing
             if address is None or routing is None:
@@ -54,9 +57,8 @@ class Transfers:
         else:
             if address == MANAGEMENT_ADDRESS:
                 return self._requested(event, producer)
-            token = _token_of(event)
             waiting = client.engine.send(
-                address, routing, event.payload, facts, client.container, producer, token, transaction, waits=True
+                address, routing, event.payload, facts, client.container, producer, event, transaction, waits=True
             )  # fmt: skip
             if waiting is not None:
                 return partial(self._take_later, event, producer, address, routing, waiting)
@@ -90,7 +92,7 @@ class Transfers:
         check_answerable(error)
         client = self._client
         transaction = None if event.txn_id is None else client.transactions.get(event.txn_id)
-        client.engine.refuse(producer, _token_of(event), error, transaction)
+        client.engine.refuse(producer, event, error, transaction)
 
     def _requested(self, event: Transferred, producer: ProducerLink) -> Retry | None:
         """Handle a request to the management node: accept it when it is decided, and answer it when the result is stored."""
@@ -117,7 +119,7 @@ class Transfers:
             self._request_failed(event, producer, error)
             return None
         client.management_request = None
-        producer.accepted(_token_of(event))
+        producer.accepted(event)
         producer.top_up()
         return None
 
@@ -125,13 +127,8 @@ class Transfers:
         client = self._client
         if isinstance(error, BasculeError):
             check_answerable(error)
-            producer.refused(_token_of(event), error)
+            producer.refused(event, error)
         else:
             self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
-            producer.refused(_token_of(event), RequestFailed("the broker failed to carry out the request; see the broker's log"))
+            producer.refused(event, RequestFailed("the broker failed to carry out the request; see the broker's log"))
         producer.top_up()
-
-
-def _token_of(event: Transferred) -> tuple[int, bytes | None] | None:
-    """Return the token for the outcome of a message; None if its sender waits for none."""
-    return None if event.settled else (event.delivery_id, event.txn_id)

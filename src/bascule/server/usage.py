@@ -55,38 +55,38 @@ class Tally:
 class Holdings(MutableMapping[K, V]):
     """The resources of one kind that a client uses. They count towards a tally, which may be replaced while there are none."""
 
-    __slots__ = ("_held", "tally")
+    __slots__ = ("held", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally(0, "", "")
-        self._held: dict[K, V] = {}
+        self.held: dict[K, V] = {}  # for fast reading only
 
     def __getitem__(self, key: K) -> V:
-        return self._held[key]
+        return self.held[key]
 
     def __setitem__(self, key: K, value: V) -> None:
-        if key not in self._held:
+        if key not in self.held:
             self.tally.count += 1
-        self._held[key] = value
+        self.held[key] = value
 
     def __delitem__(self, key: K) -> None:
-        del self._held[key]
+        del self.held[key]
         self.tally.count -= 1
 
     def uncount(self) -> None:
         """Count the resources towards no limit, because their client has left; they are released later."""
-        self.tally.count -= len(self._held)
+        self.tally.count -= len(self.held)
         self.tally = Tally(0, "", "")
-        self.tally.count = len(self._held)
+        self.tally.count = len(self.held)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._held
+        return key in self.held
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._held)
+        return iter(self.held)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
 
 class UserUsage:

@@ -3,6 +3,7 @@
 import pytest
 
 from bascule.amqp.composite import Composite
+from bascule.amqp.dispositions import take_disposition
 from bascule.amqp.errors import (
     NOT_FOUND,
     IllegalUse,
@@ -100,7 +101,7 @@ def test_huge_disposition_range_costs_only_the_unsettled_deliveries() -> None:
     for _ in range(3):
         sender.send(b"message")
     pair.run()
-    sender.session.on_disposition((True, 1, 1 << 30, True, ACCEPTED))  # type: ignore[arg-type]
+    take_disposition(sender.session, (True, 1, 1 << 30, True, ACCEPTED))  # type: ignore[arg-type]
     assert set(sender.session.unsettled) == {0}
 
 

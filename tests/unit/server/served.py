@@ -23,12 +23,13 @@ from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.server.client_turns import ClientTurns
-from bascule.server.connection import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, ClientConnection
+from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import LoginChecks
 from bascule.server.memory import PeerCaches
+from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.usage import Usage, UsageLimits
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
@@ -63,7 +64,11 @@ class Served:
         self.contained: list[tuple[ErrorKind, Exception]] = []
         self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
-        self.amqp_limits = ConnectionLimits(deliveries_per_piece=DELIVERIES_PER_PIECE, frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES)
+        self.amqp_limits = ConnectionLimits(
+            input_steps_per_piece=INPUT_STEPS_PER_PIECE,
+            deliveries_per_piece=DELIVERIES_PER_PIECE,
+            frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES,
+        )
         self.client_turns = ClientTurns(turn_s=math.inf, slice_s=math.inf)  # a test may do all its work in one turn
         self.logins = LoginChecks()
         self.usage = Usage(usage)

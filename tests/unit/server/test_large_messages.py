@@ -11,12 +11,12 @@ from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.events import Transferred
 from bascule.amqp.limits import FRAME_SIZE_BYTES_MIN
 from bascule.amqp.performatives import Source, Target
-from bascule.server import connection
+from bascule.server import pieces
 from bascule.server.client_turns import ClientTurns
 from bascule.testing.broker import Sender, message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
-PIECE_BYTES = connection.FRAMES_PER_PIECE_BYTES
+PIECE_BYTES = pieces.FRAMES_PER_PIECE_BYTES
 BODY = "x" * (8 * PIECE_BYTES)
 
 

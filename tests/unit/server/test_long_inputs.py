@@ -22,7 +22,7 @@ from bascule.amqp.types import Symbol
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
 from bascule.jms.sections import VALUE, Scan, places, scan
-from bascule.server import connection, transfers
+from bascule.server import connection, pieces, transfers
 from bascule.server.interruptions import PRODUCT
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.support.costs import calls_of
@@ -168,7 +168,7 @@ async def test_wide_disposition_takes_many_turns_and_the_frames_behind_it_wait(m
     assert busy.connection.behind
     assert not busy.wire.reading
     (consumer,) = served.engine.queue("q").consumers
-    assert len(consumer.unacked) == LINKS - connection.DELIVERIES_PER_PIECE
+    assert len(consumer.unacked) == LINKS - pieces.DELIVERIES_PER_PIECE
     served.broker.send("inbox", message_bytes("x"), Sender(), 1)
     served.settle(other)
     assert other.received(inbox) == 1
@@ -176,7 +176,7 @@ async def test_wide_disposition_takes_many_turns_and_the_frames_behind_it_wait(m
     while busy.connection.behind:
         await asyncio.sleep(0)
         turns += 1
-    assert turns >= LINKS // connection.DELIVERIES_PER_PIECE
+    assert turns >= LINKS // pieces.DELIVERIES_PER_PIECE
     assert busy.wire.reading
     served.settle(busy)
     queue = served.engine.queue("q")
@@ -450,5 +450,5 @@ async def test_rest_of_a_wide_disposition_is_dropped_with_its_client(monkeypatch
     client.connection.connection_lost(None)
     await asyncio.sleep(0)
     served.broker.settle()
-    assert served.engine.queue("q").held_messages == LINKS - connection.DELIVERIES_PER_PIECE
+    assert served.engine.queue("q").held_messages == LINKS - pieces.DELIVERIES_PER_PIECE
     assert served.contained == []
