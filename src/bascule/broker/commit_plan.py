@@ -21,8 +21,8 @@ from bascule.broker.transactions import Draft
 #: Steps to plan a message, besides those of its route.
 SEND_STEPS: Final = 4
 #: Acknowledgements that are planned in one step.
-ACKS_PER_STEP: Final = 2
-PIECE_STEPS: Final = 200
+ACKS_PER_STEP = 2
+PIECE_STEPS = 200
 
 
 class CommitPlan(PlanInTurns):

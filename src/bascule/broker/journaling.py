@@ -107,7 +107,7 @@ class Together:
         parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
         del batch.parts[parts:], batch.actions[actions:], batch.digests[digests:]
         self._journaling.let_go()
-        for action, arguments in reversed(self._undo):
+        for action, arguments in self._undo[::-1]:
             action(*arguments)
 
 

@@ -11,9 +11,9 @@ from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import ACKS_PER_STEP, SEND_STEPS, CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
-from bascule.broker.errors import RequestFailed, ResourceLimit
+from bascule.broker.errors import MemoryLow, RequestFailed, ResourceLimit
 from bascule.broker.leaving import Ack, collect
-from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
+from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
@@ -28,7 +28,7 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 #: Places in queues that one piece of a commit's messages takes: a message on a topic takes one place in each subscription.
 PIECE_PLACES: Final = 200
 #: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
-PLANNED_STEPS: Final = 2_000
+PLANNED_STEPS = 2_000
 #: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
 ROLLED_BACK_AT_ONCE: Final = 20
 ROLLBACK_STEPS: Final = 5
@@ -128,8 +128,9 @@ class LocalTransactions:
             self.doom(transaction, ResourceLimit(f"the transaction has more than {MESSAGES_PER_RECORD_MAX} messages; commit more often"))
         elif memory.transactions_bytes > memory.transactions_max_bytes:
             held, share = memory.transactions_bytes, memory.transactions_max_bytes
-            self.doom(transaction, MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often"))
-            return transaction.doomed
+            error = MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often")
+            self.doom(transaction, error)
+            return error
         return None
 
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bascule.core.xid import Xid
-from bascule.journal.records import DamagedRecord, Op, Send, count_entry, decode_count, decode_send, entries, entry, send_entry
+from bascule.journal.errors import DamagedRecord
+from bascule.journal.records import Op, Send, count_entry, decode_count, decode_send, entries, entry, send_entry
 
 _XID = struct.Struct(">IBB")
 _PREPARED = struct.Struct(">qH")

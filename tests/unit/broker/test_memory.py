@@ -10,8 +10,8 @@ import pytest
 
 from bascule.broker import memory
 from bascule.broker.branches import prepare
-from bascule.broker.errors import JournalUnavailable, ResourceLimit
-from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
+from bascule.broker.errors import JournalUnavailable, MemoryLow, ResourceLimit
+from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryPart
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.schedule import CANCELLED_MAX
