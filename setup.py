@@ -21,6 +21,8 @@ INTERPRETED = {
     "core/log",
     # lazy iterators, which mypyc makes lists; cached properties
     "broker/ascending", "broker/policy",
+    # an error, and actions of an administrator
+    "broker/administration",
     # coroutines that wait for IO
     "broker/branch_requests", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping", "broker/ingress_tail",
     "broker/node", "broker/rounds", "core/effects",

@@ -50,7 +50,7 @@ class Faults:
         return BrokerInMemory(**self.options(), **options)
 
     def options(self) -> dict[str, Any]:
-        """Return the options of a BrokerInMemory with these faults. Skips the test on a compiled build, whose classes have no subclasses."""
+        """Return the options of a BrokerInMemory with these faults. Skips the test on a compiled build."""
         if build() == "compiled":
             pytest.skip("subclasses of compiled classes inject the faults")
         return {"errors": self.errors, "journaling": self._journaling, "bodies": partial(FaultyBodies, self)}

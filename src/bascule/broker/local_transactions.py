@@ -178,8 +178,7 @@ class LocalTransactions:
         plan = transaction.plan
         if not isinstance(plan, CommitPlan):
             self.drop_plan(transaction)
-            acks = ((consumer.queue, message) for consumer, message in transaction.acks)
-            plan = transaction.plan = self.commit_plan(transaction.drafts, acks, transaction.size_bytes)
+            plan = transaction.plan = self.commit_plan(transaction.drafts, _with_queues(transaction.acks), transaction.size_bytes)
         return plan.over
 
     def plan_prepare(self, transaction: LocalTransaction) -> bool:
@@ -360,7 +359,7 @@ class LocalTransactions:
     def _give_up(self, transaction: LocalTransaction) -> None:
         acks, transaction.acks = transaction.acks, []
         queues, transaction.queues = transaction.queues, {}
-        self._take_back(queues, len(acks), ((consumer.queue, message) for consumer, message in acks))
+        self._take_back(queues, len(acks), _with_queues(acks))
         transaction.drafts.clear()
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
@@ -376,6 +375,11 @@ class LocalTransactions:
                 self._deliveries.put_back(queue, messages, failed=True)
         else:
             self._deliveries.put_back_all(queues, acks)
+
+
+def _with_queues(acks: Iterable[tuple[QueueConsumer, BrokerMessage]]) -> Iterator[Ack]:
+    for consumer, message in acks:
+        yield consumer.queue, message
 
 
 def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:

@@ -186,7 +186,8 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         }  # fmt: skip
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, build=build(),
-        state="serving" if node.serving else "waiting", serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
+        state="serving" if node.serving else "waiting", serving=node.serving, reason=node.trouble,
+        queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
             "handshakes_aborted": node.handshakes.aborted,
