@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -86,6 +86,32 @@ check: setup ## lint, format and types
 format: setup ## put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The modules are compiled in a copy of the sources, so that the checkout stays interpreted until `make compile`.
+COMPILED := artifacts/compiled
+COMPILE := BASCULE_COMPILE=1 BASCULE_COMPILE_LEVEL=$(LEVEL) $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+# Optimization level of the C compiler: 3 as in the wheels; 1 takes a third of the time.
+LEVEL ?= 3
+
+$(COMPILED)/.built-%: setup.py pyproject.toml requirements-dev.lock $(shell find src/bascule -name '*.py')
+	@echo "compiling with mypyc (minutes)"
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)/docs
+	@cp -r setup.py pyproject.toml LICENSE src $(COMPILED) && cp docs/package.md $(COMPILED)/docs && find $(COMPILED) -name '*.so' -delete
+	@cd $(COMPILED) && $(COMPILE)
+	@touch $@
+
+compile: setup ## compile the modules without IO into the checkout, for speed; run it again after each change of the source
+	@$(MAKE) --no-print-directory $(COMPILED)/.built-$(LEVEL)
+	@cd $(COMPILED) && find src -name '*.so' -exec cp --parents {} $(CURDIR) \;
+
+clean-compiled: ## return to the interpreted modules
+	find src -name '*.so' -delete
+	rm -rf $(COMPILED)
+
+test-compiled: setup ## the tests without services, on compiled modules
+	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
+	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		tests/unit tests/property tests/simulation $(ARGS)
 
 bench: setup ## load against Bascule and against Artemis, in one run
 	$(BIN)/python -m bench.run $(ARGS)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import cProfile
 import gc
+import platform
 import pstats
 import sys
 import time
 
 from bascule.amqp.types import Byte, Int, Symbol, Timestamp
 from bascule.broker.message import BrokerMessage
+from bascule.core.build import build
 from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, PROPERTIES, VALUE, header_bytes, scan, section_bytes
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
@@ -89,6 +91,7 @@ def main() -> None:
         profile.runcall(run, 20)
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         return
+    print(f"{build()} build, Python {platform.python_version()}")
     print(f"        scan: {min(run_scan() for _ in range(REPEATS)):5.1f} us")
     for turn in TURNS:
         print(f"{turn:4} in a turn: {min(run(turn) for _ in range(REPEATS)):5.1f} us")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bascule.core.build import build
 from bench.artemis import Artemis
 from bench.bascule_up import BasculeUp
 from tests.support.java import java_command
@@ -160,7 +161,7 @@ def machine() -> dict[str, Any]:
     said = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*: (.*)", said, re.MULTILINE)
     cpu = model[1] if model else platform.processor()
-    about = {"system": platform.platform(), "cores": os.cpu_count(), "cpu": cpu, "python": platform.python_version()}
+    about = {"system": platform.platform(), "cores": os.cpu_count(), "cpu": cpu, "python": platform.python_version(), "build": build()}
     return {**about, "load_average": os.getloadavg()}
 
 

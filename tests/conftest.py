@@ -21,6 +21,7 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
+from bascule.core.build import build
 from bascule.core.log import PRODUCT
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
@@ -32,6 +33,8 @@ from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
 
 TESTS = Path(__file__).parent
+#: A compiled build has no functions and classes whose parts a test can replace.
+NOT_COMPILED = pytest.mark.skip(reason="replaces parts of compiled modules")
 #: Import paths of child processes: the product, and the packages of the tests.
 IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
@@ -83,14 +86,20 @@ def pytest_configure(config: pytest.Config) -> None:
         process.LASTING_PORT_MIN, process._first_passing_port = first, lambda: first + share
 
 
+def pytest_report_header() -> str:
+    return f"bascule: {build()} build"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    shares = _shares(items)
+    shares, compiled = _shares(items), build() == "compiled"
     items.sort(key=lambda item: (shares.get(item.path, 1.0), item.path))
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
             if item.get_closest_marker("on_mock_cluster"):
                 item.add_marker(pytest.mark.slow)
+        if compiled and item.get_closest_marker("interpreted"):
+            item.add_marker(NOT_COMPILED)
         if item.config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
 

@@ -86,6 +86,7 @@ def test_snapshot_taken_in_many_steps_is_the_state_at_its_sequence(runs: int, mo
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), SnapshotRun)
 
 
+@pytest.mark.interpreted
 @EACH_LENGTH
 @pytest.mark.timeout(TIMEOUT_S)
 def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +94,7 @@ def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int
     run_all(range(FIRST_SEED, FIRST_SEED + runs // 10), PlannedRun)
 
 
+@pytest.mark.interpreted
 def test_model_detects_a_commit_that_uses_outdated_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_all_in_pieces(monkeypatch)
     monkeypatch.setattr(PlannedSends, "_outdated", lambda *_: False)
@@ -256,6 +258,7 @@ BRANCH_FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", BRANCH_FAULTS)
 def test_model_detects_planted_branch_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
@@ -312,6 +315,7 @@ SNAPSHOT_FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
 def test_model_detects_planted_snapshot_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
@@ -319,6 +323,7 @@ def test_model_detects_planted_snapshot_fault(fault: Callable[[pytest.MonkeyPatc
         slowly(monkeypatch, range(1, PLANTED_RUNS), SnapshotRun)
 
 
+@pytest.mark.interpreted
 def test_model_detects_a_search_that_misses_messages_returned_behind_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_where_a_search_was_when_messages_come_back(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
@@ -338,12 +343,14 @@ def test_promises_hold_when_messages_of_transactions_are_refused(runs: int) -> N
     run_all(range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), RefusedRun)
 
 
+@pytest.mark.interpreted
 def test_model_detects_an_engine_that_commits_the_rest_of_a_refused_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalTransactions, "message_refused", lambda *_: None)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), RefusedRun)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_model_detects_planted_engine_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bascule.broker import snapshot as snapshots
 from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.broker.snapshot import Snapshot
+from bascule.journal.errors import RecordError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     DIGEST_SIZE,
@@ -17,7 +18,6 @@ from bascule.journal.records import (
     KafkaOrigin,
     Kind,
     Op,
-    RecordError,
     Send,
     SendFlag,
     ack_entry,

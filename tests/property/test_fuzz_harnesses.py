@@ -48,18 +48,21 @@ def test_input_that_is_costly_each_time_is_found(monkeypatch: pytest.MonkeyPatch
         replay("server", seeds("server")[0])
 
 
+@pytest.mark.interpreted
 def test_input_that_is_costly_only_once_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([2 * COST_S_MAX])
     planted(monkeypatch, AddressIndex, "matching", lambda: busy(next(times, 0.0)))
     replay("matching", b"a = 1\0a.*")
 
 
+@pytest.mark.interpreted
 def test_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AddressIndex, "matching", lambda *_: [])
     with HARNESSES["matching"]() as harness, pytest.raises(AssertionError):
         judged(harness, b"a = 1\0a.*")
 
 
+@pytest.mark.interpreted
 def test_memory_leaked_by_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bytes] = []
     inputs = seeds("matching")[:8]

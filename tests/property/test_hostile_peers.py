@@ -20,7 +20,8 @@ from bascule.amqp.errors import INTERNAL_ERROR
 from bascule.amqp.states import SessionState
 from bascule.broker import administration
 from bascule.core.log import LogEvent
-from bascule.jms.sections import MalformedMessage, scan
+from bascule.jms.errors import MalformedMessage
+from bascule.jms.sections import scan
 from bascule.server.connection import ClientConnection
 from bascule.server.status import consumer_status, queue_detail, subscription_status
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes

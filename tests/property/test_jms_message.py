@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bascule.amqp.codec import encode
 from bascule.amqp.types import Byte, Char, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from bascule.core.errors import InvalidInput
+from bascule.jms.errors import MalformedMessage  # fmt: skip
 from bascule.jms.ids import amqp_id, message_id_text
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.message import DESTINATION_KINDS, JmsMessage, decode_message, encode_message
@@ -26,11 +27,10 @@ from bascule.jms.sections import (
     SEQUENCE,
     TIME_MAX_MS,
     VALUE,
-    MalformedMessage,
     places,
     scan,
     section_bytes,
-)  # fmt: skip
+)
 from bascule.jms.selector.numbers import single
 
 

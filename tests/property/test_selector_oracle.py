@@ -379,6 +379,7 @@ def between_excludes_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS = (unknown_is_false, and_binds_as_or, division_rounds_down, integers_do_not_wrap, like_knows_no_escape, between_excludes_its_bounds)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_oracle_detects_planted_selector_fault(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

@@ -22,7 +22,8 @@ from bascule.broker.message import Bodies
 from bascule.broker.node import ElectionOutcome, NodeProtocol
 from bascule.broker.policy import Policy
 from bascule.core.errors import BasculeError
-from bascule.journal.records import KEY_OF_KIND, Kind, RecordError
+from bascule.journal.errors import RecordError
+from bascule.journal.records import KEY_OF_KIND, Kind
 from tests.sim.connections import Connection
 from tests.sim.effects import ProcessEffects, answered
 from tests.sim.housekeeping import FETCH_MAX, INGRESS_ID, Following, Housekeeping

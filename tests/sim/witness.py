@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bascule.broker.engine import Engine
-from bascule.journal.records import RecordError
+from bascule.journal.errors import RecordError
 from bascule.writer.position import position_key
 from tests.sim.housekeeping import Following
 from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Answer, Kafka, KafkaFault, Partition

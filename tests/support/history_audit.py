@@ -6,19 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from bascule.core.destination import Routing
-from bascule.journal.records import (
-    ForeignRecord,
-    Kind,
-    Op,
-    SendFlag,
-    decode_ack,
-    decode_count,
-    decode_header,
-    decode_json,
-    decode_send,
-    entries,
-    mid_of,
-)
+from bascule.journal.errors import ForeignRecord
+from bascule.journal.records import Kind, Op, SendFlag, decode_ack, decode_count, decode_header, decode_json, decode_send, entries, mid_of
 from tests.support.history import Audit
 from tests.support.operations import Place
 

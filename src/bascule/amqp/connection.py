@@ -35,6 +35,7 @@ from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, 
 #: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
 _ENDED: Final = ConnectionState.ENDED
+_NOTHING: Callable[[], None] | None = None  # the type of None would hold until the next assignment, whatever a call changes
 
 
 class Connection:
@@ -201,7 +202,7 @@ class Connection:
 
     def go_on(self) -> list[Event]:
         """Continue ``unfinished`` work and then the frames after it. ``receive`` must not be called while work is unfinished."""
-        unfinished, self.unfinished = self.unfinished, None
+        unfinished, self.unfinished = self.unfinished, _NOTHING
         if unfinished is not None and not self.closed:
             try:
                 unfinished()
@@ -244,8 +245,7 @@ class Connection:
             action()
 
     def _take_events(self) -> list[Event]:
-        events = self._events.copy()
-        self._events.clear()
+        events, self._events[:] = self._events[:], []
         return events
 
     def _consume(self, data: bytes) -> None:

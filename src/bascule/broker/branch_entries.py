@@ -21,10 +21,10 @@ from bascule.journal.records import Send, SendFlag, entries, packed_count_entry,
 
 #: Steps to encode a message, and messages of one piece.
 SEND_STEPS: Final = 5
-PIECE_SENDS: Final = 50
+PIECE_SENDS = 50
 #: Steps to encode a received message, and received messages of one piece.
 RECEIVED_STEPS: Final = 2
-PIECE_RECEIVED: Final = 200
+PIECE_RECEIVED = 200
 _DIGEST_FLAGS: Final = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 

@@ -245,9 +245,15 @@ def listed(engine: Engine) -> Iterator[Listed]:
     """Yield the prepared branches, and those that an administrator has ended and nobody has forgotten. There may be many."""
     branches = engine.branches
     prepared = [branch for branch in branches.prepared.values() if branch.stored]
-    waiting = (Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry)) for branch in prepared)
-    forced = (Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0) for ended in list(branches.forced.values()))
-    return chain(waiting, forced)
+    return chain(map(_waiting, prepared), map(_forced, list(branches.forced.values())))
+
+
+def _waiting(branch: Branch) -> Listed:
+    return Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
+
+
+def _forced(ended: Ended) -> Listed:
+    return Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0)
 
 
 def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:

@@ -25,15 +25,15 @@ from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Steps to look at a queue, or at a duplicate window.
-LOOK_STEPS: Final = 5
+LOOK_STEPS = 5
 #: Queues or windows of one piece.
-PIECE_LOOKS: Final = 100
+PIECE_LOOKS = 100
 #: Steps to copy one run of messages of a queue, and the number of messages that one more step copies.
-COPY_STEPS: Final = 8
+COPY_STEPS = 8
 MESSAGES_PER_STEP: Final = 4
 #: The walk ends after a round that copied the new messages in at most this many steps. The last piece, which is one turn, takes about as
 #: long.
-LAST_STEPS: Final = 3_000
+LAST_STEPS = 3_000
 #: The walk also ends after this many rounds. Each round after the first copies only the messages that arrived during the round before.
 ROUNDS_MAX: Final = 5
 

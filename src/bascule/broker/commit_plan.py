@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from itertools import islice
-from typing import Final
 
 from bascule.broker.leaving import Ack, collect, count
 from bascule.broker.planned_sends import PIECE_STEPS, PlannedSends
@@ -13,7 +12,7 @@ from bascule.broker.sending import Sending
 from bascule.broker.transactions import Draft
 
 #: Acknowledgements that are planned in one step.
-ACKS_PER_STEP: Final = 2
+ACKS_PER_STEP = 2
 
 
 class CommitPlan(PlannedSends[Draft]):

@@ -27,11 +27,11 @@ ID_SIZE_BYTES: Final = _ID.size
 _TIME_SIZE_BYTES: Final = ID_SIZE_BYTES - DIGEST_SIZE
 #: Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
 SEGMENT_IDS: Final = 1024
-SEGMENT_BYTES: Final = SEGMENT_IDS * ID_SIZE_BYTES
+SEGMENT_BYTES = SEGMENT_IDS * ID_SIZE_BYTES
 #: How often windows are searched for expired ids.
 SWEEP_INTERVAL_MS: Final = 60_000
 #: Windows and ids of one turn of such a search: about 5 ms.
-SWEEP_STEPS: Final = 5_000
+SWEEP_STEPS = 5_000
 
 
 class DuplicateViolation(enum.StrEnum):

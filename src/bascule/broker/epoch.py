@@ -22,18 +22,9 @@ from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochStat
 from bascule.core import crash
 from bascule.core.effects import Severity, Timer, Waiter
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.journal.errors import DamagedRecord, ForeignRecord, RecordError
 from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
-from bascule.journal.records import (
-    KEY_OF_KIND,
-    DamagedRecord,
-    ForeignRecord,
-    Kind,
-    Op,
-    RecordError,
-    decode_header,
-    encode_record,
-    json_entry,
-)
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode_record, json_entry
 
 #: The outcome of an append: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for a record stored at an offset that the client
 #: does not know, (-1, reason) for a failure.

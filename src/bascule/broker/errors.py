@@ -22,6 +22,12 @@ class QueueFull(ResourceLimit):
     retriable = True
 
 
+class MemoryLow(ResourceLimit):
+    """Raised when the broker accepts no more messages until consumers have made room."""
+
+    retriable = True
+
+
 class RecordTooLarge(ResourceLimit):
     """Raised when the entries of one journal record are larger than the journal accepts. Nothing was done.
 

@@ -16,8 +16,8 @@ from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.journal.errors import DamagedRecord, ForeignRecord, RecordError
 from bascule.journal.reading import Trimmed
-from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 
 #: How long Kafka may take to return records that exist. If a former leader answers, the new leader gets the same time.
 ANSWER_TIMEOUT_S: Final = 30.0

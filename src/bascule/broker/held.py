@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final
 
 from bascule.broker.message import BrokerMessage
 
 #: Messages of one block. A block that gets older messages may grow to twice this number.
-BLOCK_MESSAGES: Final = 512
+BLOCK_MESSAGES = 512
 
 
 class HeldCopy:

@@ -20,8 +20,9 @@ from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 from bascule.jms.sections import scan
+from bascule.journal.errors import ForeignRecord
 from bascule.journal.reading import CutOff
-from bascule.journal.records import MESSAGES_PER_RECORD_MAX, ForeignRecord, Op, Send, decode_header, decode_send, entries
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, decode_header, decode_send, entries
 
 #: Bytes of one chunk.
 CHUNK_BYTES: Final = 256 * 1024

@@ -108,7 +108,7 @@ class Together:
         parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
         del batch.parts[parts:], batch.actions[actions:], batch.digests[digests:]
         self._journaling.taken_back()
-        for action, arguments in reversed(self._undo):
+        for action, arguments in self._undo[::-1]:
             action(*arguments)
 
 

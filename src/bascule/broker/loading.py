@@ -12,11 +12,11 @@ from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.branches import Ended, decode_ended
+from bascule.journal.errors import DamagedRecord
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     INDEX_MAX,
-    DamagedRecord,
     Header,
     Kind,
     Op,

@@ -12,9 +12,9 @@ from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import ACKS_PER_STEP, CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
-from bascule.broker.errors import RequestFailed, ResourceLimit
+from bascule.broker.errors import MemoryLow, RequestFailed, ResourceLimit
 from bascule.broker.leaving import Ack, collect
-from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
+from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES
 from bascule.broker.message import BrokerMessage
 from bascule.broker.planned_sends import PIECE_PLACES, SEND_STEPS, Placed
 from bascule.broker.policy import Policy
@@ -29,7 +29,7 @@ from bascule.core.errors import BasculeError, TransactionRolledBack, Transaction
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
 #: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
-PLANNED_STEPS: Final = 2_000
+PLANNED_STEPS = 2_000
 #: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
 ROLLED_BACK_AT_ONCE: Final = 20
 ROLLBACK_STEPS: Final = 5
@@ -130,8 +130,9 @@ class LocalTransactions:
             self.doom(transaction, ResourceLimit(f"the transaction has more than {MESSAGES_PER_RECORD_MAX} messages; commit more often"))
         elif memory.transactions_bytes > memory.transactions_max_bytes:
             held, share = memory.transactions_bytes, memory.transactions_max_bytes
-            self.doom(transaction, MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often"))
-            return transaction.doomed
+            error = MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often")
+            self.doom(transaction, error)
+            return error
         return None
 
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
@@ -208,8 +209,7 @@ class LocalTransactions:
         plan = transaction.plan
         if not isinstance(plan, CommitPlan):
             self.drop_plan(transaction)
-            acks = ((consumer.queue, message) for consumer, message in transaction.acks)
-            plan = transaction.plan = self.commit_plan(transaction.drafts, acks, transaction.size_bytes)
+            plan = transaction.plan = self.commit_plan(transaction.drafts, _with_queues(transaction.acks), transaction.size_bytes)
         return plan.ready()
 
     def plan_prepare(self, transaction: LocalTransaction) -> bool:
@@ -409,7 +409,7 @@ class LocalTransactions:
     def _give_up(self, transaction: LocalTransaction) -> None:
         acks, transaction.acks = transaction.acks, []
         queues, transaction.queues = transaction.queues, {}
-        self._take_back(queues, len(acks), ((consumer.queue, message) for consumer, message in acks))
+        self._take_back(queues, len(acks), _with_queues(acks))
         transaction.drafts.clear()
         self._discharge(transaction)
         self._discharge_deliveries(transaction)
@@ -429,6 +429,11 @@ class LocalTransactions:
 
 def _nothing() -> None:
     """Answer nothing: the caller does."""
+
+
+def _with_queues(acks: Iterable[tuple[QueueConsumer, BrokerMessage]]) -> Iterator[Ack]:
+    for consumer, message in acks:
+        yield consumer.queue, message
 
 
 def _pieces(stored: Sequence[Stored]) -> list[list[Stored]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from bascule.broker.errors import ResourceLimit
+from bascule.broker.errors import MemoryLow, ResourceLimit
 from bascule.broker.turns import Work
 from bascule.core import caches
 from bascule.core.defaults import MEMORY_BYTES
@@ -58,7 +58,7 @@ SELECTORS_SHARE: Final = 0.125
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
 #: Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
-FREED_AT_ONCE: Final = 500
+FREED_AT_ONCE = 500
 
 
 #: Queues, or windows, that are measured before other work is done. Each takes about a step.
@@ -213,12 +213,6 @@ class MemoryAccount:
     def refusal(self) -> ResourceLimit:
         """Return the error for a request that is refused while producers are blocked."""
         return MemoryLow(f"the broker is short of memory or disk space: {self.blocked}")
-
-
-class MemoryLow(ResourceLimit):
-    """Raised when the broker accepts no more messages until consumers have made room."""
-
-    retriable = True
 
 
 def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 
 #: Messages of one block of a line. An insertion in the middle moves at most twice as many.
-BLOCK_MESSAGES: Final = 512
+BLOCK_MESSAGES = 512
 
 
 class QueuePlace(NamedTuple):

@@ -11,7 +11,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
 #: Messages of one piece, and the steps for each of them.
-PIECE_MESSAGES: Final = 200
+PIECE_MESSAGES = 200
 PUT_BACK_STEPS: Final = 6
 
 

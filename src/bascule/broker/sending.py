@@ -32,8 +32,9 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
+from bascule.jms.errors import MalformedMessage
 from bascule.jms.lookup import selector_lookup
-from bascule.jms.sections import MalformedMessage, Scan, application_property
+from bascule.jms.sections import Scan, application_property
 from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
 #: Maximum size in bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.

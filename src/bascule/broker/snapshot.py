@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from bascule.broker.ascending import has
 from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
+from bascule.journal.errors import DamagedRecord
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import INDEX_BITS, DamagedRecord
+from bascule.journal.records import INDEX_BITS
 from bascule.journal.sizes import JournalSizes
 
 SNAPSHOT_VERSION = 2

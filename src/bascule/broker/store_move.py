@@ -27,10 +27,10 @@ FREED_MIN: Final = 2
 #: Bytes of a message in the store besides its body: the header of its record, the fields and the address of its entry, its key.
 STORED_OVERHEAD_BYTES: Final = 128
 #: Maximum number of messages and of bytes that one round moves, since traffic continues meanwhile.
-ROUND_MESSAGES_MAX: Final = 20_000
-ROUND_BYTES_MAX: Final = 64 << 20
+ROUND_MESSAGES_MAX = 20_000
+ROUND_BYTES_MAX = 64 << 20
 #: Bytes of records that are in memory at once; one more message may be added.
-BATCH_BYTES: Final = 4 << 20
+BATCH_BYTES = 4 << 20
 #: Messages of one piece of the search, and the steps for each of them.
 PIECE_MESSAGES: Final = 100
 SEARCH_STEPS: Final = 7

@@ -88,7 +88,9 @@ def verify(
 
 def _show(status: dict[str, Any]) -> None:
     line(
-        f"{status['bridge']}: {status['state']}" + (f" ({status['reason']})" if status["reason"] else "") + f", Bascule {status['version']}"
+        f"{status['bridge']}: {status['state']}"
+        + (f" ({status['reason']})" if status["reason"] else "")
+        + f", Bascule {status['version']} ({status['build']})"
     )
     show_rows(status["queues"], QUEUE_COLUMNS, Format.TABLE)
     table(PIN_COLUMNS, map(_pin, status["pins"]))

@@ -11,6 +11,7 @@ import typer
 from bascule import __version__
 from bascule.cli import adapter, administer, config, inspect, messages, run, user, xa
 from bascule.cli.output import fail, line
+from bascule.core.build import build
 from bascule.core.errors import BasculeError
 from bascule.core.log import LogSettings, configure
 from bascule.threads.stacks import show_stacks_on_signal
@@ -39,14 +40,17 @@ for register in (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        line(f"bascule {__version__}")
+        line(f"bascule {__version__} ({build()})")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     _version_wanted: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and the build (compiled or interpreted), and exit."
+        ),
     ] = False,
 ) -> None:
     pass

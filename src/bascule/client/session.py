@@ -17,8 +17,8 @@ from bascule.client.sends import SendCompletion, Sends, now_ms
 from bascule.client.session_links import Acknowledge
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
+from bascule.jms.errors import MalformedMessage
 from bascule.jms.message import decode_message
-from bascule.jms.sections import MalformedMessage
 
 if TYPE_CHECKING:
     from bascule.client.core import Core

@@ -69,7 +69,8 @@ def annotated(body: bytes, annotations: Mapping[str, Any]) -> bytes:
         begin = end
     section = HEADER
     try:
-        header = body[slice(*found[HEADER])] if HEADER in found else b""
+        start, end = found.get(HEADER, (0, 0))
+        header = body[start:end]
         durable, priority, *_ = header_fields(header) if header else (False, 4)
         section = PROPERTIES
         message_id, properties = _without_expiry(body, *found[section]) if section in found else (b"", b"")

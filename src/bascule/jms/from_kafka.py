@@ -13,6 +13,7 @@ from bascule.amqp.types import Int
 from bascule.core.destination import Routing
 from bascule.core.errors import BadRecord
 from bascule.core.kafka_records import KafkaRecord
+from bascule.jms.errors import HeaderMissing
 from bascule.jms.message import PERSISTENT, JmsMessage
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
 
@@ -49,10 +50,6 @@ def message_of(
     message.message_id = message.message_id or f"ID:kafka:{record.topic}:{record.partition}:{record.offset}"
     _add_properties(message, record, key_as)
     return message, address, routing
-
-
-class HeaderMissing(BadRecord):
-    """A header named in a setting is missing."""
 
 
 def _filled(template: str, record: KafkaRecord) -> str:

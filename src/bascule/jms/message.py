@@ -14,6 +14,7 @@ from bascule.amqp.errors import DecodeError, EncodeError
 from bascule.amqp.types import Byte, Symbol, Timestamp, UInt
 from bascule.core.caches import peer_cache
 from bascule.core.errors import InvalidInput
+from bascule.jms.errors import MalformedMessage  # fmt: skip
 from bascule.jms.ids import amqp_id, correlation_id_text, message_id_text
 from bascule.jms.sections import (
     APPLICATION_PROPERTIES,
@@ -27,7 +28,6 @@ from bascule.jms.sections import (
     PROPERTIES,
     SEQUENCE,
     VALUE,
-    MalformedMessage,
     header_bytes,
     header_fields,
     malformed,
@@ -36,7 +36,7 @@ from bascule.jms.sections import (
     property_fields,
     section_bytes,
     signed_sequence,
-)  # fmt: skip
+)
 
 PERSISTENT: Final = "PERSISTENT"
 NON_PERSISTENT: Final = "NON_PERSISTENT"

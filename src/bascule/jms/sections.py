@@ -31,7 +31,6 @@ from bascule.amqp.constructors import (
 from bascule.amqp.errors import DecodeError
 from bascule.amqp.types import Int, UByte, UInt, ULong
 from bascule.core.caches import peer_cache
-from bascule.core.errors import InvalidInput
 from bascule.jms.checks import (
     BODY_SECTIONS_MAX,
     HEADER_SIZE_BYTES_MAX,
@@ -40,6 +39,7 @@ from bascule.jms.checks import (
     check_text,
     end_of_field,
 )
+from bascule.jms.errors import MalformedMessage
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -99,12 +99,6 @@ MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
 _u32 = struct.Struct(">I").unpack_from
 _i64 = struct.Struct(">q").unpack_from
-
-
-class MalformedMessage(InvalidInput):
-    """The bytes are not a valid AMQP message; the text has the section and the byte."""
-
-    condition = "amqp:decode-error"
 
 
 class Scan(NamedTuple):

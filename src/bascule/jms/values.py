@@ -35,7 +35,7 @@ class Type(NamedTuple):
 def _integer(name: str, kind: type[int], bits: int, *, signed: bool = True) -> Type:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
         if not _DIGITS.fullmatch(text) or not low <= (value := int(text)) <= high:
             raise ValueError(text)
         return kind(value)

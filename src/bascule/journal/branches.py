@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bascule.core.xid import Xid
-from bascule.journal.records import DamagedRecord, Op, Send, count_entry, decode_count, decode_send, entries, entry, send_entry
+from bascule.journal.errors import DamagedRecord
+from bascule.journal.records import Op, Send, count_entry, decode_count, decode_send, entries, entry, send_entry
 
 _XID = struct.Struct(">IBB")
 _PREPARED = struct.Struct(">qH")
@@ -92,8 +93,13 @@ def prepared_sends(value: bytes, start: int, end: int) -> tuple[str, Iterator[Se
     Raises DamagedRecord.
     """
     _, _, container, position = _prepared_head(value, start, end)
-    found = (decode_send(value, inner, inner_end) for op, inner, inner_end in entries(value, position, end) if op == Op.SEND)
-    return container, found
+    return container, _sends(value, position, end)
+
+
+def _sends(value: bytes, position: int, end: int) -> Iterator[Send]:
+    for op, inner, inner_end in entries(value, position, end):
+        if op == Op.SEND:
+            yield decode_send(value, inner, inner_end)
 
 
 def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, int]:

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from bascule.journal.records import DamagedRecord, Header, Kind
+from bascule.journal.errors import DamagedRecord
+from bascule.journal.records import Header, Kind
 
 #: Maximum appends of an epoch in flight: this many of its records may follow the start of the epoch that replaces it.
 IN_FLIGHT_MAX: Final = 4

@@ -19,9 +19,10 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from bascule.core.errors import BasculeError, InvalidInput, Scope
+from bascule.core.errors import InvalidInput
+from bascule.journal.errors import DamagedRecord, ForeignRecord, NewerRecord
 
 MAGIC = b"BJ"
 VERSION = 1
@@ -66,42 +67,14 @@ class Op(enum.IntEnum):
 class SendFlag:
     """Bits of a SEND entry. Plain integers, because ``&`` of an enum takes a microsecond and every message needs several."""
 
-    DURABLE = 1
-    GROUPED = 2  # has a group id (JMSXGroupID)
-    FROM_KAFKA = 4  # from an ingress
-    PIPELINES_ONLY = 8  # non-persistent: journaled for the diverts only, in no queue's journal
-    DUPLICATE_ID = 16  # a 16-byte digest for duplicate detection follows
-    SECOND_DUPLICATE_ID = 32  # a second digest follows (_AMQ_DUPL_ID beside the message id)
-    DIVERTS = 64  # names of the diverts that took the message follow
-    SOURCE = 128  # the Kafka coordinates of its source follow
-
-
-class RecordError(BasculeError):
-    """A journal record that cannot be read. ``reason`` is one word for metrics."""
-
-    retriable = False
-    scope = Scope.PROCESS
-    reason: ClassVar[str] = "damaged"
-
-
-class ForeignRecord(RecordError):
-    """The record was not written by Bascule: it is ignored and reported."""
-
-    scope = Scope.OPERATION
-
-    reason: ClassVar[str] = "foreign"
-
-
-class DamagedRecord(RecordError):
-    """The record was written by Bascule and is damaged: the load stops."""
-
-    reason: ClassVar[str] = "damaged"
-
-
-class NewerRecord(RecordError):
-    """The record was written by a newer Bascule: the load stops."""
-
-    reason: ClassVar[str] = "newer"
+    DURABLE: Final = 1
+    GROUPED: Final = 2  # has a group id (JMSXGroupID)
+    FROM_KAFKA: Final = 4  # from an ingress
+    PIPELINES_ONLY: Final = 8  # non-persistent: journaled for the diverts only, in no queue's journal
+    DUPLICATE_ID: Final = 16  # a 16-byte digest for duplicate detection follows
+    SECOND_DUPLICATE_ID: Final = 32  # a second digest follows (_AMQ_DUPL_ID beside the message id)
+    DIVERTS: Final = 64  # names of the diverts that took the message follow
+    SOURCE: Final = 128  # the Kafka coordinates of its source follow
 
 
 class Header(NamedTuple):

@@ -16,17 +16,15 @@ from bascule.jms.lookup import selector_lookup
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, error_headers, text_of_error
 from bascule.jms.selector import compile_selector
 from bascule.jms.to_kafka import record_of, target_topic
+from bascule.journal.errors import DamagedRecord, ForeignRecord, NewerRecord
 from bascule.journal.fence import Fence
 from bascule.journal.records import (
     HEADER,
     HEADER_SIZE,
     MAGIC,
     VERSION,
-    DamagedRecord,
-    ForeignRecord,
     Header,
     Kind,
-    NewerRecord,
     Op,
     Send,
     SendFlag,

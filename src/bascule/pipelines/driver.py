@@ -22,7 +22,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.signals import StopSignals
-from bascule.journal.records import DamagedRecord, NewerRecord
+from bascule.journal.errors import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.failures import crossing_batch, described

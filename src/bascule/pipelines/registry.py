@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from bascule.journal.errors import DamagedRecord, ForeignRecord
 from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
-from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
+from bascule.journal.records import Header, Kind, decode_header
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
-from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
+from bascule.journal.errors import ForeignRecord
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, allow_writers, held_position
 from bascule.pipelines.divert import (
     DivertEngine,

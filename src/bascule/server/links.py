@@ -25,7 +25,8 @@ from bascule.broker.turns import Allowance, Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.jms.sections import MalformedMessage, head_of, header_bytes
+from bascule.jms.errors import MalformedMessage
+from bascule.jms.sections import head_of, header_bytes
 from bascule.jms.selector import Selector
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from bascule.broker.branches import Listed
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.core.build import build
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class BrokerStatus(TypedDict):
 
     bridge: str
     version: str
+    build: str  # compiled | interpreted
     state: str
     serving: bool
     reason: str  # why the broker does not serve; empty if it does
@@ -183,8 +185,9 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
             "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
         }  # fmt: skip
     return BrokerStatus(
-        bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
-        serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
+        bridge=node.settings.bridge.id, version=bascule.__version__, build=build(),
+        state="serving" if node.serving else "waiting", serving=node.serving, reason=node.trouble,
+        queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
             "handshakes_aborted": node.handshakes.aborted,

@@ -35,8 +35,9 @@ from bascule.jms.sections import (
     scan,
     section_bytes,
 )
+from bascule.journal.errors import ForeignRecord
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, encode_record, json_entry
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, encode_record, json_entry
 
 
 def message_bytes(

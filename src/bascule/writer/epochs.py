@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from bascule.journal.errors import ForeignRecord
 from bascule.journal.fence import STRAY_RECORDS_MAX
-from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, decode_send, entries
+from bascule.journal.records import Kind, Op, decode_header, decode_json, decode_send, entries
 from bascule.writer.position import Position
 
 

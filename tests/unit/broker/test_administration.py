@@ -124,6 +124,7 @@ def test_a_message_with_a_redelivery_delay_is_moved_without_the_delay() -> None:
     assert bench.got(bench.consumer(bench.queue("other"))) == ["failed"]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("action", [lambda engine, queue: move(engine, queue, "other"), return_dead_letters])
 def test_a_message_whose_body_cannot_be_read_is_not_moved(
     bench: Bench, action: Callable[[Engine, BrokerQueue], Iterator[Progress]], monkeypatch: pytest.MonkeyPatch

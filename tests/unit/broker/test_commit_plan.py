@@ -297,6 +297,7 @@ def test_message_sent_after_the_plan_is_part_of_the_commit(bench: Bench) -> None
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
+@pytest.mark.interpreted
 def test_error_during_planning_rolls_transaction_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     contained: list[Exception] = []
     monkeypatch.setattr(bench.engine.journaling, "errors", ErrorContainment(lambda _, error, __: contained.append(error)))

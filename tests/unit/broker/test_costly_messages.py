@@ -147,6 +147,7 @@ def test_reading_the_head_of_a_message_does_not_examine_its_body_sections(read: 
     assert calls_of(read) < 100
 
 
+@pytest.mark.interpreted
 def test_properties_of_a_message_are_read_once_for_all_subscriptions(bench: Bench) -> None:
     body, facts = message_bytes("x", properties=PROPERTIES), scan(message_bytes("x"))
 

@@ -7,7 +7,7 @@ import pytest
 from bascule.broker.duplicates import SEGMENT_IDS, DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.policy import AddressPolicy, Policy
-from bascule.jms.sections import MalformedMessage
+from bascule.jms.errors import MalformedMessage
 from tests.unit.broker.conftest import Bench
 
 

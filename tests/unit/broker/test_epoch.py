@@ -12,9 +12,10 @@ from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochStat
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.sections import scan
+from bascule.journal.errors import DamagedRecord
 from bascule.journal.fence import IN_FLIGHT_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
-from bascule.journal.records import DamagedRecord, Kind, decode_header
+from bascule.journal.records import Kind, decode_header
 from bascule.testing.broker import Sender, message_bytes
 from tests.unit.broker.epoch_surroundings import EPOCH, FENCED, LIMITS, Surroundings, around, record
 

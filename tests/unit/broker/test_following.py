@@ -15,8 +15,9 @@ from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.errors import DamagedRecord
 from bascule.journal.reading import Trimmed
-from bascule.journal.records import DamagedRecord, Op, json_entry
+from bascule.journal.records import Op, json_entry
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes, snapshot_of
 
 RECORDS_AT_ONCE = 2

@@ -116,6 +116,7 @@ def test_messages_set_aside_are_in_snapshots_and_in_the_depth_of_the_queue(bench
     assert bench.waiting(bench.queue()) == [1, 2, 3]
 
 
+@pytest.mark.interpreted
 def test_messages_set_aside_for_several_consumers_are_removed_without_a_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = bench.consumer(credit=1), bench.consumer(credit=1), bench.consumer(credit=0)
     bench.fill("a", group="a")

@@ -303,6 +303,7 @@ def test_failed_deletion_in_the_store_is_retried_in_the_next_round() -> None:
     asyncio.run(forget())
 
 
+@pytest.mark.interpreted
 def test_error_of_work_in_turns_fails_only_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> None:
         bench, topics = Bench(Policy()), Topics()

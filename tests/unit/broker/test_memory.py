@@ -10,8 +10,8 @@ import pytest
 
 from bascule.broker import memory
 from bascule.broker.branches import prepare
-from bascule.broker.errors import JournalUnavailable, ResourceLimit
-from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
+from bascule.broker.errors import JournalUnavailable, MemoryLow, ResourceLimit
+from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryPart
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.schedule import CANCELLED_MAX
@@ -336,7 +336,7 @@ def test_failed_messages_and_messages_set_aside_for_a_group_are_counted_in_their
 def messages_alive() -> int:
     """Count all messages in memory, including those of earlier tests: pytest keeps the frames of a failed test."""
     gc.collect()
-    return sum(isinstance(each, BrokerMessage) for each in gc.get_objects())
+    return sum(type(each) is BrokerMessage for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("options", [{}, {"durable": False}])

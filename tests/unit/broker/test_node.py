@@ -12,7 +12,7 @@ from bascule.broker.node import CLIENTS_LEAVE_S, HANDOVER_SNAPSHOT_S, ElectionOu
 from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
-from bascule.journal.records import DamagedRecord
+from bascule.journal.errors import DamagedRecord
 
 SERVED = ["listen", "begin", "start", "serve", "ready"]
 LEFT = ["stop listening", "close clients", "stop intake", "clients left"]

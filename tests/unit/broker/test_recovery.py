@@ -10,7 +10,8 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
 from bascule.jms.sections import VALUE, scan, section_bytes
-from bascule.journal.records import DamagedRecord, Kind, NewerRecord, encode_record
+from bascule.journal.errors import DamagedRecord, NewerRecord
+from bascule.journal.records import Kind, encode_record
 from bascule.testing.broker import snapshot_of
 from tests.unit.broker.conftest import Bench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker.policy import AddressPolicy, Policy
-from bascule.journal.records import DamagedRecord
+from bascule.journal.errors import DamagedRecord
 from tests.unit.broker.conftest import Bench
 from tests.unit.broker.store_moves import load, moved, traffic
 

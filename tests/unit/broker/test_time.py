@@ -14,7 +14,8 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressPolicy, Policy
-from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, scan, section_bytes
+from bascule.jms.errors import MalformedMessage
+from bascule.jms.sections import VALUE, header_bytes, scan, section_bytes
 from bascule.testing.broker import Receiver, message_bytes
 from tests.unit.broker.conftest import START_MS, Bench
 

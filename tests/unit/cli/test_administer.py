@@ -27,8 +27,8 @@ PIN = {
     "keeper": "pipeline", "name": "divert:idle", "offset": 7, "records": 12, "bytes": 34, "reason": "disabled", "released": False
 }  # fmt: skip
 STATUS = {
-    "bridge": "demo", "version": "1", "state": "waiting", "serving": False, "reason": "Kafka is away", "queues": [QUEUE],
-    "branches": [BRANCH], "pins": [PIN, PIN | {"name": "divert:large", "bytes": 5 << 20, "released": True}],
+    "bridge": "demo", "version": "1", "build": "compiled", "state": "waiting", "serving": False, "reason": "Kafka is away",
+    "queues": [QUEUE], "branches": [BRANCH], "pins": [PIN, PIN | {"name": "divert:large", "bytes": 5 << 20, "released": True}],
     "memory": {
         "limit_bytes": 8 << 20, "used_bytes": 7 << 20, "blocked": "too much", "parts": {"bodies": 2 << 20, "queues": 0}, "spilled_bytes": 0,
         "spill_bytes": 0, "spill_limit_bytes": 10 << 20,
@@ -169,7 +169,7 @@ def test_administrative_output_is_a_table_or_json(
     assert "client id" in shown("connection", "list")
     assert shown("branch", "list").split()[-6:] == [XID, "prepared", "2026-01-31T08:00:00Z", "2", "1", "99"]
     text = shown("status")
-    assert text.startswith("demo: waiting (Kafka is away), Bascule 1\n")
+    assert text.startswith("demo: waiting (Kafka is away), Bascule 1 (compiled)\n")
     assert "1,234,567" in text
     assert "3.0 MiB" in text
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]

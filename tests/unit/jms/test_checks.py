@@ -18,6 +18,7 @@ from bascule.jms.checks import (
     BODY_SECTIONS_MAX,
     FIELD_SIZE_BYTES_MAX,
 )
+from bascule.jms.errors import MalformedMessage
 from bascule.jms.sections import (
     APPLICATION_PROPERTIES,
     DATA,
@@ -27,7 +28,6 @@ from bascule.jms.sections import (
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     VALUE,
-    MalformedMessage,
     message_annotation,
     scan,
     section_bytes,

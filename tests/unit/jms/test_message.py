@@ -10,6 +10,7 @@ import pytest
 from bascule.amqp.codec import decode, encode
 from bascule.amqp.types import Byte, Char, Float, Int, Short, Symbol, Timestamp, UInt, ULong
 from bascule.core.errors import InvalidInput
+from bascule.jms.errors import MalformedMessage  # fmt: skip
 from bascule.jms.ids import amqp_id, correlation_id_text, message_id_text
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.jms.sections import (
@@ -20,10 +21,9 @@ from bascule.jms.sections import (
     PROPERTIES,
     SEQUENCE,
     VALUE,
-    MalformedMessage,
     places,
     section_bytes,
-)  # fmt: skip
+)
 
 #: Written by golden/QpidMessages.java, which says how.
 GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden" / "qpid_messages.txt").read_text().splitlines())

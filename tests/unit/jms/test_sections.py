@@ -9,6 +9,7 @@ import pytest
 
 from bascule.amqp.codec import encode
 from bascule.amqp.types import Byte, Described, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
+from bascule.jms.errors import MalformedMessage  # fmt: skip
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import (
     APPLICATION_PROPERTIES,
@@ -20,7 +21,6 @@ from bascule.jms.sections import (
     PROPERTIES,
     SEQUENCE,
     VALUE,
-    MalformedMessage,
     application_property,
     group_of,
     head_of,
@@ -28,7 +28,7 @@ from bascule.jms.sections import (
     places,
     scan,
     section_bytes,
-)  # fmt: skip
+)
 from bascule.jms.selector import compile_selector
 
 #: Written by golden/QpidMessages.java, which says how.

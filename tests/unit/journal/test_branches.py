@@ -6,7 +6,8 @@ import pytest
 
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending, PreparedEntry, decode_ended, decode_prepared, ended_entry, prepared_entry
-from bascule.journal.records import DamagedRecord, Op, ack_entry, entries, entry
+from bascule.journal.errors import DamagedRecord
+from bascule.journal.records import Op, ack_entry, entries, entry
 from tests.unit.journal.samples import BRANCH, ENDS, PLAIN, XID
 
 

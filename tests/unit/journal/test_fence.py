@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.journal.errors import DamagedRecord
 from bascule.journal.fence import Fence
-from bascule.journal.records import DamagedRecord, Header, Kind
+from bascule.journal.records import Header, Kind
 
 
 def admitted(fence: Fence, *records: tuple[int, Kind, int, int]) -> list[int]:

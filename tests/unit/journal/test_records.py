@@ -2,21 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.journal.records import (
-    HEADER,
-    HEADER_SIZE,
-    DamagedRecord,
-    ForeignRecord,
-    Kind,
-    NewerRecord,
-    Op,
-    decode_header,
-    decode_json,
-    decode_send,
-    encode_record,
-    entries,
-    entry,
-)
+from bascule.journal.errors import DamagedRecord, ForeignRecord, NewerRecord
+from bascule.journal.records import HEADER, HEADER_SIZE, Kind, Op, decode_header, decode_json, decode_send, encode_record, entries, entry
 from tests.unit.journal.samples import PLAIN, RECORDS
 
 DATA = RECORDS["data"]

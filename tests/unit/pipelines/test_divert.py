@@ -11,21 +11,8 @@ from bascule.core.topics import DECISIONS, OUTBOUND, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
 from bascule.jms.to_kafka import target_topic
-from bascule.journal.records import (
-    HEADER_SIZE,
-    MAGIC,
-    VERSION,
-    DamagedRecord,
-    Kind,
-    NewerRecord,
-    Op,
-    Send,
-    SendFlag,
-    ack_entry,
-    encode_record,
-    json_entry,
-    send_entry,
-)
+from bascule.journal.errors import DamagedRecord, NewerRecord
+from bascule.journal.records import HEADER_SIZE, MAGIC, VERSION, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.writer.position import Position

@@ -48,7 +48,7 @@ def literal(word: str, *, negative: bool = False) -> Number:
     return _approximate(word, digits, negative) if approximate else _exact(word, digits, negative)
 
 
-def _exact(word: str, digits: str, negative: bool) -> int:
+def _exact(word: str, digits: str, negative: bool) -> Number:
     """Return an int if the value fits and has no suffix L, otherwise a long."""
     magnitude = digits.removesuffix("l")
     octal = len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit()

@@ -1,0 +1,51 @@
+"""Compile the modules without IO by mypyc if BASCULE_COMPILE=1; otherwise the package is pure Python (docs/adr/0016-compiled-core.md)."""
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "src" / "bascule"
+PACKAGES = ("core", "amqp", "jms", "journal", "broker")
+#: Modules of these packages that stay interpreted, because mypyc rejects them, or because they only declare names and wait for IO.
+INTERPRETED = {
+    # errors: mypyc supports neither several base classes nor attributes of a class that its base class also has
+    "core/errors", "core/extras", "core/permissions", "amqp/errors", "broker/errors", "jms/errors", "jms/selector/errors",
+    "journal/errors", "journal/reading",
+    # subclasses of built-in types, and what made their values an int if a signature said so
+    "amqp/types", "jms/selector/numbers",
+    # dataclasses made by a decorator of ours; events whose types import one another
+    "amqp/performatives", "amqp/composite", "amqp/events",
+    # the number of frames between a log call and the logger
+    "core/log",
+    # lazy iterators, which mypyc makes lists; cached properties
+    "broker/ascending", "broker/policy",
+    # an error, and actions of an administrator
+    "broker/administration",
+    # coroutines that wait for IO
+    "broker/branch_requests", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping", "broker/ingress_tail",
+    "broker/node", "broker/rounds", "core/effects",
+    # tables, enumerations, limits and logins
+    "amqp/limits", "amqp/sasl", "amqp/scram", "amqp/states", "broker/ports", "broker/states", "core/defaults", "core/signals",
+    "core/states", "core/xa_codes",
+}  # fmt: skip
+
+
+def modules() -> list[str]:
+    """Return the files of the modules that are compiled."""
+    files = sorted(path for package in PACKAGES for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py")
+    return [str(path.relative_to(ROOT)) for path in files if path.relative_to(SOURCE).with_suffix("").as_posix() not in INTERPRETED]
+
+
+def extensions() -> list[Extension]:
+    """Return the extension modules. ``BASCULE_COMPILE_LEVEL`` is the optimization level of the C compiler (default: 3)."""
+    if os.environ.get("BASCULE_COMPILE") != "1":
+        return []
+    from mypyc.build import mypycify  # comes with mypy, which a pure build does not need
+
+    return mypycify(modules(), opt_level=os.environ.get("BASCULE_COMPILE_LEVEL", "3"), debug_level="0", group_name="bascule")
+
+
+if __name__ == "__main__":
+    setup(ext_modules=extensions())

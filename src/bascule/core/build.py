@@ -1,0 +1,8 @@
+"""Which build of the package runs: the modules without IO are compiled by mypyc, or interpreted (docs/adr/0016-compiled-core.md)."""
+
+from __future__ import annotations
+
+
+def build() -> str:
+    """Return "compiled" or "interpreted"."""
+    return "interpreted" if __file__.endswith(".py") else "compiled"
