@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from bascule.xa.plan import Step
     from bascule.xa.recovery_protocol import Pass
 
-commands = typer.Typer(help="Show and finish distributed transactions.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Show and finish distributed transactions.",
+    epilog="Example:  bascule xa list --manager shop.payments:manager",
+    no_args_is_help=True,
+)
 
 ManagerOption = Annotated[
     str,
