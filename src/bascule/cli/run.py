@@ -44,9 +44,7 @@ AdminPortOption = Annotated[
 ]
 UserOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--user", metavar="NAME:PASSWORD", help="Add a user who can connect; may be repeated (broker.users)", show_default=False
-    ),
+    typer.Option("--user", metavar="NAME:PASSWORD", help="Add a user who can connect; may be repeated (broker.users)", show_default=False),
 ]
 
 
