@@ -6,7 +6,7 @@ python examples/client_asyncio.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 import asyncio
 import sys
 
-from bascule.client import AsyncConsumer, Message, Topic, connect_async
+from bascule import AsyncConsumer, Message, Topic, connect_async
 
 READINGS = Topic("readings")
 ROOMS = ("attic", "cellar")

@@ -5,7 +5,7 @@ python examples/client_requests.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 
 import sys
 
-from bascule.client import Message, Queue, TimedOut, connect
+from bascule import Message, Queue, TimedOut, connect
 
 PRICES = Queue("prices")
 

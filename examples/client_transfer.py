@@ -5,7 +5,7 @@ python examples/client_transfer.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 
 import sys
 
-from bascule.client import Message, Queue, TransactionInDoubt, TransactionRolledBack, connect
+from bascule import Message, Queue, TransactionInDoubt, TransactionRolledBack, connect
 
 NEW, CHECKED = Queue("orders.new"), Queue("orders.checked")
 

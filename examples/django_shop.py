@@ -16,11 +16,8 @@ from django.db import IntegrityError, connection, models
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from bascule.client import Queue
-from bascule.core.errors import BasculeError
-from bascule.xa import FileLog, TransactionManager
+from bascule import BasculeError, FileLog, JmsResource, Queue, TransactionManager
 from bascule.xa.django import django_resource
-from bascule.xa.jms import JmsResource
 
 PORT, URL, DATABASE, LOG = sys.argv[1:]
 DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "NAME": DATABASE}}

@@ -7,7 +7,7 @@ If this program is killed, start it again: the broker at TO-URL stores each mess
 
 import sys
 
-from bascule.client import Acknowledge, Context, Message, Queue, connect
+from bascule import Acknowledge, Context, Message, Queue, connect
 
 #: A queue that gives no message for this time counts as empty.
 EMPTY_AFTER_S = 5.0

@@ -5,7 +5,7 @@ python examples/orders.py [amqp://[USER:PASSWORD@]HOST[:PORT]]
 
 import sys
 
-from bascule.client import Acknowledge, Message, Queue, connect
+from bascule import Acknowledge, Message, Queue, connect
 
 QUEUE = Queue("orders")
 

@@ -15,10 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from bascule.client import Queue
-from bascule.core.errors import BasculeError
-from bascule.xa import FileLog, TransactionManager
-from bascule.xa.jms import JmsResource
+from bascule import BasculeError, FileLog, JmsResource, Queue, TransactionManager
 from bascule.xa.postgres import PostgresResource
 
 ORDERS, CONFIRMED = Queue("payments.orders"), Queue("payments.confirmed")

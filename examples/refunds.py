@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bascule import FileLog, JmsResource, Message, Queue, TransactionManager
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, WorkerPool, Xa
 from bascule.adapter.outbound import JmsConnectionFactory, bind, lookup
-from bascule.client import Message, Queue
-from bascule.xa import FileLog, TransactionManager
-from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 

@@ -7,10 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from bascule import FileLog, Message, Topic, TransactionManager
 from bascule.adapter.inbound import ActivationSpec, InboundLog, Record, ResourceAdapter, Xa
 from bascule.adapter.outbound import KafkaConnectionFactory, XaSends, bind, lookup
-from bascule.client import Message, Topic
-from bascule.xa import FileLog, TransactionManager
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 

@@ -163,4 +163,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of this modu
 
     def __dir__():
         """Return the names of the public API, those that are not loaded yet included."""
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

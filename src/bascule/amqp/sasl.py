@@ -159,9 +159,17 @@ class SaslClient:
         self._chosen = next((mechanism for mechanism in self._mechanisms if mechanism.name in offer.mechanisms), None)
         if self._chosen is None:
             self.done = True
-            self.error = AuthenticationFailed(f"no common SASL mechanism; the server offers {', '.join(offer.mechanisms) or 'none'}")
+            self.error = AuthenticationFailed(self._no_common(offer.mechanisms))
             return None
         return SaslInit(self._chosen.name, self._chosen.initial(), self._hostname)
+
+    def _no_common(self, offered: Sequence[str]) -> str:
+        advice = ""
+        if list(offered) == ["ANONYMOUS"]:
+            advice = "; it has no users: connect without user and password"
+        elif [each.name for each in self._mechanisms] == ["ANONYMOUS"]:
+            advice = "; connect with user and password"
+        return f"no common SASL mechanism; the server offers {', '.join(offered) or 'none'}{advice}"
 
     def _finish(self, mechanism: ClientMechanism, outcome: SaslOutcome) -> None:
         self.done = True

@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from bascule.adapter.inbound.dead_letters import DeadLetter
     from bascule.config import Settings
 
-commands = typer.Typer(help="Show groups of the Kafka resource adapter, and return their dead letters.", no_args_is_help=True)
-dead_letters = typer.Typer(help="List and return records that failed too often.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Show groups of the Kafka resource adapter, and return their dead letters.",
+    epilog="Example:  bascule adapter status --group shop.payments",
+    no_args_is_help=True,
+)
+dead_letters = typer.Typer(
+    help="List and return records that failed too often.",
+    epilog="Example:  bascule adapter dead-letters list --group shop.payments",
+    no_args_is_help=True,
+)
 commands.add_typer(dead_letters, name="dead-letters")
 
 GroupOption = Annotated[str, typer.Option("--group", help="Consumer group of the endpoint")]

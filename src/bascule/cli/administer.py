@@ -12,12 +12,22 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 
-queues = typer.Typer(help="Show queues, and act on them.", no_args_is_help=True)
-dead_letters = typer.Typer(help="List and return messages that could not be delivered.", no_args_is_help=True)
-subscriptions = typer.Typer(help="List and delete subscriptions of topics.", no_args_is_help=True)
-connections = typer.Typer(help="List and close connections of clients.", no_args_is_help=True)
-branches = typer.Typer(help="List branches of distributed transactions, and end those whose manager is gone.", no_args_is_help=True)
-ingresses = typer.Typer(help="Control how the broker reads messages from ingresses.", no_args_is_help=True)
+queues = typer.Typer(help="Show queues, and act on them.", epilog="Example:  bascule queue show orders", no_args_is_help=True)
+dead_letters = typer.Typer(
+    help="List and return messages that could not be delivered.", epilog="Example:  bascule dead-letters list", no_args_is_help=True
+)
+subscriptions = typer.Typer(
+    help="List and delete subscriptions of topics.", epilog="Example:  bascule subscription list", no_args_is_help=True
+)
+connections = typer.Typer(help="List and close connections of clients.", epilog="Example:  bascule connection list", no_args_is_help=True)
+branches = typer.Typer(
+    help="List branches of distributed transactions, and end those whose manager is gone.",
+    epilog="Example:  bascule branch list",
+    no_args_is_help=True,
+)
+ingresses = typer.Typer(
+    help="Control how the broker reads messages from ingresses.", epilog="Example:  bascule ingress begin-anew", no_args_is_help=True
+)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")

@@ -14,7 +14,9 @@ ConfigOption = Annotated[
     typer.Option("--config", help="Configuration file (default: $BASCULE_CONFIG, or ./bascule.toml if it exists)", show_default=False),
 ]
 
-commands = typer.Typer(help="Check and show the settings.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Check and show the settings.", epilog="Example:  bascule config check --config bascule.toml", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

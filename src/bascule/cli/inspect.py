@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 #: Columns of the table of pins, which keep the journal from being trimmed.
-PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "bytes", "why")
+PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "size", "why")
 RELEASED = "beyond journal.pinned_bytes: deleted although unread"
 
 
@@ -113,8 +113,8 @@ def _pin(pin: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _figure(name: str, value: float) -> str:
-    if name.endswith("_bytes") and value >= 1 << 20:
-        return f"{value / (1 << 20):,.1f} MiB"
+    if name.endswith("_bytes"):
+        return f"{value / (1 << 20):,.1f} MiB" if value >= 1 << 20 else f"{value:,.0f} bytes"
     return f"{value:,.0f}"
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 LogFormatOption = Annotated[
     LogFormat | None,
-    typer.Option("--log-format", help="Format of log lines on standard error (log.format)", show_default=False),
+    typer.Option("--log-format", help="Format of log lines on standard error (default: log.format)", show_default=False),
 ]
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", help="Least severity that is logged (log.level)", show_default=False),
+    typer.Option("--log-level", help="Least severity that is logged (default: log.level)", show_default=False),
 ]
 #: The level if none is set: the result of such a command is its output or error message.
 LEVEL: Final = "warning"

@@ -47,7 +47,7 @@ def fail(text: str) -> None:
     """Print an error, red on a terminal."""
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     console.print("error: " + printable(text, "\n\t"), style="red", markup=False)
 
 
@@ -67,7 +67,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     drawn = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         drawn.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000
     console.print(drawn)

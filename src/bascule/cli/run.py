@@ -26,17 +26,21 @@ if TYPE_CHECKING:
     from bascule.server.supervisor import Part
 
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Directory for all local data (embedded.data_dir)", show_default=False)
+    Path | None,
+    typer.Option("--data-dir", help="Directory for all local data (default: embedded.data_dir, bascule-data)", show_default=False),
 ]
 AmqpPortOption = Annotated[
-    int | None, typer.Option("--amqp-port", help="Port for JMS clients; 0 = any free port (broker.port)", show_default=False)
+    int | None, typer.Option("--amqp-port", help="Port for JMS clients; 0 = any free port (default: broker.port, 5672)", show_default=False)
 ]
 KafkaPortOption = Annotated[
-    int | None, typer.Option("--kafka-port", help="Port of the embedded Kafka; 0 = any free port (embedded.port)", show_default=False)
+    int | None,
+    typer.Option("--kafka-port", help="Port of the embedded Kafka; 0 = any free port (default: embedded.port, 9092)", show_default=False),
 ]
 AdminPortOption = Annotated[
     int | None,
-    typer.Option("--admin-port", help="Port for health checks, status and metrics; 0 = any free port (admin.port)", show_default=False),
+    typer.Option(
+        "--admin-port", help="Port for health checks, status and metrics; 0 = any free port (default: admin.port, 8672)", show_default=False
+    ),
 ]
 UserOption = Annotated[
     list[str] | None,
@@ -58,7 +62,7 @@ def up(
     amqp_port: AmqpPortOption = None,
     kafka_port: KafkaPortOption = None,
     admin_port: AdminPortOption = None,
-    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run only the broker and Kafka (pipelines.enabled)")] = False,
+    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run only the broker and Kafka (pipelines.enabled = false)")] = False,
     user: UserOption = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,

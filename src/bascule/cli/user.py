@@ -15,7 +15,7 @@ from bascule.core.errors import InvalidInput
 #: The minimum of the standard (RFC 7677, section 4).
 ITERATIONS_MIN = 4096
 
-commands = typer.Typer(help="Create password hashes of users.", no_args_is_help=True)
+commands = typer.Typer(help="Create password hashes of users.", epilog="Example:  bascule user hash", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import time
@@ -17,14 +18,18 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bascule.xa import TransactionManager
     from bascule.xa.log import Heuristic, Outcome
     from bascule.xa.plan import Step
     from bascule.xa.recovery_protocol import Pass
 
-commands = typer.Typer(help="Show and finish distributed transactions.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Show and finish distributed transactions.",
+    epilog="Example:  bascule xa list --manager shop.payments:manager",
+    no_args_is_help=True,
+)
 
 ManagerOption = Annotated[
     str,
@@ -182,7 +187,7 @@ def loaded(where: str) -> TransactionManager:
     from bascule.xa import TransactionManager
 
     module, _, name = where.partition(":")
-    if not module or not name:
+    if not name or not all(part.isidentifier() for part in module.split(".")):
         raise InvalidInput(f"--manager {where!r}: must be MODULE:NAME, such as shop.payments:manager")
     sys.path.insert(0, os.getcwd())
     try:
@@ -190,10 +195,20 @@ def loaded(where: str) -> TransactionManager:
     except (ImportError, AttributeError) as error:
         raise InvalidInput(f"--manager {where}: {error}") from error
     if not isinstance(found, TransactionManager) and callable(found):
-        found = found()
+        found = _called(where, found)
     if not isinstance(found, TransactionManager):
         raise InvalidInput(f"--manager {where} is a {type(found).__name__}, not a TransactionManager")
     return found
+
+
+def _called(where: str, function: Callable[..., object]) -> object:
+    try:
+        inspect.signature(function).bind()
+    except ValueError:
+        pass  # some functions written in C do not say which arguments they need
+    except TypeError as error:
+        raise InvalidInput(f"--manager {where}: a function must need no arguments: {error}") from error
+    return function()
 
 
 def _finish(manager: str, xid: str, outcome: str, *, allow_split: bool = False) -> None:

@@ -71,6 +71,7 @@ class Core:
         # The broker detects duplicates by this id and the message id, so the container id stays the same across reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
+        self._endpoint: Endpoint  # of the current connection, or the last one
         self._restored = False  # all sessions have sent their begin on the current connection
         self.up = False
         self.ever_up = False
@@ -99,7 +100,7 @@ class Core:
 
     def begin(self, endpoint: Endpoint) -> None:
         """Start the protocol on a new socket."""
-        settings = self.settings
+        settings, self._endpoint = self.settings, endpoint
         sasl = SaslClient(_mechanisms(settings), endpoint.host)
         self.amqp = Connection(Role.CLIENT, container_id=self.container_id, sasl=sasl, idle_timeout_s=IDLE_TIMEOUT_S)
         sole = ("sole-connection-for-container",) if settings.client_id else ()
@@ -137,7 +138,7 @@ class Core:
             return float("inf")
         due_s = self.amqp.tick(now_s)
         if self.amqp.closed:
-            self.reason = ConnectionLost(str(self.amqp.error or "the broker did not answer within the idle timeout"))
+            self.reason = self._cut(str(self.amqp.error or "the broker did not answer within the idle timeout"))
         return due_s
 
     def congestion(self, congested: bool) -> None:
@@ -147,11 +148,20 @@ class Core:
             for session in self.sessions:
                 session.pump()
 
-    def lost(self, reason: BasculeError | None = None) -> None:
-        """Handle the loss of the socket."""
+    def _cut(self, why: str) -> ConnectionLost:
+        """Return the error for a connection that was not ended by a close of the broker; if it never was open, name the usual causes."""
+        if self.up:
+            return ConnectionLost(why)
+        return ConnectionLost(
+            f"{self._endpoint}: {why}, before the AMQP connection was open; check that this is the AMQP port of a broker, and that the "
+            "URL begins with amqps:// if the port uses TLS"
+        )
+
+    def lost(self, why: str | None = None) -> None:
+        """Handle the loss of the socket; ``why`` is None if the protocol has ended before and its reason is known."""
         if self.amqp is None:
             return
-        self.reason = reason or self.reason
+        self.reason = self.reason if why is None else self._cut(why)
         was_up, self.amqp, self._restored, self.up, self.congested = self.up, None, False, False, False
         for session in (self.own, *self.sessions):
             session.lost()
@@ -274,7 +284,7 @@ class Core:
             return
         error = event.error
         by_us = not event.by_peer and error is not None and not isinstance(error, AuthenticationFailed)
-        self.reason = ConnectionLost(str(error)) if by_us else of_connection(error)
+        self.reason = self._cut(str(error)) if by_us else of_connection(error)
         # Do not try other brokers: they would refuse as well. A client id in use may be held by our own lost connection, so then
         # reconnect.
         if isinstance(self.reason, SecurityDenied) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):

@@ -31,6 +31,13 @@ class Destination:
         return f"{type(self).__name__}({self.name!r})"
 
 
+def require_destination(given: object) -> None:
+    """Raise InvalidInput unless ``given`` is a destination. A name alone does not say whether it is a queue or a topic."""
+    if not isinstance(given, Destination):
+        shown = repr(given) if isinstance(given, str) else "NAME"
+        raise InvalidInput(f"invalid destination: {given!r}; use Queue({shown}) or Topic({shown})")
+
+
 class Queue(Destination):
     """A queue: each message goes to one consumer."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bascule.amqp.types import Byte, Float, Int, Short
-from bascule.client.destination import Destination, destination_of
+from bascule.client.destination import Destination, destination_of, require_destination
 from bascule.client.errors import InvalidDestination
 from bascule.core.errors import InvalidInput
 from bascule.jms.message import NON_PERSISTENT, PERSISTENT, JmsMessage, encode_message
@@ -157,6 +157,8 @@ def stamp(message: Message, destination: Destination, options: SendOptions, mess
 
 def encode(message: Message) -> bytes:
     """Return the encoded AMQP message. Raises InvalidInput for content that JMS does not allow."""
+    if message.reply_to is not None:
+        require_destination(message.reply_to)
     kind = message.kind or _kind_of(message.body)
     body: Any = message.body
     if isinstance(body, bytearray):

@@ -119,6 +119,8 @@ class Pump:
 def _cause(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "the port does not use TLS; use amqp:// in place of amqps://, or the broker's port with TLS"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -171,7 +173,7 @@ class ClientSocket(asyncio.Protocol):
             self._timer.cancel()
         with self._pump.lock:
             told = self._core.amqp is not None and self._core.amqp.closed
-            self._core.lost(None if told else ConnectionLost(f"connection lost: {exc}" if exc else "the broker closed the connection"))
+            self._core.lost(None if told else f"connection lost: {exc}" if exc else "the broker closed the connection")
             self._pump.changed()
         self._pump.report()
         if not self.ended.done():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final, NamedTuple
 
-from bascule.client.destination import Destination
+from bascule.client.destination import Destination, require_destination
 from bascule.client.errors import MessageRefused, TimedOut
 from bascule.client.links import PendingSend, SenderState, SessionTransaction
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
@@ -70,6 +70,7 @@ class Sends(Transactions):
     ) -> Operation[PendingSend]:
         """Queue a message, without waiting for the answer. Raises as Producer.send does."""
         self.check()
+        require_destination(destination)
         message = Message.of(content)
         transaction = yield from self.transaction_to_send_in(until_s)
         if not (completion.repeat and message.message_id):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.session import Session
 from bascule.client.coordinator import CoordinatorState
-from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
+from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic, require_destination
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidDestination, Refused, TimedOut
 from bascule.client.links import (
     ClientLink,
@@ -198,6 +198,7 @@ class SessionLinks:
     def consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, until_s: float) -> Operation[ConsumerState]:
         """Attach a consumer; ``name`` is the name of its subscription. Raises InvalidDestination, InvalidSelector, Refused."""
         self.check()
+        require_destination(wanted.destination)
         destination, has_client_id = wanted.destination, self.core.settings.client_id is not None
         if isinstance(destination, TemporaryQueue | TemporaryTopic) and self._temporary_link(destination) is None:
             raise InvalidDestination(f"cannot consume from {destination!r}: only the connection that created it may do so")

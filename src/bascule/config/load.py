@@ -28,6 +28,17 @@ FILE_VARIABLE = "BASCULE_CONFIG"
 DEFAULT_FILE = FilePath("bascule.toml")
 #: Maximum characters of a value in an error.
 SHOWN_MAX = 200
+#: Reasons in the words of TOML, by the kind of Pydantic's error, whose own texts have the words of Python.
+_TOML_REASONS = types.MappingProxyType(
+    {
+        "tuple_type": "must be an array, in square brackets",
+        "model_type": "must be a table",
+        "dict_type": "must be a table",
+        "path_type": "must be a path, in quotes",
+        "byte_size": "must be a number of bytes, such as 1048576 or '512 MiB'",
+        "byte_size_unit": "must be a number of bytes, such as 1048576 or '512 MiB'",
+    }
+)
 _SECRET_WORDS = ("password", "secret", "token")
 _ABSENT = object()
 
@@ -176,8 +187,14 @@ def _what(kind: str, message: str, path: Path, context: Mapping[str, Any]) -> st
             return "must be given"
         case "value_error":
             return str(context["error"])
+        case "tuple_type" if _is_array_of_tables(path):
+            return f"must be an array of tables: write [[{path[0]}]]"
         case _:
-            return message.removeprefix("Input ")
+            return _TOML_REASONS.get(kind) or message.removeprefix("Input ")
+
+
+def _is_array_of_tables(path: Path) -> bool:
+    return len(path) == 1 and any(_is_model(each) for each in get_args(Settings.model_fields[str(path[0])].annotation))
 
 
 def _nearest(wrong: str, known: list[str]) -> str:

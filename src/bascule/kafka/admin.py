@@ -13,7 +13,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, Co
 
 from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
-from bascule.kafka.errors import Verdict, passing, verdict_of
+from bascule.kafka.errors import Verdict, passing, verdict_of, words
 from bascule.kafka.history import PROMPT
 from bascule.kafka.retrying import ask_until
 
@@ -56,7 +56,7 @@ class Topics:
         try:
             self._admin = clients.admin(settings)
         except KafkaException as error:
-            raise Unavailable(f"could not create a client for topics: {error}") from error
+            raise Unavailable(f"could not create a client for topics: {words(error)}") from error
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable with the name of the setting."""
@@ -74,7 +74,7 @@ class Topics:
         try:
             listed = self._listed(time.monotonic() + ADMIN_TIMEOUT_S)
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer: {error}") from error
+            raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
     def in_sync(self, topic: str, partition: int, timeout_s: float) -> int:
@@ -82,7 +82,7 @@ class Topics:
         try:
             listed = self._listed(time.monotonic() + timeout_s)
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer: {error}") from error
+            raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
         partitions = listed.topics[topic].partitions if topic in listed.topics else {}
         return len(partitions[partition].isrs) if partition in partitions and partitions[partition].leader >= 0 else 0
 
@@ -94,7 +94,7 @@ class Topics:
             # One of several nodes may not know a topic yet that was just created.
             return ask_until(deadline_s, lambda: self._facts(names, deadline_s))
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
+            raise Unavailable(f"Kafka does not describe Bascule's topics: {words(error)}") from error
 
     def _facts(self, names: list[str], deadline_s: float) -> dict[str, Facts]:
         cluster = self._listed(deadline_s)
@@ -126,7 +126,7 @@ class Topics:
         try:
             self._listed(time.monotonic() + timeout_s)
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer: {error}") from error
+            raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
         return self._admin
 
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
@@ -157,7 +157,7 @@ class Topics:
         try:
             return ask_until(deadline_s, ask)
         except KafkaException as error:
-            raise Unavailable(f"topics {', '.join(names)}: {error}") from error
+            raise Unavailable(f"topics {', '.join(names)}: {words(error)}") from error
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
         """Create a topic; return False if it exists.
@@ -201,8 +201,8 @@ class Topics:
             allowed = ask_until(time.monotonic() + ADMIN_TIMEOUT_S, ask)
         except KafkaException as error:
             if verdict_of(error.args[0]) is Verdict.DENIED:
-                raise Denied(topic, f"may not be described: {error}") from error
-            raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
+                raise Denied(topic, f"may not be described: {words(error)}") from error
+            raise Unavailable(f"topic {topic!r} cannot be described: {words(error)}") from error
         if allowed and AclOperation.WRITE not in allowed:
             raise Denied(topic, "may not be written: Kafka's ACLs do not allow it")
 
@@ -222,7 +222,7 @@ class Topics:
         try:
             described = ask_until(deadline_s, lambda: admin.describe_configs([resource], request_timeout=timeout_s)[resource].result())
         except KafkaException as error:
-            raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
+            raise Unavailable(f"topic {topic!r} cannot be described: {words(error)}") from error
         return {name: str(entry.value) for name, entry in described.items()}
 
 
@@ -236,8 +236,8 @@ def _not_created(topic: str, error: KafkaError) -> BasculeError:
     if wrong_setting and not _all_fenced(error):
         return InvalidInput(f"topic {topic!r} cannot be created: {error.str()}")
     if verdict_of(error) is Verdict.DENIED:
-        return Denied(topic, f"cannot be created: {error}")
-    return Unavailable(f"topic {topic!r} cannot be created: {error}")
+        return Denied(topic, f"cannot be created: {words(error)}")
+    return Unavailable(f"topic {topic!r} cannot be created: {words(error)}")
 
 
 def _note(refusals: list[str], error: KafkaError) -> None:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 
 class Verdict(enum.Enum):
@@ -205,6 +205,12 @@ def verdict_of(error: KafkaError) -> Verdict:
 def passing(error: KafkaError) -> bool:
     """Return whether an error may be temporary."""
     return verdict_of(error) is Verdict.RETRIABLE
+
+
+def words(error: KafkaError | Exception) -> str:
+    """Return the text of an error, for Kafka's errors without the notation ``KafkaError{code=...}`` of the client."""
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    return found.str() if isinstance(found, KafkaError) else str(found)
 
 
 def codes_of(*verdicts: Verdict) -> frozenset[int]:

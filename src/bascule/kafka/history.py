@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
-from bascule.kafka.errors import passing
+from bascule.kafka.errors import passing, words
 from bascule.kafka.retrying import ask_until
 from bascule.threads.background import in_background
 from bascule.writer.lineage import LogEnd
@@ -84,7 +84,7 @@ def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
     try:
         return clients.admin({**PROMPT, **kafka})
     except KafkaException as error:
-        raise Unavailable(f"could not create a client to read offsets: {error}") from error
+        raise Unavailable(f"could not create a client to read offsets: {words(error)}") from error
 
 
 def known_offset(message: Message) -> int:
@@ -198,7 +198,7 @@ def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: 
         (found,) = ask_until(deadline_s, lambda: consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S))
         return int(found.offset), found.metadata or ""
     except KafkaException as error:
-        raise Unavailable(f"group {group} does not answer: {error}") from error
+        raise Unavailable(f"group {group} does not answer: {words(error)}") from error
     finally:
         consumer.close()
 

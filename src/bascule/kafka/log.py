@@ -18,7 +18,7 @@ from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
-from bascule.kafka.errors import passing
+from bascule.kafka.errors import passing, words
 from bascule.kafka.history import READ_AHEAD, TopicHistory
 from bascule.kafka.retrying import ask_until
 from bascule.threads.lasting import end_process, lasting_thread
@@ -140,11 +140,11 @@ class JournalWriter:
         try:
             self._producer.produce(self._topic, value=value, key=key, partition=self._partition, on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
-            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: {error}") from error
+            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: {words(error)}") from error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._outcomes.append((-1, str(error)))
+            self._outcomes.append((-1, words(error)))
             return
         offset = message.offset()  # None also if the client reports OFFSET_INVALID
         self._outcomes.append((UNKNOWN_OFFSET if offset is None or offset < 0 else offset, None))
@@ -157,7 +157,7 @@ class JournalWriter:
                 producer.poll(POLL_S)
             except KafkaException as error:  # the client is unusable, and nothing that it still holds will be stored
                 failed = True
-                outcomes.append((-1, str(error.args[0])))
+                outcomes.append((-1, words(error)))
             except Exception as error:  # raised by the delivery callback: the outcome of that record is lost
                 failed = True
                 log.exception("delivery report failed", topic=self._topic)
@@ -219,7 +219,7 @@ class PartitionReader:
         try:
             return clients.consumer(self._settings)
         except KafkaException as error:
-            raise Unavailable(f"could not create a client to read {self._topic}: {error}") from error
+            raise Unavailable(f"could not create a client to read {self._topic}: {words(error)}") from error
 
     def renew(self) -> None:
         """Continue to read with a new client. Raises Unavailable if none can be made."""
@@ -241,7 +241,7 @@ class PartitionReader:
         try:
             return ask_until(time.monotonic() + ANSWER_TIMEOUT_S, ask)
         except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer for topic {self._topic}: {error}") from error
+            raise Unavailable(f"Kafka does not answer for topic {self._topic}: {words(error)}") from error
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """Set the offset of the next read."""
@@ -270,7 +270,7 @@ class PartitionReader:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._beyond()
             elif not passing(error):
-                raise Unavailable(f"reading {self._topic}: {error}")
+                raise Unavailable(f"reading {self._topic}: {words(error)}")
         return found
 
     def _beyond(self) -> Unavailable:

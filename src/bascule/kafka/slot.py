@@ -14,7 +14,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.compacted import Stored, TableReader, TableReads, hand_over
-from bascule.kafka.errors import Verdict, codes_of
+from bascule.kafka.errors import Verdict, codes_of, words
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import patient
@@ -161,5 +161,5 @@ class _SlotClients(TransactionalClients):
                 producer.client.commit_transaction(COORDINATOR_TIMEOUT_S)
                 crash.point("slot.commit.after")
         except KafkaException as error:
-            _log.debug("transaction failed", transactional_id=self._settings["transactional.id"], error=str(error))
+            _log.debug("transaction failed", transactional_id=self._settings["transactional.id"], error=words(error))
             raise fault_of(error, refused) from error

@@ -22,6 +22,7 @@ from bascule.core.log import get_log
 from bascule.journal.records import DIGEST_SIZE
 from bascule.kafka import clients
 from bascule.kafka.compacted import stored_barrier
+from bascule.kafka.errors import words
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader, patient
 
 log = get_log(__name__)
@@ -115,10 +116,10 @@ class SnapshotStore:
             for key, value in records.items():
                 if failures:
                     break
-                produce(self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None)
+                produce(self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(words(error)) if error else None)
             left = producer.flush(ANSWER_TIMEOUT_S)
         except KafkaException as error:
-            raise Unavailable(f"snapshot could not be stored in topic {self._topic}: {error}") from error
+            raise Unavailable(f"snapshot could not be stored in topic {self._topic}: {words(error)}") from error
         if left or failures:
             raise Unavailable(
                 f"snapshot could not be stored in topic {self._topic}: {failures[0] if failures else 'Kafka does not answer'}"

@@ -53,8 +53,8 @@ class _Line:
 class FileLog:
     """A decision log for managers on one machine. The first call opens it."""
 
-    def __init__(self, path: Path, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
-        self.path = path.absolute()
+    def __init__(self, path: str | Path, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+        self.path = Path(path).absolute()
         self._goes_on_empty = FileLogViolation.REMOVED_GOES_ON_EMPTY in violations
         self._file = -1
         self._read_to = 0  # bytes

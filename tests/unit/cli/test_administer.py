@@ -173,8 +173,11 @@ def test_administrative_output_is_a_table_or_json(
     assert "1,234,567" in text
     assert "3.0 MiB" in text
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]
-    assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "disabled"]
+    assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "bytes", "disabled"]
     assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted although unread"
+    small = STATUS["memory"] | {"used_bytes": 45372}  # type: ignore[operator]
+    broker.answers["/status"] = (200, STATUS | {"memory": small})
+    assert "memory: 45,372 bytes of 8.0 MiB; producers are blocked: too much\n" in shown("status")
     broker.answers["/queues"] = (200, DETAIL)
     text = shown("queue", "show", "a b")
     assert broker.asked[-1][0] == "/queues?name=a+b"

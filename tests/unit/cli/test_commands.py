@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperOption
 
 from bascule.amqp.scram import Verifier
 from bascule.cli.main import app
+from bascule.config import Settings
 from bascule.core.log import LogSettings, configured
 from tests.unit.cli.conftest import Bascule
 
-COMMANDS = [
-    ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
-    ["config", "show"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "purge"], ["queue", "move"],
-    ["queue", "delete"], ["dead-letters", "list"], ["dead-letters", "return"], ["subscription", "list"], ["subscription", "delete"],
-    ["connection", "list"], ["connection", "close"], ["user", "hash"], ["xa", "list"],
-    ["xa", "recover"], ["xa", "commit"], ["xa", "rollback"], ["xa", "forget"], ["xa", "show"],
-]  # fmt: skip
+
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each command and each group of commands, by its name."""
+    for name, command in group.commands.items():
+        yield f"{prefix}{name}", command
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_of_each_command_shows_an_example(command: list[str], bascule: Bascule) -> None:
-    done = bascule(*command, "--help")
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_shows_an_example(command: str, bascule: Bascule) -> None:
+    done = bascule(*command.split(), "--help")
     assert done.returncode == 0
-    assert "Example:" in done.stdout
-    assert f"bascule {' '.join(command)}" in done.stdout
+    assert f"bascule {command}" in done.stdout.partition("Example:")[2]
+
+
+def test_defaults_in_the_help_of_options_are_those_of_the_settings() -> None:
+    helps = [parameter.help or "" for command in COMMANDS.values() for parameter in command.params if isinstance(parameter, TyperOption)]
+    found = {key: value for text in helps for key, value in re.findall(r"\(default: (\w+\.\w+), ([^)]+)\)", text)}
+    settings = Settings()
+    assert found == {key: str(reduce(getattr, key.split("."), settings)) for key in found}
+    assert found.keys() == {"broker.port", "embedded.port", "admin.port", "embedded.data_dir"}
 
 
 def test_help_imports_no_spark_kafka_client_or_server(tmp_path: Path) -> None:
@@ -146,9 +160,8 @@ def test_kafka_commands_configure_their_log_from_settings(bascule: Bascule, argu
 def test_reference_page_names_every_option_of_every_command() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
     common = {"--help", "-h", "--install-completion", "--show-completion", "--version"}
-    found = list(commands(typer.main.get_command(app)))
-    assert "queue purge" in dict(found)
-    for name, command in found:
+    assert "queue purge" in COMMANDS
+    for name, command in COMMANDS.items():
         assert f"bascule {name}" in page
         missing = [option for parameter in command.params for option in parameter.opts if option.startswith("-") and option not in page]
         assert set(missing) <= common, f"bascule {name}"
@@ -158,17 +171,8 @@ def test_help_shows_the_text_of_each_command_and_option_with_its_brackets(bascul
     def plain(text: str) -> str:
         return "".join(text.replace("`", "").split())
 
-    found = list(commands(typer.main.get_command(app)))
-    assert found
-    for name, command in found:
+    assert COMMANDS
+    for name, command in COMMANDS.items():
         shown = plain(bascule(*name.split(), "--help").stdout.replace("│", ""))
         texts = [command.help, command.epilog, *(parameter.help for parameter in command.params)]
         assert [text for text in texts if not text or plain(text) not in shown] == [], f"bascule {name}"
-
-
-def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", command

@@ -32,6 +32,14 @@ def test_tables_notes_and_errors_contain_no_control_characters(capsys: pytest.Ca
     assert CONTROLS & set(printed.out + printed.err) == set()
 
 
+def test_colons_around_a_word_are_not_replaced_by_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    xid = "1111577411:key:bank"
+    table((xid,), [(xid,)], title=xid)
+    fail(xid)
+    printed = capsys.readouterr()
+    assert (printed.out.count(xid), printed.err) == (3, f"error: {xid}\n")
+
+
 def test_lines_are_printed_raw_to_a_pipe_and_without_control_characters_to_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,8 @@ def test_operator_command_that_meets_heuristic_outcome_shows_it_until_forgotten(
         ("shop_of_test", "must be MODULE:NAME, such as"),
         ("missing_module:manager", "No module named"),
         ("shop_of_test:missing", "no attribute"),
+        ("./shop_of_test.py:manager", "must be MODULE:NAME, such as"),
+        ("json:loads", "a function must need no arguments: missing a required argument: 's'"),
         ("shop_of_test:other", "is a str, not a TransactionManager"),
     ],
 )

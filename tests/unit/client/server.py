@@ -88,9 +88,11 @@ def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:
 
 
 @contextmanager
-def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def server(
+    *reactions: React, tls: ssl.SSLContext | None = None, mechanisms: dict[str, Callable[[], ServerMechanism]] | None = None
+) -> Iterator[str]:
     """Its URL. One connection after the other, on a thread of its own, each with its reaction; one that raises OSError cuts it."""
-    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
+    mechanisms = mechanisms or {
         "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
         "ANONYMOUS": AnonymousServer,
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_FOUND, AmqpEr
 from bascule.amqp.events import Attached, Flowed, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import Error, Rejected, Released
+from bascule.amqp.sasl import AnonymousServer
 from bascule.client import (
     Acknowledge,
     ConnectionLost,
@@ -29,7 +33,7 @@ from bascule.client import (
 )
 from bascule.client.message import encode
 from bascule.client.pump import Pump
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from tests.support.client import all_bodies
 from tests.unit.client.blocking_servers import QUEUE, cut, eventually, failover
 from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server
@@ -295,3 +299,58 @@ def test_connection_closed_by_server_raises_reason() -> None:
         eventually(lambda: not context.connected)
         with pytest.raises(ConnectionLost, match="amqp:connection:forced: going down"):
             context.consumer(QUEUE)
+
+
+@pytest.mark.parametrize("wrong", ["orders", None])
+def test_destination_that_is_only_a_name_is_refused_with_the_classes_to_use(wrong: Any) -> None:
+    with server(obliging) as url, connect(url) as context:
+        for call in (
+            lambda: context.send(wrong, "x"),
+            lambda: context.producer(wrong).send("x", to=wrong),
+            lambda: context.consumer(wrong),
+            lambda: context.send(QUEUE, Message("x", reply_to=wrong or "orders")),
+        ):
+            with pytest.raises(InvalidInput, match=r"^(invalid destination: .*; use Queue\(.+\) or Topic\(|the producer has no)"):
+                call()
+
+
+def test_user_for_a_broker_without_users_is_refused_with_the_remedy() -> None:
+    with (
+        server(obliging, mechanisms={"ANONYMOUS": AnonymousServer}) as url,
+        pytest.raises(SecurityDenied, match=r"the server offers ANONYMOUS; it has no users: connect without user and password$"),
+    ):
+        connect(url, user="ann", password="hush")
+
+
+@contextmanager
+def other_protocol(answer: bytes) -> Iterator[str]:
+    """The URL of a port that is no AMQP port: it reads the first bytes, sends an answer, and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(100)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_port_of_another_protocol_is_named_with_what_to_check(answer: bytes) -> None:
+    with (
+        other_protocol(answer) as address,
+        pytest.raises(ConnectionLost, match=f"^{address}: .*; check that this is the AMQP port of a broker, and that the URL begins"),
+    ):
+        connect(f"amqp://{address}")
+
+
+def test_tls_url_of_a_port_without_tls_is_named_with_the_url_to_use() -> None:
+    with (
+        other_protocol(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
+        pytest.raises(Unavailable, match=r"^cannot connect to broker .*: the port does not use TLS; use amqp:// in place of amqps://"),
+    ):
+        connect(f"amqps://{address}")

@@ -13,7 +13,7 @@ from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
-from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
+from bascule.client import Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
 from bascule.client.core import ConnectionSettings, Core
 from bascule.client.links import Subscription
 from bascule.client.message import SendOptions
@@ -57,7 +57,7 @@ class Wired:
         return [type(each) for each in events]
 
     def lose(self) -> None:
-        self.core.lost(ConnectionLost("cut"))
+        self.core.lost("cut")
 
     def serve(self) -> list[Any]:
         """Carry what there is to and fro; the bodies of all messages that the broker has got."""

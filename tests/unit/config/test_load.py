@@ -215,6 +215,16 @@ ERRORS = [
     ("[broker.tls]\ncertficate = 'c'", "bascule.toml:2: broker.tls.certficate = \"c\": unknown setting; did you mean 'certificate'?"),
     ("[broker]\nusers = {ann = 'SCRAM-SHA-256$x'}", "broker.users: ann: must be SCRAM-SHA-256$ITERATIONS:SALT$STORED-KEY:SERVER-KEY"),
     ("[admin]\ntoken = 'file:nowhere'", "admin.token = ********: nowhere: No such file or directory"),
+    ("[divert]\nname = 'a'", "bascule.toml:1: divert: must be an array of tables: write [[divert]]"),
+    ("[address.'orders.#']\nmax_messages = 1", "bascule.toml: address: must be an array of tables: write [[address]]"),
+    ("divert = ['a']", 'bascule.toml:1: divert[1] = "a": must be a table'),
+    ("[[broker]]\nport = 1", 'broker = [{"port": 1}]: must be a table'),
+    ("[broker]\ntls = true", "bascule.toml:2: broker.tls = true: must be a table"),
+    ("[kafka]\nclient = 'x'", "bascule.toml:2: kafka.client = ********: must be a table"),
+    ("[[ingress]]\nname = 'a'\ntopics = 't'", """ingress["a"].topics = "t": must be an array, in square brackets"""),
+    ("[embedded]\ndata_dir = 3", "bascule.toml:2: embedded.data_dir = 3: must be a path, in quotes"),
+    ("[broker]\nmemory_bytes = 1.5", "bascule.toml:2: broker.memory_bytes = 1.5: must be a number of bytes, such as 1048576 or '512 MiB'"),
+    ("[broker]\nmemory_bytes = '1 X'", "broker.memory_bytes = \"1 X\": must be a number of bytes, such as 1048576 or '512 MiB'"),
     ("port = ", "bascule.toml: not valid TOML: Invalid value (at end of document)"),
 ]
 

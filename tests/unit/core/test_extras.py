@@ -79,7 +79,17 @@ print(json.dumps(found))
     assert all(name in MODULES[extra] for _, name, text in found.values() for extra in re.findall(r"\[(.+)\]", text))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["up"]], ids=" ".join)
+def test_directory_of_bascule_has_the_public_names_only() -> None:
+    done = without_packages("import bascule, bascule.xa.jms; print(set(dir(bascule)) == set(bascule.__all__))")
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_version_is_printed_without_any_extra() -> None:
+    done = without_packages("from bascule.__main__ import main; sys.argv[0] = 'bascule'; main()", "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"bascule {PROJECT['version']}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["up"]], ids=" ".join)
 def test_command_without_its_extra_names_the_package_to_install(arguments: list[str]) -> None:
     done = without_packages("from bascule.__main__ import main; sys.argv[0] = 'bascule'; main()", *arguments)
     assert (done.returncode, done.stdout) == (Unavailable.exit_code, "")

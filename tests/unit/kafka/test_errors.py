@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
+from bascule.core.errors import Unavailable
 from bascule.kafka import errors
-from bascule.kafka.errors import RULES, Verdict, codes_of, passing, verdict_of
+from bascule.kafka.admin import Topics
+from bascule.kafka.errors import RULES, Verdict, codes_of, passing, verdict_of, words
 
+ROOT = Path(__file__).parents[3]
 CODES = {name: code for name in dir(KafkaError) if name.isupper() and isinstance(code := getattr(KafkaError, name), int)}
 
 
@@ -60,3 +66,54 @@ def test_unknown_kafka_error_code_is_not_retriable() -> None:
 def test_kafka_error_codes_are_found_by_verdict() -> None:
     assert KafkaError.INVALID_TIMESTAMP in codes_of(Verdict.RECORD)
     assert codes_of(*Verdict) == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KafkaError(KafkaError._TRANSPORT), "Local: Broker transport failure"),
+        (KafkaException(KafkaError(KafkaError._TRANSPORT, "Failed to get metadata")), "Failed to get metadata"),
+        (BufferError("Local: Queue full"), "Local: Queue full"),
+    ],
+)
+def test_words_of_an_error_have_no_notation_of_the_client(error: KafkaError | Exception, text: str) -> None:
+    assert words(error) == text
+
+
+def test_unreachable_kafka_is_named_by_its_address_and_a_reason_in_words() -> None:
+    with pytest.raises(Unavailable, match=r"^Kafka does not answer at 127\.0\.0\.1:1: [^{]*Broker transport failure$"):
+        Topics({"bootstrap.servers": "127.0.0.1:1"}).in_sync("flights", 0, timeout_s=1)
+
+
+def errors_of_kafka(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield where an error of Kafka has which name: caught, received as an argument, or taken from a message."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.name and node.type and "Kafka" in ast.unparse(node.type):
+            yield node, node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.arg) and inner.annotation and "KafkaError" in ast.unparse(inner.annotation):
+                    yield node, inner.arg
+                elif isinstance(inner, ast.Assign) and ast.unparse(inner.value).endswith(".error()"):
+                    yield node, ast.unparse(inner.targets[0])
+
+
+def in_notation(source: str) -> list[str]:
+    """The places of a source that put an error of Kafka into a text as the client writes it: ``KafkaError{code=...}``."""
+    found = []
+    for place, name in errors_of_kafka(ast.parse(source)):
+        texts = [node.value for node in ast.walk(place) if isinstance(node, ast.FormattedValue)]
+        texts += [node.args[0] for node in ast.walk(place) if isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and node.args]
+        found += [f"line {text.lineno}: {name}" for text in texts if ast.unparse(text) in (name, f"{name}.args[0]")]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src" / "bascule" / "kafka").glob("*.py")), ids=lambda path: path.name)
+def test_texts_have_the_words_of_an_error_of_kafka_only(path: Path) -> None:
+    assert in_notation(path.read_text()) == []
+
+
+def test_error_of_kafka_in_the_notation_of_the_client_is_found() -> None:
+    assert in_notation("def f(error: KafkaError):\n    return f'refused: {error}'") == ["line 2: error"]
+    assert in_notation("def f():\n    try:\n        g()\n    except KafkaException as error:\n        h(str(error))") == ["line 5: error"]
+    assert in_notation("def f(error: KafkaError):\n    return f'refused: {words(error)}'") == []

@@ -354,3 +354,7 @@ def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(
     decide(range(12, 18))
     assert path.stat().st_size < size_bytes
     assert set(log.read().decisions) == {b"shop/0"}
+
+
+def test_path_of_the_log_may_be_a_string(path: Path) -> None:
+    assert FileLog(str(path)).path == FileLog(path).path == path.absolute()

@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from bascule.client import Context, Destination, Message, MessageRefused, Producer, TimedOut
+from bascule.client.destination import require_destination
 from bascule.client.managed import refused
 from bascule.client.message import Body, SendOptions, encode, stamp
 from bascule.client.sends import SendCompletion
@@ -76,6 +77,7 @@ class JmsSession:
         completion: SendCompletion,
     ) -> Message:
         """See SendingContext."""
+        require_destination(destination)
         message = Message.of(content)
         now_ms = time.time_ns() // 1_000_000
         if not (completion.repeat and message.message_id):
