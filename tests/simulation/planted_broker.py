@@ -64,35 +64,33 @@ def former_leaders(simulation: Simulation) -> None:
 
 
 PLANTED: Final = (
-    Planted(
-        EpochViolation.GAP_NOT_READ, "an epoch does not read what lies between two of its records", ("zombie-ack", "lost", "duplicated")
-    ),
-    Planted(EpochViolation.FAILED_APPEND_PASSED_OVER, "an epoch takes a failed append for a stored one", ("stuck", "lost")),
+    Planted(EpochViolation.GAP_NOT_READ, "an epoch does not read a gap between two of its records", ("zombie-ack", "lost", "duplicated")),
+    Planted(EpochViolation.FAILED_APPEND_PASSED_OVER, "an epoch treats a failed append as stored", ("stuck", "lost")),
     Planted(
         EpochViolation.UNKNOWN_OFFSET_IS_NEXT,
-        "an epoch takes a record stored at an unknown offset for the next one",
+        "an epoch treats a record stored at an unknown offset as the next record",
         ("zombie-ack", "lost", "duplicated", "stuck"),
         changing_leaders,
     ),
     Planted(
         EpochViolation.ELECTION_LOSS_IGNORED,
-        "a broker that serves ignores that another one has been elected",
+        "a serving broker ignores that another broker has been elected",
         ("stuck",),
         quarrelling_brokers,
     ),
     Planted(
         EpochViolation.STOPPED_PROCESS_ACTS,
-        "a process that stood still and was replaced hands messages out",
+        "a process that was suspended and replaced delivers messages",
         ("zombie-ack",),
     ),
-    Planted(FollowingViolation.LAST_RECORD_MISSED, "a load ends one record too early", ("lost", "stuck", "duplicated")),
+    Planted(FollowingViolation.LAST_RECORD_MISSED, "a load stops one record too early", ("lost", "stuck", "duplicated")),
     Planted(
         FollowingViolation.FORMER_LEADER_BELIEVED,
-        "a load takes for damage what a former leader answers",
+        "a load treats the answer of a former leader as damage",
         ("stuck",),
         former_leaders,
     ),
-    Planted(FollowingViolation.NEWEST_SNAPSHOT_ONLY, "a load tries no snapshot but the newest", ("stuck",), housekeepers),
+    Planted(FollowingViolation.NEWEST_SNAPSHOT_ONLY, "a load tries only the newest snapshot", ("stuck",), housekeepers),
     Planted(NodeViolation.CLIENTS_KEPT_OPEN, "clients stay connected when an epoch has ended", ("stuck",)),
     Planted(RetentionViolation.ONE_RECORD_TOO_MANY, "one record too many is trimmed", ("stuck", "divert-loss"), housekeepers),
     Planted(
@@ -100,7 +98,7 @@ PLANTED: Final = (
     ),
     Planted(
         RetentionViolation.WAITING_MESSAGES_KEEP_NOTHING,
-        "the journal is trimmed before waiting messages are taken",
+        "the journal is trimmed although a queue still needs its messages",
         ("stuck",),
         housekeepers,
     ),
@@ -110,18 +108,23 @@ PLANTED: Final = (
         ("divert-loss",),
         housekeepers,
     ),
-    Planted(RoundViolation.DELETED_BEFORE_ANNOUNCED, "older snapshots are deleted before the new one counts", ("stuck",), housekeepers),
-    Planted(RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED, "the store forgets before the new snapshot counts", ("stuck",), housekeepers),
+    Planted(RoundViolation.DELETED_BEFORE_ANNOUNCED, "older snapshots are deleted before the new one is valid", ("stuck",), housekeepers),
+    Planted(
+        RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED, "the store deletes messages before the new snapshot is valid", ("stuck",), housekeepers
+    ),
     Planted(
         PipelineHoldViolation.UNREGISTERED_NEED_NOTHING,
-        "the journal is trimmed before pipelines know an exclusive divert that has taken messages",
+        "the journal is trimmed before the pipelines know an exclusive divert that has taken messages",
         ("divert-loss",),
         drivers_come_late,
     ),
-    Planted(RoundViolation.WAITING_MESSAGES_FORGOTTEN, "the store forgets messages that still wait", ("stuck",), housekeepers),
+    Planted(RoundViolation.WAITING_MESSAGES_FORGOTTEN, "the store deletes messages that are still in queues", ("stuck",), housekeepers),
     Planted(HousekeepingViolation.ANNOUNCEMENT_NOT_AWAITED, "a round does not wait for its announcement", ("stuck",), housekeepers),
     Planted(
-        HousekeepingViolation.INGRESS_TRIMMED_EARLY, "the ingress is trimmed before the journal has it", ("ingress-loss",), housekeepers
+        HousekeepingViolation.INGRESS_TRIMMED_EARLY,
+        "the ingress topic is trimmed before its records are journaled",
+        ("ingress-loss",),
+        housekeepers,
     ),
     Planted(IngressTailViolation.UNCOMMITTED_TAKEN, "the ingress tail takes uncommitted records", ("ingress-dup", "unexpected")),
     Planted(

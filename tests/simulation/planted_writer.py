@@ -40,17 +40,15 @@ PLANTED: Final = (
     Planted(ReadingViolation.NO_BARRIER, "a position is read up to the high watermark of a former leader", DOUBLED, cut_off_nodes),
     Planted(ReadingViolation.LAST_STABLE_OFFSET, "a position is read up to the last stable offset", DOUBLED, left_open),
     Planted(WriterViolation.READ_BEFORE_INIT, "the position is read before an earlier transaction is ended", DOUBLED),
-    Planted(
-        WriterViolation.CONTINUITY_ASSUMED, "a writer takes its last position for the present one, whatever the epoch", DOUBLED, restless
-    ),
+    Planted(WriterViolation.CONTINUITY_ASSUMED, "a writer treats its last position as current, whatever the epoch", DOUBLED, restless),
     Planted(
         WriterViolation.PRODUCER_REUSED,
-        "one producer incarnation has all transactions",
+        "one producer incarnation runs all transactions",
         ("divert-loss", "ingress-loss", *DOUBLED),
         late_ends,
     ),
-    Planted(WriterViolation.NO_LOOK_AFTER_DOUBT, "a transaction in doubt is written again without a look at the position", DOUBLED),
-    Planted(WriterViolation.NOT_COMPARED, "a writer moves the position wherever it is", DOUBLED, restless),
-    Planted(ClaimViolation.BATCH_START_TRUSTED, "a task begins where its batch begins, not at the position", DOUBLED),
-    Planted(ClaimViolation.OWNER_NOT_CHECKED, "a task works from a position that another driver has claimed", ("claimed-twice",), restless),
+    Planted(WriterViolation.NO_LOOK_AFTER_DOUBT, "a transaction in doubt is written again without reading the position", DOUBLED),
+    Planted(WriterViolation.NOT_COMPARED, "a writer moves the position without comparing it", DOUBLED, restless),
+    Planted(ClaimViolation.BATCH_START_TRUSTED, "a task starts at the start of its batch, not at the position", DOUBLED),
+    Planted(ClaimViolation.OWNER_NOT_CHECKED, "a task uses a position that another driver has claimed", ("claimed-twice",), restless),
 )

@@ -63,10 +63,10 @@ class EpochViolation(enum.StrEnum):
     """Rules of an epoch that a test can break. The simulation must find each of these faults."""
 
     GAP_NOT_READ = "a gap between two records of an epoch is not read"
-    FAILED_APPEND_PASSED_OVER = "a failed append is taken for a stored one"
-    UNKNOWN_OFFSET_IS_NEXT = "a record stored at an unknown offset is taken for the next one"
+    FAILED_APPEND_PASSED_OVER = "a failed append counts as stored"
+    UNKNOWN_OFFSET_IS_NEXT = "a record stored at an unknown offset counts as the next record"
     ELECTION_LOSS_IGNORED = "a lost election is ignored"
-    STOPPED_PROCESS_ACTS = "a process that stood still goes on without a look at the journal"
+    STOPPED_PROCESS_ACTS = "a process that was suspended continues without reading the journal"
 
 
 class EpochProtocol:

@@ -6,7 +6,7 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.journaling import Together
+from bascule.broker.journaling import AtomicEntries
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
@@ -87,9 +87,9 @@ class Intake:
                 f"there are {len(sends)} ingress messages before offset {next_offset}; a record holds at most {MESSAGES_PER_RECORD_MAX}"
             )
         now_ms = self.clock()
-        with self.journaling.atomic(self.cost(sends)[1], len(sends)) as together:
+        with self.journaling.atomic(self.cost(sends)[1], len(sends)) as entries:
             for send, keep in sends:
-                self._take_in(send, keep, now_ms, together)
+                self._take_in(send, keep, now_ms, entries)
             self.journaling.add(ingress_entry(partition, next_offset))
         self.positions[partition] = next_offset
         self.counters.messages_in += len(sends)
@@ -108,7 +108,7 @@ class Intake:
     def _topic_begun(self, topic_id: str, positions: dict[int, int]) -> None:
         self.topic_id, self.confirmed = topic_id, positions
 
-    def _take_in(self, send: Send, keep: bool, now_ms: int, together: Together) -> None:
+    def _take_in(self, send: Send, keep: bool, now_ms: int, entries: AtomicEntries) -> None:
         routing = Routing(send.routing)
         missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
         if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
@@ -125,5 +125,5 @@ class Intake:
         message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
-            together.undo(queue.unexpect, message)
+            entries.undo(queue.unexpect, message)
         self.journaling.then(self._deliveries.put_in, message, queues, send.delivery_time_ms)

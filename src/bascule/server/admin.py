@@ -113,8 +113,8 @@ QUEUE_METRICS = (
 )
 #: Metric, its help, and the field of RetentionHoldStatus.
 PIN_METRICS = (
-    ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
-    ("bascule_journal_pinned_bytes", "Size of the records of the journal that are kept for a pipeline or another keeper", "bytes"),
+    ("bascule_journal_pinned_records", "Records of the journal that a pipeline or another keeper still needs", "records"),
+    ("bascule_journal_pinned_bytes", "Size of the records of the journal that a pipeline or another keeper still needs", "bytes"),
 )
 #: Metric, its help, and the field of UserStatus.
 USER_METRICS = (

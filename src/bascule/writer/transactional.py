@@ -43,10 +43,10 @@ class WriterViolation(enum.StrEnum):
     """Rules of the transactional writer that the simulation breaks on purpose."""
 
     READ_BEFORE_INIT = "the position is read before init_transactions"
-    CONTINUITY_ASSUMED = "the position of the last transaction is taken for the present one whatever the epoch"
-    PRODUCER_REUSED = "one incarnation has all transactions"
-    NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without a look at the position"
-    NOT_COMPARED = "the position that is found is not compared with the one that is expected"
+    CONTINUITY_ASSUMED = "the position of the last transaction counts as current whatever the epoch"
+    PRODUCER_REUSED = "one incarnation runs all transactions"
+    NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without reading the position"
+    NOT_COMPARED = "the position found is not compared with the expected position"
 
 
 class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]], Protocol[ProducerT, OutputT_contra, ValueT]):

@@ -112,7 +112,7 @@ ACTIONS = [
     (["subscription", "delete", "s"], "/subscriptions/delete", {"name": "s", "force": False}),
     (["connection", "close", "c"], "/connections/close", {"id": "c"}),
     *((["branch", what, XID], f"/branches/{what}", {"xid": XID}) for what in ("commit", "rollback", "forget")),
-    (["ingress", "begin-anew"], "/ingress/begin-anew", {}),
+    (["ingress", "reset"], "/ingress/reset", {}),
 ]
 
 
