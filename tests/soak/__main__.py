@@ -1,4 +1,4 @@
-"""``python -m tests.soak``: run a soak and write its report. The exit code says whether every promise was kept."""
+"""``python -m tests.soak``: run a soak and write its report. The exit code tells whether every promise was kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT = Plan(seed=0)
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=DEFAULT.seconds, help="how long (default: %(default)g)")
     parser.add_argument("--faults", type=int, help=f"how many at least (default: one every {FAULT_EVERY_S:g} s)")
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def tell(text: str) -> None:
-    """A line on standard output, with the time."""
+    """Print a line with the time on standard output."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 

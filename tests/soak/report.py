@@ -1,4 +1,4 @@
-"""The report of a soak: one page that stands alone, and the same as JSON."""
+"""The report of a soak: one self-contained page, and the same content as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Template((Path(__file__).with_name("report.html")).read_text())
 
 
 def write_report(result: Result, directory: Path) -> Path:
-    """Write report.html and report.json into a directory; returns the page's path."""
+    """Write report.html and report.json into a directory. Return the path of the page."""
     directory.mkdir(parents=True, exist_ok=True)
     figures = Figures(result)
     content = contents(figures)
@@ -31,7 +31,7 @@ def write_report(result: Result, directory: Path) -> Path:
 
 
 def contents(figures: Figures) -> dict[str, Any]:
-    """Everything in the report but the pictures."""
+    """Return everything in the report except the pictures."""
     result = figures.result
     return {
         "seed": result.plan.seed,
@@ -60,7 +60,7 @@ def contents(figures: Figures) -> dict[str, Any]:
 
 
 def _found(tally: Tally, name: str) -> int | str:
-    """How many; in words where nobody could look for it."""
+    """Return a count; a text if it could not be determined."""
     return "not judged" if name in tally.unjudged else sum(len(each.ids) for each in tally.anomalies if each.name == name)
 
 
