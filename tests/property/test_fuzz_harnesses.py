@@ -1,4 +1,4 @@
-"""The harnesses of the fuzzer, without the fuzzer: they take their seeds, and find what is planted."""
+"""The harnesses of the fuzzer, without the fuzzer: they accept their seeds, and find planted faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_input_is_divided_into_frames() -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Callable[[], object]) -> None:
-    """Do something each time before a method."""
+    """Do something before each call of a method."""
     method = getattr(owner, name)
 
     def call(*arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """An application that receives payment orders from a queue and writes a row for each.
 
 It uses one of the possible ways to acknowledge. It prints each step on standard output, and stops at one chosen step until it reads a line
-or is killed. After the order \"end\" it ends.
+or is killed. After the order "end" it ends.
 """
 
 from __future__ import annotations

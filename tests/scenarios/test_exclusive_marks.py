@@ -18,7 +18,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 
 def leave_the_second(bridge: Bridge) -> None:
-    """The exclusive divert \"x\" took two messages, and has carried \"1\"."""
+    """The exclusive divert "x" took two messages, and has carried "1"."""
     bridge.journal.start_epoch(["x"])
     with bridge.running(bridge.divert("x", exclusive=True)) as running:
         bridge.send("1", taken_by=["x"])

@@ -1,6 +1,6 @@
 """Payment orders from a queue into a database, for each way to send, to acknowledge and to die.
 
-A row states the possible outcomes of an order, and the test produces each of them: \"lost\" rows lose the order and \"doubled\" rows
+A row states the possible outcomes of an order, and the test produces each of them: "lost" rows lose the order and "doubled" rows
 duplicate it, wherever the application allows this.
 """
 
@@ -31,7 +31,7 @@ LOST, ONCE, ONCE_MARKED, DOUBLED = [], [False], [True], [False, True]
 
 
 class Case(NamedTuple):
-    """``dies`` is the application or the broker, when the application reaches ``step``, one of its own steps or a crash point; \"\" is
+    """``dies`` is the application or the broker, when the application reaches ``step``, one of its own steps or a crash point; "" is
     before all of them.
 
     ``rows`` are the rows of the order at the end: for each, whether the message was marked JMSRedelivered.

@@ -24,7 +24,7 @@ class PlantedBranch(Planted):
 
 
 def nodes_are_cut_off(simulation: BranchSimulation) -> None:
-    """Nodes of Kafka are cut off from their peers, and many processes work and recover."""
+    """Kafka nodes are cut off from their peers, and many processes work and recover."""
     simulation.troubles = {"cut off node": 1.0}
     simulation.left = 16
     simulation.launch()
@@ -45,7 +45,7 @@ def answers_of_kafka_are_lost(simulation: BranchSimulation) -> None:
 
 
 def lines_are_slow(simulation: BranchSimulation) -> None:
-    """Kafka aborts the first try of large transactions by its time-out."""
+    """Kafka aborts the first attempt of large transactions after its timeout."""
     simulation.line_ms = SLOW_LINE_MS
 
 

@@ -16,7 +16,7 @@ from tests.sim.kafka import NetworkConditions
 from tests.sim.simulation import Simulation
 from tests.simulation.planting import Planted
 
-#: For so long the first driver of some runs stands still.
+#: How long the first driver of some runs is suspended.
 LATE_DRIVER_MS: Final = 400.0
 
 
@@ -28,7 +28,7 @@ def changing_leaders(simulation: Simulation) -> None:
 
 
 def quarrelling_brokers(simulation: Simulation) -> None:
-    """Another broker is elected again and again, and nothing else goes wrong."""
+    """Another broker is elected repeatedly, without other faults."""
     simulation.nemesis.troubles = {"take over": 1.0}
     simulation.kafka.weather = NetworkConditions()
 
@@ -39,7 +39,7 @@ def lossy_network(simulation: Simulation) -> None:
 
 
 def drivers_come_late(simulation: Simulation) -> None:
-    """The first driver stands still until the journal has been trimmed more than once."""
+    """The first driver is suspended until the journal has been trimmed more than once."""
     housekeepers(simulation)
 
     def stand_still() -> None:
@@ -51,13 +51,13 @@ def drivers_come_late(simulation: Simulation) -> None:
 
 
 def housekeepers(simulation: Simulation) -> None:
-    """Brokers make snapshots often."""
+    """Brokers take snapshots often."""
     for broker in simulation.brokers:
         broker.snapshot_records = 5
 
 
 def former_leaders(simulation: Simulation) -> None:
-    """Nodes of Kafka are cut off, while brokers make snapshots often and replace one another."""
+    """Kafka nodes are cut off, while brokers take snapshots often and replace one another."""
     simulation.nemesis.troubles = {"cut off node": 2.0, "take over": 1.0}
     simulation.nemesis.pause_ms = 60.0
     housekeepers(simulation)

@@ -39,7 +39,7 @@ def databases_are_away(simulation: HostSimulation) -> None:
 
 
 def databases_come_and_go(simulation: HostSimulation) -> None:
-    """Databases do not answer for a while, and answers of the one that decides are lost; the processes of the transactions recover."""
+    """Databases do not answer for a while, and answers of the database that decides are lost; the processes of the transactions recover."""
     simulation.troubles = {"lose database": 1.0}
     simulation.pause_ms = 60.0
     simulation.left, simulation.workers = 16, 2
@@ -48,7 +48,7 @@ def databases_come_and_go(simulation: HostSimulation) -> None:
 
 
 def processes_stand_still_in_doubt(simulation: HostSimulation) -> None:
-    """Commits of databases that decide are not answered, and processes are stopped before they ask about them."""
+    """Commits of databases that decide are not answered, and processes are stopped before they ask for the outcome."""
     simulation.troubles = {"stop": 1.0}
     simulation.pause_ms = 20.0
     simulation.left, simulation.workers = 16, 2

@@ -14,7 +14,7 @@ DOUBLED: Final = ("divert-dup", "ingress-dup")
 
 
 def late_ends(simulation: Simulation) -> None:
-    """Ends of transactions are late more often, and by less: it takes one that comes at the right moment."""
+    """Ends of transactions are late more often, and by less, so that some arrive at the critical moment."""
     simulation.kafka.late_ends, simulation.kafka.held_ms = 6.0, 60.0
 
 
@@ -31,7 +31,7 @@ def left_open(simulation: Simulation) -> None:
 
 
 def restless(simulation: Simulation) -> None:
-    """Drivers are replaced, and tasks are taken for dead while they run."""
+    """Drivers are replaced, and Spark considers running tasks dead."""
     simulation.nemesis.troubles, simulation.nemesis.pause_ms = {"stop driver": 1.0, "stop worker": 1.0}, 30.0
     simulation.pipelines.zombies = simulation.pipelines.restlessness = 0.4
 

@@ -29,7 +29,7 @@ def managers_stand_still(simulation: Simulation) -> None:
 
 
 def databases_are_away(simulation: Simulation) -> None:
-    """Databases do not answer, and their standbys do."""
+    """Databases do not answer, but their standbys do."""
     simulation.nemesis.troubles = {"lose database": 1.0}
     simulation.nemesis.pause_ms = 40.0
     simulation.mishaps.standbys = 0.8
@@ -43,7 +43,7 @@ def primaries_are_away(simulation: Simulation) -> None:
 
 
 def answers_are_lost(simulation: Simulation) -> None:
-    """Answers of databases and log do not arrive."""
+    """Answers of databases and of the log are lost."""
     simulation.mishaps.lost_answers = 0.4
 
 
@@ -53,19 +53,19 @@ def operators_intervene(simulation: Simulation) -> None:
 
 
 def operators_roll_back(simulation: Simulation) -> None:
-    """The operators of the databases end prepared branches; the databases answer XA_RB* to a commit then."""
+    """The operators of the databases end prepared branches, and the databases then answer XA_RB* to a commit."""
     operators_intervene(simulation)
     simulation.mishaps.frank = True
 
 
 def brokers_forget(simulation: Simulation) -> None:
-    """Brokers remember few ends of branches, and their answers are lost."""
+    """Brokers remember few outcomes of branches, and their answers are lost."""
     answers_are_lost(simulation)
     simulation.forget_ends()
 
 
 def namesakes_die(simulation: Simulation) -> None:
-    """Two managers have the same name, and a decision log each; they are killed and stopped."""
+    """Two managers have the same name and separate decision logs; both are killed and stopped."""
     managers_die(simulation)
     simulation.mishaps.namesakes = True
 

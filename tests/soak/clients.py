@@ -149,7 +149,7 @@ class Client(Guarded):
         self._recorder.write(t=now_ms(), client=self.name, event=event, error=None if error is None else str(error))
 
     def operation(self, op: str, ids: Sequence[str], outcome: Outcome, begun_ms: float, error: object = None, **fields: Any) -> None:
-        """Write a line of the history. ``source`` stands for \"from\"."""
+        """Write a line of the history. ``source`` stands for "from"."""
         source = fields.pop("source", None)
         said = None if error is None else f"{type(error).__name__}: {error}"
         self._recorder.write(

@@ -71,7 +71,7 @@ class Figures:
         return self._line({bucket: quantile(found, share) for bucket, found in buckets.items()}, None)
 
     def sampled(self, name: str) -> list[tuple[float, float | None]]:
-        """Return the samples of a measure: \"backlog\", \"journal\", or the memory of a part."""
+        """Return the samples of a measure: "backlog", "journal", or the memory of a part."""
         begun_s = self.result.begun_s
         if name == "backlog":
             return [(sample.at_s - begun_s, sample.backlog) for sample in self.result.samples]

@@ -1,4 +1,4 @@
-"""Phrases that readers had to decode do not return to the product and its documentation: ``docs/style.md`` has plain ones."""
+"""Unclear phrases do not return to the product and its documentation; ``docs/style.md`` has the replacements."""
 
 from __future__ import annotations
 
