@@ -4,7 +4,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 
-/** Topics: subscriptions of each kind, what they keep and when they end, wildcards. */
+/** Topics: each kind of subscription, what it keeps and when it ends, wildcards. */
 final class Topics extends Suite {
     Topics() {
         volatiles();
@@ -302,7 +302,7 @@ final class Topics extends Suite {
         });
     }
 
-    /** Each of the messages goes to one of the two, and both get some. */
+    /** Each message goes to one of the two, and both get some. */
     static void shares(Case c, MessageConsumer one, MessageConsumer two) throws JMSException {
         c.sendNumbered(c.topic(), 40);
         Set<String> first = new TreeSet<>(), second = new TreeSet<>();
@@ -479,7 +479,9 @@ final class Topics extends Suite {
         });
     }
 
-    /** A subscription to a pattern below the case's own topic takes what is sent to the first words and not what is sent to the others. */
+    /**
+     * A subscription to a pattern below the topic of the case gets messages sent to the first names, and no messages sent to the others.
+     */
     void wildcard(String id, String pattern, String taken, String others) {
         it(id, c -> {
             MessageConsumer consumer = c.session().createConsumer(c.topic(pattern));

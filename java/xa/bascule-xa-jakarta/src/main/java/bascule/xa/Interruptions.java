@@ -8,7 +8,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.qpid.jms.JmsConnectionListener;
 import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
 
-/** Counts how often a connection was lost: an answer that was awaited then does not come. */
+/** Counts the losses of a connection: a request that was waiting gets no answer. */
 final class Interruptions implements JmsConnectionListener {
     private final AtomicInteger count = new AtomicInteger();
 
