@@ -99,7 +99,7 @@ class Reader:
                 assert record.error() is None, record.error()
                 now_ns = time.monotonic_ns()
                 mark = MARK.search(record.value() or b"")
-                assert mark is not None, "a record that nobody has sent"
+                assert mark is not None, "an unknown record"
                 number, made_ns = map(int, mark.groups())
                 self.seen[number] += 1
                 self.latency_ms[number] = (now_ns - made_ns) / 1e6

@@ -41,23 +41,23 @@ users = {{ {USER} = "{PASSWORD}" }}
 """
 CASES = case_ids()
 
-_TYPES = "compares values of unlike types by their text or as unequal; the specification has such a comparison false (3.8.1.1)"
-_NULL = "takes NULL = NULL for true; the specification has it unknown (3.8.1.2)"
-_LENIENT = "takes it for valid"
-_GUEST = "its default settings with anonymous access let in whoever has no right password, as a guest"
-_ONE_NAME = "lets a shared and an unshared durable subscription take each other's place; the specification refuses it (8.3.3, 8.3.4)"
-_BY_NAME = "knows no prefix in names unless its acceptor is told one"
-_MADE_ANEW = "makes the queue anew, as an ordinary one, for whoever names it"
+_TYPES = "compares values of different types by their text or as unequal; by the specification, the comparison is false (3.8.1.1)"
+_NULL = "evaluates NULL = NULL as true; by the specification, it is unknown (3.8.1.2)"
+_LENIENT = "accepts it as valid"
+_GUEST = "its default settings allow anonymous access, so a client with a wrong password is admitted as a guest"
+_ONE_NAME = "lets a shared and an unshared durable subscription replace each other; by the specification, this is refused (8.3.3, 8.3.4)"
+_BY_NAME = "knows no prefixes in names unless its acceptor configures them"
+_RECREATED = "creates the queue again, as an ordinary queue, when a client names it"
 
 #: Cases that Artemis 2.56 does not pass with its default settings, and why that does not make the case wrong.
 ARTEMIS_DIFFERS = {
-    "async.refused-is-told-to-the-listener": _MADE_ANEW,
+    "async.refused-is-told-to-the-listener": _RECREATED,
     "context.wrong-password": _GUEST,
     "durable.name-of-a-shared-one-is-refused": _ONE_NAME,
     "failover.wrong-password-is-told-at-once": _GUEST,
-    "group.does-not-hold-back-what-has-none": "a message whose group's consumer has no credit holds up those behind it",
+    "group.does-not-hold-back-what-has-none": "a message whose group has a consumer without credit blocks the messages behind it",
     "queue.name-with-its-prefix": _BY_NAME,
-    "queue.of-the-name-of-a-topic-is-apart": "an address made for a queue takes no message for a topic from a producer without destination",
+    "queue.of-the-name-of-a-topic-is-apart": "an address of a queue accepts no message for a topic from a producer without destination",
     "security.unknown-user": _GUEST,
     "security.wrong-password": _GUEST,
     "selector.boolean-not-equal": _TYPES,
@@ -69,15 +69,15 @@ ARTEMIS_DIFFERS = {
     "selector.two-properties": f"{_NULL}, and an int unequal to a short",
     "selector.unlike-types-are-not-unequal-either": _TYPES,
     "shared-durable.name-of-an-unshared-one-is-refused": _ONE_NAME,
-    "temporary.deleted-queue-cannot-be-used": _MADE_ANEW,
-    "temporary.only-its-connection-may-consume-also-by-name": "a temporary queue is guarded by the client alone",
+    "temporary.deleted-queue-cannot-be-used": _RECREATED,
+    "temporary.only-its-connection-may-consume-also-by-name": "only the client protects a temporary queue",
     "topic.name-with-its-prefix": _BY_NAME,
-    "transaction.with-a-refused-message-is-rolled-back": _MADE_ANEW,
+    "transaction.with-a-refused-message-is-rolled-back": _RECREATED,
 }
 #: Cases whose result with Artemis depends on timing. Artemis does not run them; some would wait for half a minute.
 NOT_FOR_ARTEMIS = {
-    "browser.of-more-than-a-prefetch": "under load it tells a browser that it has seen everything too early",
-    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they come to a consumer",
+    "browser.of-more-than-a-prefetch": "under load, it ends a browser too early",
+    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they reach a consumer",
     "expiry.a-sweep-finds-those-that-nobody-receives": "it scans every 30 seconds",
     "session.many-of-a-connection": "takes most of a second to end each session that has sent something",
 }

@@ -57,7 +57,7 @@ class Hand:
         name, topics = f"{self.prefix}.{topic}", Topics(self.kafka)
         settings = {"cleanup.policy": "delete", "retention.ms": "-1"}
         self._admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: name not in topics.partitions(), "the topic to be gone")
+        wait_for(lambda: name not in topics.partitions(), "the deletion of the topic")
         topics.create(name, 1, settings)
         topics.await_visible([name])
 

@@ -269,7 +269,7 @@ def test_static_member_rejoins_after_duplicated_join_request(kafka: EmbeddedKafk
 def test_of_two_members_with_same_instance_id_one_stops_with_reason_and_the_other_reads_on(kafka: EmbeddedKafka, topic: str) -> None:
     spec, seen = ActivationSpec(topics=(topic,), group=topic), Seen()
     with active(kafka, spec, seen, group_instance_id="one") as first, active(kafka, spec, seen, group_instance_id="one") as second:
-        wait_for(lambda: not (first.status().running and second.status().running), "one of them to stand still", 90)
+        wait_for(lambda: not (first.status().running and second.status().running), "one of them to be suspended", 90)
         told = [each.status() for each in (first, second) if not each.status().running]
         assert len(told) == 1
         assert "under the same name" in told[0].trouble

@@ -195,7 +195,7 @@ def test_paused_member_commits_no_record_that_its_successor_has_finished(group: 
 def test_member_paused_before_taking_its_partitions_takes_none_from_their_new_owner(group: Group) -> None:
     group.where = replace(group.where, workers=2)
     first = group.start("m1", armed="inbound.take.before:1:stop")
-    wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the first member to stand still")
+    wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the suspension of the first member")
     second = group.start("m2")
     for partition in (0, 1):
         group.send("hold", "plain", partition=partition)

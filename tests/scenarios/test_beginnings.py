@@ -139,7 +139,7 @@ class Source:
     def create_anew(self) -> None:
         admin = clients.admin(self.pipelines.kafka)
         admin.delete_topics([self.topic])[self.topic].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: self.topic not in self.topics.partitions(), "the topic to be gone")
+        wait_for(lambda: self.topic not in self.topics.partitions(), "the deletion of the topic")
         self.topics.create(self.topic, 2, {})
         self.topics.await_visible([self.topic])
         self.put(0, 1)

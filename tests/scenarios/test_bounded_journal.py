@@ -99,7 +99,7 @@ def test_old_message_does_not_stop_the_trim_of_the_journal_and_survives_in_the_s
     (old,) = connect_to(bounded.url).session().consumer(f"{queue}.old").receive_many(1)
     assert (old.body, old.properties["n"], old.redelivered) == ("old", 1, False)
     session = connect_to(bounded.url).session()
-    wait_in_traffic(session, queue, lambda: stored(bounded) == 0, "the store to forget what is gone")
+    wait_in_traffic(session, queue, lambda: stored(bounded) == 0, "the store to delete removed messages")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 0
 

@@ -165,7 +165,7 @@ def test_durable_subscriptions_and_temporary_queues_are_restored_after_broker_ki
         received = subscription.receive(SOON_S)
         assert received is not None
         assert received.body == "after"
-        wait_for(lambda: temporary.name != before, "the temporary queue that is made anew")
+        wait_for(lambda: temporary.name != before, "the new temporary queue")
         service.send(temporary, "answer")
         answer = answers.receive(SOON_S)
         assert answer is not None

@@ -154,7 +154,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     bring(*anew)
     if not at_work:
         system.broker.start()
-    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
+    wait_for(lambda: "has stopped" in status(), "the intake to stop")
     for said in (status(), system.broker.said()):
         assert f"ingress {topic} has stopped: the topic was recreated" in said
     wait_for(lambda: trimmed_behind(0), "the journal to be trimmed")
@@ -162,7 +162,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     wait_for(lambda: trimmed_behind(end), "the journal to be trimmed once more")
     assert TopicHistory(hand.kafka, topic, 0).earliest() == 0
     system.broker.restart()  # from a snapshot
-    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
+    wait_for(lambda: "has stopped" in status(), "the intake to stop")
     assert system.act("ingress/reset") == {"reset": topic}
     bring("E")
     wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")
@@ -170,7 +170,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     system.broker.kill()
     system.broker.start()
     bring("F")
-    wait_for(lambda: system.depth("orders") == 5 + len(anew), "what comes later")
+    wait_for(lambda: system.depth("orders") == 5 + len(anew), "the later messages")
     with connect(system.url) as context:
         consumer = context.consumer(ORDERS)
         found = [consumer.receive(WAIT_S) for _ in range(5 + len(anew))]

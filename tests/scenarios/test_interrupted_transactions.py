@@ -90,7 +90,7 @@ def stopped_in_its_recovery(connection: Connection, queue: str, proxy: LosesADec
 
 
 def wait_restored(connection: Connection) -> None:
-    wait_for(lambda: any(event.get("event") == "restored" for event in connection.events()), "the connection that is made anew")
+    wait_for(lambda: any(event.get("event") == "restored" for event in connection.events()), "the new connection")
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])

@@ -51,7 +51,7 @@ def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int
             ended_s = time.monotonic()
             for _ in range(2):
                 load.start(load.consume(0), load=False)
-            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to go on", 4 * SOON_S)
+            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to continue", 4 * SOON_S)
             load.figures.normal_after_s = time.monotonic() - ended_s
             round_trips = load.canary.look()
             wait_for(lambda: load.canary.look() > round_trips, "the canary")

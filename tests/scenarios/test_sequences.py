@@ -315,7 +315,7 @@ def test_epoch_of_a_suspended_process_ends_and_does_nothing_more(kafka: Embedded
 
     async def stand_still() -> None:
         epoch = await journal.epoch()
-        epoch.engine.schedule.at(time.time_ns() // 1_000_000 + 100, done.append, "what was due meanwhile")
+        epoch.engine.schedule.at(time.time_ns() // 1_000_000 + 100, done.append, "the work that was due meanwhile")
         journal.send(epoch, *sent)
         time.sleep(epoch.place.session_timeout_s)  # the process is suspended
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch")

@@ -103,7 +103,7 @@ def test_broker_stopped_orderly_hands_over_at_once(
         begun_s = time.monotonic()
         active.broker.stop()
         stopped_s = time.monotonic()
-        wait_for(standby.serves, "the standby to serve, before the session of the other one is over", LONG_SESSION_S - 15)
+        wait_for(standby.serves, "the standby to serve before the session of the other broker ends", LONG_SESSION_S - 15)
         told(f"stopped in {stopped_s - begun_s:.1f} s, handed over {time.monotonic() - stopped_s:.1f} s later")
         producer.send("after")
         assert [message.body for message in connect_to(pair.url).session().consumer(queue).receive_many(2)] == ["before", "after"]
@@ -170,7 +170,7 @@ def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connec
         producer.send("after")
         serving = wait_for(lambda: next((system for system in standbys if system.serves()), None), "one to serve")
         (waiting,) = (system for system in standbys if system is not serving)
-        wait_for(waiting.stands_by, "the other one to stand by")
+        wait_for(waiting.stands_by, "the other broker to stand by")
         assert [message.body for message in connect_to(urls).session().consumer(queue).receive_many(2)] == ["before", "after"]
         assert serving.serves()
         assert not waiting.serves()
@@ -211,7 +211,7 @@ def test_broker_killed_and_restarted_at_once_serves_before_its_session_times_out
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
         wait_for(active.serves, "it to serve again, before its session is over", LONG_SESSION_S - 15)
-        wait_for(standby.stands_by, "the other one to stand by")
+        wait_for(standby.stands_by, "the other broker to stand by")
         assert active.serves()
 
 
@@ -227,14 +227,14 @@ def test_after_broker_kill_during_a_join_one_broker_serves_before_the_session_ti
         stack.enter_context(active)
         stack.callback(joining.broker.stop)
         joining.broker.launch()
-        wait_for(lambda: not gathered(kafka, f"{topic_prefix}.brokers", 1), "Kafka to gather the members anew")
+        wait_for(lambda: not gathered(kafka, f"{topic_prefix}.brokers", 1), "Kafka to rebalance the group")
         os.kill(active.broker.pid, signal.SIGKILL)
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
         # The broker that Kafka chooses; the killed one no longer holds a place.
         serving = wait_for(lambda: next((one for one in (active, joining) if one.serves()), None), "one to serve", LONG_SESSION_S - 15)
         other = joining if serving is active else active
-        wait_for(other.stands_by, "the other one to stand by")
+        wait_for(other.stands_by, "the other broker to stand by")
         assert serving.serves()
 
 
@@ -277,9 +277,9 @@ def test_of_two_standbys_that_both_believe_to_be_elected_only_one_serves(
             wait_for(system.stands_by, "a standby")
         connect_to(url).session().producer(queue).send("{n}", count=10)
         active.broker.kill()
-        first = wait_for(lambda: next((system for system in standbys if stands(system)), None), "one to be elected and stand still")
+        first = wait_for(lambda: next((system for system in standbys if stands(system)), None), "the elected broker to be suspended")
         second = next(system for system in standbys if system is not first)
-        wait_for(second.serves, "the other one to be elected")
+        wait_for(second.serves, "the election of the other broker")
         session = connect_to(second.url).session("CLIENT")
         consumer, producer = session.consumer(queue), session.producer(queue)
         taken = consumer.receive_many(10)

@@ -358,7 +358,7 @@ def test_transaction_ending_during_a_statement_of_another_thread_is_rolled_back(
         insert(handle, table, "undone")
         working = in_background(lambda: insert(handle, table, "late' || pg_sleep(30) || '"), "works")
         with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
-            wait_for(lambda: _sleeping(watching), "the statement to be at work")
+            wait_for(lambda: _sleeping(watching), "the statement to run")
             with pytest.raises(TransactionRolledBack, match="still using") as raised:
                 transaction.commit()
             assert isinstance(raised.value.cause, BranchRolledBack)
@@ -407,7 +407,7 @@ def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPos
         handle = resource.start(xid, timeout_s=TIMEOUT_S)
         working = in_background(lambda: handle.execute("SELECT pg_sleep(30)"), "works")
         with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
-            wait_for(lambda: _sleeping(watching, "SELECT pg_sleep%"), "the statement to be at work")
+            wait_for(lambda: _sleeping(watching, "SELECT pg_sleep%"), "the statement to run")
         with pytest.raises(BranchRolledBack, match="still using"):
             resource.end(xid, success=True)
         assert isinstance(working.exception(TIMEOUT_S), psycopg.errors.QueryCanceled)

@@ -283,7 +283,7 @@ def test_started_branches_are_listed_separately_and_only_old_branches_are_swept(
     assert set(resource.started()) >= {started}
     sweeper = make("sweeper", BranchLimits(unprepared_kept_s=-1.0, clean_interval_s=-1.0))
     assert sweeper.recover() == [kept]
-    wait_for(lambda: started not in sweeper.started(), "what was never prepared to be swept")
+    wait_for(lambda: started not in sweeper.started(), "the deletion of unprepared messages")
     sweeper.commit(kept)  # its messages were not deleted
 
 

@@ -44,9 +44,9 @@ def stand_still_and_go_on(broker: System, other: System, load: Load, name: str) 
     # The other broker may have reached its own point before it is asked; its log always answers.
     served, ended = (said(each, text) for each, text in ((other, "ready amqp://"), (broker, "the epoch ends: ")))
     wait_for(lambda: stands(broker), f"the broker to come to {name}", NEXT_S)
-    wait_for(lambda: said(other, "ready amqp://") > served, "the other one to take over", NEXT_S)
+    wait_for(lambda: said(other, "ready amqp://") > served, "the takeover by the other broker", NEXT_S)
     sent = len(load.sent)
-    wait_for(lambda: len(load.sent) > sent + 20 or stands(other), "work under the other one", NEXT_S)
+    wait_for(lambda: len(load.sent) > sent + 20 or stands(other), "work under the other broker", NEXT_S)
     os.kill(broker.broker.pid, signal.SIGCONT)
     wait_for(lambda: said(broker, "the epoch ends: ") > ended, f"the end of what stood still at {name}", NEXT_S)
 

@@ -16,7 +16,7 @@ KINDS: Final = {
     "kill-kafka": "kill -9 of the Kafka node; it comes back on the same port and data",
     "pause-active": "SIGSTOP of the broker that serves, SIGCONT later",
     "pause-standby": "SIGSTOP of the broker that stands by, SIGCONT later",
-    "pause-driver": "SIGSTOP of the Spark driver and its JVM, SIGCONT later; its workers go on",
+    "pause-driver": "SIGSTOP of the Spark driver and its JVM, SIGCONT later; its workers continue",
     "pause-worker": "SIGSTOP of a Spark worker, SIGCONT later",
     "pause-kafka": "SIGSTOP of the Kafka node, SIGCONT later",
     "hand-over": "SIGTERM of the broker that serves",
