@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 #: Columns of the table of pins, which keep the journal from being trimmed.
-PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "bytes", "why")
-RELEASED = "beyond journal.pinned_bytes: deleted although unread"
+PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "size", "reason")
+RELEASED = "exceeds journal.pinned_bytes, unread records are deleted"
 
 
 def register(app: typer.Typer) -> None:
@@ -111,9 +111,9 @@ def _pin(pin: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _figure(name: str, value: float) -> str:
-    if name.endswith("_bytes") and value >= 1 << 20:
-        return f"{value / (1 << 20):,.1f} MiB"
-    return f"{value:,.0f}"
+    if not name.endswith("_bytes"):
+        return f"{value:,.0f}"
+    return f"{value / (1 << 20):,.1f} MiB" if value >= 1 << 20 else f"{value:,.0f} bytes"
 
 
 def _show_audit(results: list[AuditResult], output: Format) -> None:

@@ -222,7 +222,7 @@ class Carrier:
             except Unwritable as refused:
                 self._replace(refused)
             except WriteDenied as denied:
-                self._place_anew(denied)
+                self._choose_topics_again(denied)
             except PositionMoved as moved:
                 self.position = self._passed_over(moved)
         crash.point("task.transaction.after")
@@ -249,7 +249,7 @@ class Carrier:
             self._targets.ensure(output.topic)
         return self._targets.timestamps.fitting(output)
 
-    def _place_anew(self, denied: WriteDenied) -> None:
+    def _choose_topics_again(self, denied: WriteDenied) -> None:
         """After a permission was revoked, replace the records of unwritable topics by their fallback.
 
         Raises ``denied`` if there are none.
