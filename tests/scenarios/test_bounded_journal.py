@@ -162,7 +162,7 @@ def test_stalled_pipeline_pins_the_journal_up_to_the_configured_quota(bounded: S
     assert len(large.receive_many(1)) == 1
     large.close()
 
-    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted although unread", re.MULTILINE)
+    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; exceeds journal.pinned_bytes, unread records are deleted", re.MULTILINE)
 
     def released() -> bool:
         # The first round of housekeeping that counts the large message lists the queue; the round after the trim does not.
