@@ -145,8 +145,8 @@ class DeepQueue:
                     wait_for(lambda last=last: self._snapshot_offset() > last, "a snapshot", PHASE_S)  # type: ignore[misc]
             finally:
                 traffic.stop()
-            if traffic.errors or traffic.doubled or len(traffic.seen) < traffic.sent:
-                sys.exit(f"{traffic.sent} sent, {len(traffic.seen)} received, {traffic.doubled} duplicated: {traffic.errors}")
+            if traffic.errors or traffic.duplicated or len(traffic.seen) < traffic.sent:
+                sys.exit(f"{traffic.sent} sent, {len(traffic.seen)} received, {traffic.duplicated} duplicated: {traffic.errors}")
             row["result"] = f"{traffic.sent:,} messages sent and received meanwhile"
 
     def _snapshot_offset(self) -> int:

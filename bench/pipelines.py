@@ -219,7 +219,7 @@ def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options
     quantiles = statistics.quantiles(counted, n=100, method="inclusive")
     return result | {
         "p50_ms": quantiles[49], "p99_ms": quantiles[98], "load_average": os.getloadavg()[0], "sent": total,
-        "lost": total - len(reader.seen), "doubled": sum(reader.seen.values()) - len(reader.seen),
+        "lost": total - len(reader.seen), "duplicated": sum(reader.seen.values()) - len(reader.seen),
     }  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
     medians = {what: {key: statistics.median(run[key] for run in runs) for key, _, _ in COLUMNS.values()} for what, runs in results.items()}
     for what, runs in results.items():
         figures = [f"{medians[what][key]:,.{digits}f}" for key, digits, _ in COLUMNS.values()]
-        rows.append([TITLES[what], *figures, *(str(sum(run[key] for run in runs)) for key in ("sent", "lost", "doubled"))])
+        rows.append([TITLES[what], *figures, *(str(sum(run[key] for run in runs)) for key in ("sent", "lost", "duplicated"))])
     for what in [what for what in medians if what != DIVERT and DIVERT in medians]:
         ours, theirs = medians[DIVERT], medians[what]
         ratios = [ours[key] / theirs[key] if more else theirs[key] / ours[key] for key, _, more in COLUMNS.values()]
@@ -265,12 +265,14 @@ def main() -> int:
                 results[what].append(result)
                 said = ", ".join(f"{title} {result[key]:,.{digits}f}" for title, (key, digits, _) in COLUMNS.items())
                 print(
-                    f"round {number + 1} {what}: {said}, lost {result['lost']}, duplicated {result['doubled']}", file=sys.stderr, flush=True
+                    f"round {number + 1} {what}: {said}, lost {result['lost']}, duplicated {result['duplicated']}",
+                    file=sys.stderr,
+                    flush=True,
                 )
     page = table(results) + f"\n\n{options.records:,} records of {BODY_BYTES} bytes; latency at {options.rate}/s for {options.seconds} s."
     content = {"machine": machine(), "options": vars(options), "results": results}
     write_results("pipelines", content, page)
-    return int(any(run["lost"] or run["doubled"] for run in results.get(DIVERT, [])))
+    return int(any(run["lost"] or run["duplicated"] for run in results.get(DIVERT, [])))
 
 
 if __name__ == "__main__":

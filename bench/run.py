@@ -116,7 +116,7 @@ def rss_mb(pid: int) -> float:
 
 def flaws(result: dict[str, Any]) -> str:
     """Return what went wrong as text; "" if nothing did."""
-    return ", ".join(f"{result[key]} {key}" for key in ("failures", "lost", "doubled", "disordered") if result.get(key))
+    return ", ".join(f"{result[key]} {key}" for key in ("failures", "lost", "duplicated", "disordered") if result.get(key))
 
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence[str]) -> str:

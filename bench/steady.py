@@ -71,7 +71,7 @@ class Traffic:
         self._latencies_ms: list[float] = []
         self.sent = 0
         self.seen: set[int] = set()
-        self.doubled = 0
+        self.duplicated = 0
         self.errors: list[str] = []
         self._sender, self._receiver = (threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._receive))
         self._sender.start()
@@ -101,7 +101,7 @@ class Traffic:
                 message = consumer.receive(RECEIVE_S)
                 if message is not None:
                     # After a kill, unacknowledged messages are redelivered, and marked.
-                    self.doubled += message.properties["n"] in self.seen and not message.redelivered
+                    self.duplicated += message.properties["n"] in self.seen and not message.redelivered
                     self.seen.add(message.properties["n"])
 
     def latencies_ms(self) -> list[float]:
@@ -189,7 +189,7 @@ def page(result: Mapping[str, Any]) -> str:
     lines = [
         f"# {result['seconds']:,.0f} s of steady traffic, {result['rate']:g} messages/s of {result['body_bytes']:,} bytes",
         "",
-        f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['doubled']:,} unmarked duplicates.",
+        f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['duplicated']:,} unmarked duplicates.",
         f"From kill -9 to serving, {flat}: {starts}.",
         "The first kills are before the first minute shown: the broker's memory is that of one process.",
         "",
@@ -270,7 +270,7 @@ def main() -> int:
         "sent": traffic.sent,
         "received": len(traffic.seen),
         "lost": traffic.sent - len(traffic.seen),
-        "doubled": traffic.doubled,
+        "duplicated": traffic.duplicated,
         "errors": traffic.errors,
         "starts": starts,
         "judged": judge(minutes),
@@ -279,7 +279,7 @@ def main() -> int:
     }
     write_results("steady", result, page(result))
     judged = (*result["judged"].values(), *result["judged_starts"].values())
-    return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in judged)))
+    return int(bool(result["lost"] or result["duplicated"] or traffic.errors or not all(each["flat"] for each in judged)))
 
 
 if __name__ == "__main__":

@@ -194,18 +194,26 @@ def report(results: Results) -> bool:
     table = Table("path", "sent", "expected", "arrived", "lost", "duplicated", "wrong", title="Count of all messages", header_style="bold")
     exact = True
 
-    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, doubled: int, wrong: int) -> None:
+    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, duplicated: int, wrong: int) -> None:
         nonlocal exact
-        exact &= not (lost or doubled or wrong) and arrived == wanted
-        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, doubled, wrong)))
+        exact &= not (lost or duplicated or wrong) and arrived == wanted
+        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, duplicated, wrong)))
 
     sent, wanted = results.flights.last["sent"], results.expected
     in_queue = results.in_queue
     row("Java → queue flights", sent, wanted.rows, in_queue, max(wanted.rows - in_queue, 0), max(in_queue - wanted.rows, 0), 0)
     for tally, rows in ((results.everything, set(range(wanted.rows))), (results.delayed, set(wanted.delayed))):
         seen = set(tally.rows)
-        doubled = tally.count - len(seen)
-        row(f"flights → Kafka {tally.topic}", sent, len(rows), tally.count, len(rows - seen), doubled, len(seen - rows) + tally.wrong_keys)
+        duplicated = tally.count - len(seen)
+        row(
+            f"flights → Kafka {tally.topic}",
+            sent,
+            len(rows),
+            tally.count,
+            len(rows - seen),
+            duplicated,
+            len(seen - rows) + tally.wrong_keys,
+        )
     for done in results.alerts.events("done"):
         lost = results.airports - done["distinct"]
         row(f"Kafka → Java {done['subscriber']}", results.airports, results.airports, done["received"], lost, done["duplicates"], 0)

@@ -85,17 +85,17 @@ public final class Load {
     }
 
     void report(double seconds) {
-        long lost = 0, doubled = 0, disordered = 0;
+        long lost = 0, duplicated = 0, disordered = 0;
         for (Arrivals each : arrivals) {
             lost += total - each.distinct();
-            doubled += each.doubled;
+            duplicated += each.duplicated;
             disordered += each.disordered.get();
         }
         for (Throwable failure : failures) failure.printStackTrace();
         System.out.printf(Locale.ROOT, "{\"sent_per_s\":%.1f,\"received_per_s\":%.1f,\"send_p50_ms\":%.3f,\"send_p99_ms\":%.3f,\"end_p50_ms\":%.3f,"
-                + "\"end_p99_ms\":%.3f,\"sent\":%d,\"lost\":%d,\"doubled\":%d,\"disordered\":%d,\"failures\":%d,\"seconds\":%.3f}%n",
+                + "\"end_p99_ms\":%.3f,\"sent\":%d,\"lost\":%d,\"duplicated\":%d,\"disordered\":%d,\"failures\":%d,\"seconds\":%.3f}%n",
                 sent.messages / seconds, received.messages / seconds, sent.latency.quantile_ms(0.5), sent.latency.quantile_ms(0.99),
-                received.latency.quantile_ms(0.5), received.latency.quantile_ms(0.99), total, lost, doubled, disordered, failures.size(), seconds);
+                received.latency.quantile_ms(0.5), received.latency.quantile_ms(0.99), total, lost, duplicated, disordered, failures.size(), seconds);
     }
 
     Destination destination(Session session) throws JMSException {
@@ -246,7 +246,7 @@ public final class Load {
     static final class Arrivals {
         final BitSet[] seen;
         final AtomicInteger disordered = new AtomicInteger();
-        long distinct, doubled;
+        long distinct, duplicated;
 
         Arrivals(int producers) {
             seen = new BitSet[producers];
@@ -254,7 +254,7 @@ public final class Load {
         }
 
         synchronized void take(int producer, int sequence) {
-            if (seen[producer].get(sequence)) doubled++;
+            if (seen[producer].get(sequence)) duplicated++;
             else distinct++;
             seen[producer].set(sequence);
         }

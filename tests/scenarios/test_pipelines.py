@@ -272,7 +272,7 @@ start = "earliest"
     producer.flush()
     (result,) = audit_diverts(pipelines, names=["plain"])
     assert not result.exact
-    assert (result.doubled, result.lost, result.first_difference.endswith("doubled")) == (1, 0, True)
+    assert (result.duplicated, result.lost, result.first_difference.endswith("duplicated")) == (1, 0, True)
     for reader in (plain, upper, twice, dead):
         reader.close()
 

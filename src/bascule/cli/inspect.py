@@ -121,6 +121,6 @@ def _show_audit(results: list[AuditResult], output: Format) -> None:
     if output is Format.JSON:
         line(as_json(rows, indent=2))
     elif rows:
-        table(tuple(rows[0]), (list(row.values()) for row in rows))
+        table(tuple(name.replace("_", " ") for name in rows[0]), (list(row.values()) for row in rows))
     else:
         line("no diverts to verify")
