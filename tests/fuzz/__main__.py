@@ -31,14 +31,16 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("harness", nargs="*", choices=[*HARNESSES, []], help=f"one of {', '.join(HARNESSES)} (default: all)")
-    parser.add_argument("--seconds", type=int, default=300, help="for each harness (default: %(default)s)")
-    parser.add_argument("--directory", type=Path, default=Path("artifacts", "fuzz"), help="of inputs and findings (default: %(default)s)")
-    parser.add_argument("--replay", nargs=2, metavar=("HARNESS", "FILE"), help="judge one input")
+    parser.add_argument("--seconds", type=int, default=300, help="duration for each harness (default: %(default)s)")
+    parser.add_argument(
+        "--directory", type=Path, default=Path("artifacts", "fuzz"), help="directory of inputs and findings (default: %(default)s)"
+    )
+    parser.add_argument("--replay", nargs=2, metavar=("HARNESS", "FILE"), help="check one input")
     options = parser.parse_args()
     if options.replay:
         name, file = options.replay
         replay(name, Path(file).read_bytes())
-        say("nothing is found")
+        say("no finding")
         return 0
     found = [finding for name in options.harness or HARNESSES for finding in fuzz(name, options.directory / name, options.seconds)]
     for finding in found:
@@ -112,7 +114,7 @@ def left_behind(name: str, inputs: list[bytes]) -> list[str]:
             for data in inputs:
                 harness.feed(data)
     size_bytes = leftovers.size_bytes
-    return [f"{name}: {size_bytes} bytes are left behind by {len(inputs)} inputs"] if size_bytes > LEFT_BYTES_MAX else []
+    return [f"{name}: {size_bytes} bytes of memory leaked by {len(inputs)} inputs"] if size_bytes > LEFT_BYTES_MAX else []
 
 
 if __name__ == "__main__":

@@ -66,4 +66,4 @@ def test_memory_leaked_by_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert left_behind("matching", inputs) == []
     planted(monkeypatch, AddressIndex, "matching", lambda: kept.append(bytes(LEFT_BYTES_MAX // 8)))
     (finding,) = left_behind("matching", inputs)
-    assert "are left behind by 8 inputs" in finding
+    assert "bytes of memory leaked by 8 inputs" in finding

@@ -97,7 +97,7 @@ def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
         begun_s = time.time()
         faults = Faults(site, plan, tell)
         faults.run()
-        tell(f"{len(faults.done)} faults in {time.time() - begun_s:.0f} s; now all is left alone")
+        tell(f"{len(faults.done)} faults in {time.time() - begun_s:.0f} s; no more faults")
         try:
             site.heal()
         except Late as error:
