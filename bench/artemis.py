@@ -1,8 +1,8 @@
-"""Apache Artemis, as it comes out of its box: the broker that Bascule is measured against, and the twin of its tests.
+"""Apache Artemis with its default settings: the broker that benchmarks and tests compare Bascule with.
 
     python -m bench.artemis DIR        # runs until Ctrl-C
 
-The journal is the one ``artemis create`` chooses: NIO files with fdatasync, the buffer's timeout tuned to the disk.
+The journal is the default of ``artemis create``: NIO files with fdatasync, and a buffer timeout tuned to the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bascule.embedded.process import Child, free_port
 
 USER = PASSWORD = "bench"
 START_TIMEOUT_S = 60.0
-#: Only AMQP is measured; its ports for other protocols would stand in each other's way.
+#: Only AMQP is measured; ports of other protocols could collide.
 OTHER_ACCEPTORS = ("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acceptor", "--no-stomp-acceptor", "--no-web")
 
 
@@ -41,49 +41,49 @@ class Artemis:
         acceptor = re.search(r"tcp://127\.0\.0\.1:(\d+)", self.settings)
         assert acceptor, "artemis create wrote another broker.xml than expected"
         self.port = int(acceptor[1])
-        # Its launcher ends with exec, so the child's process id is the broker's.
+        # The launcher of Artemis ends with exec, so the process id of the child is that of the broker.
         self._child = Child(
             [directory / "bin" / "artemis", "run"], log_file=directory / "log" / "run.log", env=self._environment, name="Artemis"
         )
 
     @property
     def settings(self) -> str:
-        """Its broker.xml."""
+        """Return the path of its broker.xml."""
         return (self.directory / "etc" / "broker.xml").read_text()
 
     @property
     def url(self) -> str:
-        """Where AMQP clients connect."""
+        """Return the URL for AMQP clients."""
         return f"amqp://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The broker's process id."""
+        """Return the process id of the broker."""
         assert self._child.pid is not None, "Artemis does not run"
         return self._child.pid
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process ids by part."""
+        """Return process ids by part."""
         return {"broker": self.pid}
 
     @property
     def durability(self) -> str:
-        """What a sender's answer means, read from the instance's settings."""
+        """Return what an answer to a sender means, according to the settings of the instance."""
         said = dict(re.findall(r"<journal-(type|datasync)>(\w+)</", self.settings))
         return f"Artemis: journal {said['type']}, " + ("fdatasync before the answer" if said["datasync"] == "true" else "no fdatasync")
 
     def start(self) -> None:
-        """Run it; returns when it takes connections. Raises NotStarted."""
+        """Start it, and return when it accepts connections. Raises NotStarted."""
         self._child.start()
         self._child.wait_ready(self._listens, START_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL)."""
+        """Kill it as a crash would (SIGKILL)."""
         self._child.kill()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop it in order."""
         self._child.stop()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,9 @@
-"""A deep queue: the broker's memory with N messages of 1 KiB waiting, how long a broker that was killed takes to serve them again,
-and how fast they are drained, against a short queue.
+"""A deep queue of 1 KiB messages: memory of the broker, time until a killed broker serves again, and the rate of draining.
 
     python -m bench.backlog [--messages 1000000]
 
-Messages are sent by the blocking Python client, persistent, on one connection. Results go to bench/results/backlog-*.json and .md; the exit
-code tells whether the broker served in time.
+The blocking Python client sends persistent messages on one connection. The benchmark also drains a short queue for comparison. Results go
+to bench/results/backlog-*.json and .md. The exit code tells whether the broker served in time.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ QUEUE = "backlog"
 BODY_BYTES = 1024
 BODY = "x" * BODY_BYTES
 DEADLINE_S = 300
-#: A queue that is short: drained for comparison.
+#: Messages in the short queue that is drained for comparison.
 SHORT_MESSAGES = 20_000
-#: Messages a consumer asks for ahead.
+#: Prefetch of the consumer.
 AHEAD = 1_000
-#: From kill -9 to serving, with up to a million waiting.
+#: Limit from kill -9 to serving, with up to a million messages in the queue.
 START_S_MAX = 30.0
 
 
 def waiting(broker: BasculeUp) -> int:
-    """Messages in the queue; -1 while nobody answers."""
+    """Return the number of messages in the queue; -1 while no broker answers."""
     try:
         return sum(queue["messages"] for queue in broker.ask("queues") if queue["name"] == QUEUE)
     except OSError:
@@ -44,7 +43,7 @@ def waiting(broker: BasculeUp) -> int:
 
 
 def until(broker: BasculeUp, count: int) -> float:
-    """Seconds until the queue shows ``count`` messages."""
+    """Return the seconds until the queue has ``count`` messages."""
     started_s = time.monotonic()
     while waiting(broker) != count:
         if time.monotonic() - started_s > DEADLINE_S:
@@ -54,24 +53,24 @@ def until(broker: BasculeUp, count: int) -> float:
 
 
 def fill(client: Context, count: int, content: Callable[[int], Message | str] = lambda _number: BODY) -> float:
-    """Send messages, whose ``content`` is made of their numbers. Returns messages sent per second."""
+    """Send messages with ``content`` made from their numbers. Return the messages sent per second."""
     started_s = time.monotonic()
     client.producer(Queue(QUEUE)).send_many(map(content, range(count)))
     return count / (time.monotonic() - started_s)
 
 
 def drain(client: Context, count: int) -> float:
-    """Messages received and acknowledged per second."""
+    """Return the messages received and acknowledged per second."""
     started_s = time.monotonic()
     with client.consumer(Queue(QUEUE), prefetch=AHEAD) as consumer:
         for _ in range(count):
             if consumer.receive(DEADLINE_S) is None:
-                sys.exit("the queue gives nothing more")
+                sys.exit("the queue returned no more messages")
     return count / (time.monotonic() - started_s)
 
 
 def measure(count: int) -> dict[str, Any]:
-    """Fill, measure, kill, measure."""
+    """Fill the queue, measure, kill the broker, and measure again."""
     with tempfile.TemporaryDirectory(prefix="bascule-bench-") as directory, BasculeUp(Path(directory)) as broker:
         with connect(broker.url, acknowledge=Acknowledge.DUPS_OK) as client:
             fill(client, SHORT_MESSAGES)
@@ -99,13 +98,13 @@ def measure(count: int) -> dict[str, Any]:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as text."""
     rows = markdown([["figure", ""], *([figure, str(value)] for figure, value in result.items())])
     return f"# A queue of {result['messages']:,} messages\n\n{rows}\n\n{machine()}"
 
 
 def main() -> int:
-    """Run it; the exit code tells whether the broker served in time."""
+    """Run the benchmark. The exit code tells whether the broker served in time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     result = measure(parser.parse_args().messages)

@@ -1,4 +1,4 @@
-"""``bascule up`` as a user starts it: broker and embedded Kafka in a directory of their own, on free ports, no pipelines."""
+"""``bascule up`` as a user starts it: broker and embedded Kafka in a directory of their own, on free ports, without pipelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.up import Up
 
 
 class BasculeUp(Up):
-    """What is measured."""
+    """The system under measurement."""
 
     name = "bascule"
     durability = "Bascule: Kafka acks=all on one node, page cache (no fsync before the answer), as Kafka's default is"
@@ -19,5 +19,5 @@ class BasculeUp(Up):
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process ids by part."""
+        """Return process ids by part."""
         return {part: pid for part, pid in self.pids.items() if pid is not None}

@@ -1,10 +1,10 @@
-"""What bench/pipelines.py measures, each in a process of its own: Bascule's pipelines with one plain divert, or Spark's own Kafka sink.
+"""The programs that bench/pipelines.py measures: Bascule's pipelines with one plain divert, or Spark's own Kafka sink.
 
     python -m bench.carry divert|sink|copy SERVERS PREFIX TARGET CHECKPOINTS
 
-All read the journal PREFIX.journal with the same Spark settings, in batches of the same size. The sink maps messages by the divert's
-code in a mapInArrow and writes by Spark's at-least-once Kafka sink: no fence, no position, no transaction. A copy is that sink alone,
-journal values as they are, and no Python: what a Kafka record costs Spark at the least.
+All programs read the journal PREFIX.journal with the same Spark settings, in batches of the same size. ``sink`` maps messages with the code
+of the divert in a mapInArrow, and writes them with Spark's at-least-once Kafka sink: no fence, no position, no transaction. ``copy`` is
+that sink with unchanged journal values and without Python: the least that a Kafka record costs in Spark.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ARROW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.b
 
 
 def pipelines(servers: str, prefix: str, target: str, checkpoints: str) -> PipelinesSpec:
-    """One plain divert of everything, from the journal's start."""
+    """Return one plain divert of everything, from the start of the journal."""
     divert = DivertSpec(DIVERT, ADDRESS, target, start=StartPosition(EARLIEST))
     return PipelinesSpec("bench", {"bootstrap.servers": servers}, (divert,), topics=JournalTopics(prefix), checkpoint_dir=checkpoints)
 
 
 def mapped_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
-    """Journal rows to what the divert would write."""
+    """Return the records that the divert would write for journal rows."""
     (divert,) = options.diverts
     bridge, name = options.bridge_id.encode(), divert.name.encode()
 
@@ -65,13 +65,13 @@ def mapped_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
 
 
 def copied_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
-    """Journal rows as they are."""
+    """Return journal rows unchanged."""
     topic = sql.lit(options.diverts[0].target).alias("topic")
     return journal.where(sql.col("key") == sql.lit(KEY_OF_KIND[Kind.DATA])).select(topic, "key", "value")
 
 
 def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], DataFrame]) -> None:
-    """Journal to target by Spark's Kafka sink, until SIGTERM."""
+    """Copy the journal to the target with Spark's Kafka sink, until SIGTERM."""
     session = spark_session(options)
     with StopSignals() as stop:
         journal = journal_rows(kafka_stream(session, options, {(options.topics.journal, 0): 0}))
@@ -92,7 +92,7 @@ def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command."""
     what, *rest = sys.argv[1:]
     options = pipelines(*rest)
     if what == "divert":

@@ -1,11 +1,10 @@
-"""A deep queue under work: N messages of 1 KiB wait, and consumers with selectors, browsers, snapshots, an administrator and restarts
-come to them.
+"""A deep queue in use: consumers with selectors, browsers, snapshots, an administrator and restarts, on N messages of 1 KiB.
 
     python -m bench.deep [--messages 1000000]
 
-A canary, a client in a process of its own, sends a persistent message to another queue and receives it, about ten times a second. Each
-phase tells its longest round trip, and the longest turn of the broker's event loop, by the broker's own histogram. Results go to
-bench/results/deep-*.json and .md; the exit code tells whether the canary waited no longer than a second and the broker started in time.
+A canary, which is a client in another process, sends a persistent message to another queue and receives it, about ten times a second. Each
+phase reports its longest round trip, and the longest turn of the broker's event loop from the broker's own histogram. Results go to
+bench/results/deep-*.json and .md. The exit code tells whether the canary waited no longer than a second and the broker started in time.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from tests.support.stalls import longest_turn_s
 from tests.support.system import System, wait_for
 from tests.support.usage import memory_mib
 
-#: A phase that takes longer has found something.
+#: Time limit of a phase.
 PHASE_S = 1800.0
-#: What the canary may have to wait for a round trip.
+#: Limit on a round trip of the canary.
 GAP_S_MAX = 1.0
-#: Snapshots are due often enough that one phase sees some.
+#: Records between snapshots, so few that each phase has some snapshots.
 CONFIG = "[journal]\nsnapshot_records = 2000\n"
 SNAPSHOTS = 3
 TRAFFIC_PER_S = 200.0
-#: Messages of one bucket are a thousandth of all: ``bucket = N`` is what selectors ask for.
+#: A bucket has a thousandth of all messages: selectors ask for ``bucket = N``.
 BUCKETS = 1_000
 NONE = "bucket = -1"
 THOUSANDTH = "bucket = 0"
 TENTH = f"bucket BETWEEN 1 AND {BUCKETS // 10}"
-#: Browsers at once: two of the whole queue, one of a thousandth, one that finds nothing.
+#: Concurrent browsers: two of the whole queue, one of a thousandth, one that finds nothing.
 BROWSED = ("", "", "bucket = 500", NONE)
 #: Where an administrator moves messages.
 ASIDE = "backlog.aside"
@@ -55,7 +54,7 @@ Row = dict[str, Any]
 
 
 def numbered(number: int) -> Message:
-    """A message by whose properties selectors find it."""
+    """Return a message with properties for selectors."""
     return Message(BODY, properties={"n": number, "bucket": number % BUCKETS})
 
 
@@ -69,7 +68,7 @@ class DeepQueue:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[Row]:
-        """A phase beside a canary. Its body sets ``result``."""
+        """Run a phase beside a canary. The body of the block sets ``result``."""
         with canary(self.system, "canary", sends=True) as bird:
             first, before = bird.look(), self.system.metrics()
             row: Row = {"phase": name}
@@ -77,7 +76,7 @@ class DeepQueue:
             yield row
             row["s"] = round(time.monotonic() - begun_s, 2)
             done = bird.look()
-            wait_for(lambda: bird.look() > done, "the round trip under way", PHASE_S)
+            wait_for(lambda: bird.look() > done, "the round trip in progress", PHASE_S)
             times_s = bird.times_s[first:]
             row |= {
                 "round_trips": len(times_s),
@@ -102,12 +101,12 @@ class DeepQueue:
             row["result"] = ""
 
     def fill(self) -> None:
-        """All messages come."""
+        """Fill the queue."""
         with self._phase("fill") as row, connect(self.system.url) as client:
             row["result"] = f"{fill(client, self.messages, numbered):,.0f} messages/s"
 
     def select(self, name: str, selector: str, count: int) -> None:
-        """A consumer takes what a selector finds, and is told that there is no more."""
+        """Receive what a selector finds, and wait until the broker reports that there is no more."""
         with self._phase(name) as row, connect(self.system.url) as client, client.consumer(Queue(QUEUE), selector=selector) as consumer:
             begun_s, first_s = time.monotonic(), 0.0
             for number in range(count):
@@ -119,14 +118,14 @@ class DeepQueue:
             row["result"] = f"{count:,} messages" + (f", the first after {first_s:.2f} s" if count else "")
 
     def browse(self) -> None:
-        """Several browsers at once."""
+        """Browse with several browsers at once."""
         found: list[int] = []
 
         def one(selector: str) -> None:
             with connect(self.system.url) as client:
                 found.append(sum(1 for _ in client.browse(Queue(QUEUE), selector=selector, timeout_s=PHASE_S)))
 
-        with self._phase(f"{len(BROWSED)} browsers at once") as row:
+        with self._phase(f"{len(BROWSED)} concurrent browsers") as row:
             threads = [threading.Thread(target=one, args=(selector,)) for selector in BROWSED]
             for thread in threads:
                 thread.start()
@@ -138,7 +137,7 @@ class DeepQueue:
 
     def snapshots(self) -> None:
         """Take snapshots while clients send and receive."""
-        with self._phase(f"{SNAPSHOTS} snapshots while traffic goes on") as row:
+        with self._phase(f"{SNAPSHOTS} snapshots during traffic") as row:
             traffic = Traffic(self.system.url, TRAFFIC_PER_S, BODY_BYTES)
             try:
                 for _ in range(SNAPSHOTS):
@@ -146,24 +145,24 @@ class DeepQueue:
                     wait_for(lambda last=last: self._snapshot_offset() > last, "a snapshot", PHASE_S)  # type: ignore[misc]
             finally:
                 traffic.stop()
-            if traffic.errors or traffic.doubled or len(traffic.seen) < traffic.sent:
-                sys.exit(f"{traffic.sent} sent, {len(traffic.seen)} received, {traffic.doubled} doubled: {traffic.errors}")
+            if traffic.errors or traffic.duplicated or len(traffic.seen) < traffic.sent:
+                sys.exit(f"{traffic.sent} sent, {len(traffic.seen)} received, {traffic.duplicated} duplicated: {traffic.errors}")
             row["result"] = f"{traffic.sent:,} messages sent and received meanwhile"
 
     def _snapshot_offset(self) -> int:
-        """Up to where the last snapshot has the journal."""
+        """Return the journal offset that the last snapshot covers."""
         return next(int(pin["offset"]) for pin in self.system.status()["pins"] if pin["keeper"] == "snapshot")
 
     def administer(self) -> None:
-        """An administrator moves a tenth of the messages to another queue, by a selector, and purges them there."""
+        """Move a tenth of the messages to another queue by a selector as an administrator, and purge them there."""
         with self._phase("move of a tenth by a selector") as row:
             moved = self.system.act("queues/move", timeout_s=PHASE_S, name=QUEUE, to=ASIDE, selector=TENTH)
             row["result"] = f"{moved['moved']:,} messages"
-        with self._phase("purge of these") as row:
+        with self._phase("purge of the moved messages") as row:
             row["result"] = f"{self.system.act('queues/purge', timeout_s=PHASE_S, name=ASIDE)['purged']:,} messages"
 
     def restart(self, name: str, *, kill: bool) -> None:
-        """The broker ends and starts again; until a client that connects then has a message."""
+        """Restart the broker. Return when a client that connects then has a message."""
         depth, begun_s = self.system.depth(QUEUE), time.monotonic()
         if kill:
             self.system.broker.kill()
@@ -173,19 +172,19 @@ class DeepQueue:
         self.system.broker.start()
         with connect(self.system.url) as client, client.consumer(Queue(QUEUE), prefetch=0) as consumer:
             if consumer.receive(PHASE_S) is None:
-                sys.exit("the queue gives nothing")
+                sys.exit("the queue returned no message")
             row = {"phase": name, "s": round(time.monotonic() - begun_s, 2), "longest_turn_s": longest_turn_s(self.system.metrics())}
         self.system.wait_depth(QUEUE, depth - 1)
         self._end(row | {"result": f"{ended_s:.2f} s of it until the old process had ended"})
 
     def drain(self) -> None:
-        """A consumer takes all that is left."""
+        """Receive all messages that are left."""
         count = self.system.depth(QUEUE)
         with self._phase("drain") as row, connect(self.system.url, acknowledge=Acknowledge.DUPS_OK) as client:
             row["result"] = f"{drain(client, count):,.0f} messages/s, {count:,} in all, {AHEAD:,} ahead"
 
     def run(self) -> None:
-        """All phases."""
+        """Run all phases."""
         self.idle()
         self.fill()
         self.system.wait_depth(QUEUE, self.messages)
@@ -212,17 +211,17 @@ def judge(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as text."""
     columns = {
         "phase": "phase", "s": "s", "result": "result", "median_ms": "canary: median ms", "longest_wait_s": "longest s",
-        "longest_turn_s": "longest turn up to s", "rss_mb": "RSS MB then", "peak_rss_mb": "at most so far",
+        "longest_turn_s": "longest turn below s", "rss_mb": "RSS MB at its end", "peak_rss_mb": "peak RSS MB so far",
     }  # fmt: skip
     lines = [
-        f"# {result['messages']:,} messages of {result['body_bytes']:,} bytes in a queue, and what comes to them",
+        f"# {result['messages']:,} messages of {result['body_bytes']:,} bytes in a queue, in use",
         "",
         f"`python -m bench.deep --messages {result['messages']}`, {result['at']}.",
-        "The canary sends a persistent message to another queue and receives it, about ten times a second. A restart takes from the signal",
-        "to the old process until a new client has a message. The longest turn of the event loop is a bucket of",
+        "The canary sends a persistent message to another queue and receives it, about ten times a second. The time of a restart counts",
+        "from the signal to the old process until a new client has a message. The longest turn of the event loop is a bucket of",
         "`bascule_event_loop_stall_seconds`, in processor time.",
         "",
         markdown([[*columns.values()], *([str(row.get(key, "")) for key in columns] for row in result["rows"])]),
@@ -231,7 +230,7 @@ def page(result: Mapping[str, Any]) -> str:
             f"- {name}: {each['s']:g} s ({each['phase']}); at most {each['promised_s']:g} s: {'kept' if each['kept'] else '**not kept**'}"
             for name, each in result["judged"].items()
         ),
-        f"- the machine: {result['slowness']:.2f} times as slow as the one for which the limits of the tests were chosen",
+        f"- the machine: {result['slowness']:.2f} times as slow as the machine for which the limits of the tests were chosen",
         "",
         f"{result['machine']}",
     ]
@@ -239,7 +238,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run it; the exit code tells whether all was kept."""
+    """Run the benchmark. The exit code tells whether all limits were kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""What one persistent message costs in the broker engine alone: send, journal entry, confirmation, dispatch, acknowledgement.
+"""Cost of one persistent message in the broker engine alone: send, journal entry, confirmation, dispatch, acknowledgement.
 
-.venv/bin/python -m bench.engine            # microseconds per message: to check it as it comes in; the rest, by messages in a turn
-.venv/bin/python -m bench.engine --profile  # where they go
+.venv/bin/python -m bench.engine            # microseconds per message: to check it, and for the rest by messages in a turn
+.venv/bin/python -m bench.engine --profile  # a profile
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_byt
 
 MESSAGES = 20_000
 BODY = b"x" * 1024
-TURNS = (1, 4, 20, 100)  # messages that share a turn of the event loop, and so a record
+TURNS = (1, 4, 20, 100)  # messages that share a turn of the event loop, and therefore a record
 REPEATS = 5
 
 
 class Consumer(Receiver):
-    """Takes everything, keeps it until it is acknowledged."""
+    """Accepts everything, and keeps it until it is acknowledged."""
 
     def __init__(self) -> None:
         super().__init__(credit=1 << 60)
@@ -38,7 +38,7 @@ class Consumer(Receiver):
 
 
 def run(turn: int) -> float:
-    """Microseconds of CPU per message."""
+    """Return microseconds of processor time per message."""
     broker = BrokerInMemory()
     engine, queue, sender, consumer = broker.engine, broker.engine.queue("queue"), Sender(), Consumer()
     consumer.consumer = engine.attach(queue, consumer)
@@ -66,7 +66,7 @@ def run(turn: int) -> float:
 
 
 def run_scan() -> float:
-    """Microseconds of CPU to check a message as Qpid JMS sends it, with three properties."""
+    """Return microseconds of processor time to check a message as Qpid JMS sends it, with three properties."""
     messages = [_message_of_qpid_jms(number) for number in range(MESSAGES)]
     start_s = time.process_time()
     for message in messages:

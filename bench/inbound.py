@@ -1,9 +1,10 @@
-"""Records a second through endpoints of the Kafka resource adapter, against a plain consumer loop in the same run.
+"""Records per second through endpoints of the Kafka resource adapter, compared with a plain consumer loop in the same run.
 
     python -m bench.inbound [--records 20000] [--transactions 1000]
 
-Prints a line for each: a plain loop and endpoints that do nothing; the same with 1 ms of waiting a record; and a row in PostgreSQL with a
-receipt in Kafka, by a plain loop (not atomic: an autocommit and an asynchronous send) and each record in a transaction.
+The benchmark prints a line for each case: a plain loop and endpoints that do nothing; the same with a wait of 1 ms for each record; and a
+row in PostgreSQL with a receipt in Kafka, by a plain loop (not atomic: an autocommit and an asynchronous send) and in a transaction for
+each record.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ PARTITIONS = 4
 VALUE = b"x" * 200
 WAIT_S = 0.001
 DEADLINE_S = 300.0
-#: The share of the records that is not measured: joining the group, first connections.
+#: Share of the records that is not measured, because of joining the group and of first connections.
 WARM = 0.1
 
 
 class Clock:
-    """Counts records, and knows when the first measured one came and the last."""
+    """Counts records, and notes when the first measured record and the last record came."""
 
     def __init__(self, records: int) -> None:
         self._count = itertools.count(1)
@@ -82,7 +83,7 @@ class Bench:
         return name
 
     def loop(self, records: int, work: Callable[[bytes, int], None]) -> float:
-        """One thread: poll, work, and commit once a batch."""
+        """Run one thread: poll, work, and commit once for each batch."""
         topic, clock = self.filled(records), Clock(records)
         consumer = Consumer({**self.settings, "group.id": topic, "auto.offset.reset": "earliest", "enable.auto.commit": False})
         consumer.subscribe([topic])
@@ -144,13 +145,13 @@ class Bench:
             activation.stop(30.0)
 
     def line(self, name: str, rate: float, *, first: bool = False) -> None:
-        """``first`` is what the lines after it are compared with."""
+        """``first`` is the rate that later lines are compared with."""
         self._first = rate if first or self._first is None else self._first
         print(f"{name:<48} {rate:>10,.0f} records/s  {rate / self._first:>6.2f} of the loop", flush=True)
 
 
 def run(bench: Bench, records: int, transactions: int) -> None:
-    bench.loop(records // 4, lambda *_: None)  # the first one pays for Kafka's warming up
+    bench.loop(records // 4, lambda *_: None)  # the first case warms Kafka up
     bench.line("consumer loop, nothing to do", bench.loop(records, lambda *_: None), first=True)
     for workers in WORKERS:
         bench.line(f"endpoint, nothing to do, workers {workers}", bench.adapter(records, workers, lambda _: None))

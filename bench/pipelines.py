@@ -1,8 +1,8 @@
-"""Bascule's exactly-once divert and Spark's own at-least-once Kafka sink: the same journal, the same mapping, in turns, on one machine.
+"""Bascule's exactly-once divert and Spark's own at-least-once Kafka sink, in turns: the same journal, mapping and machine.
 
     python -m bench.pipelines [--records 100000] [--rounds 2] [--rate 100] [--seconds 20]
 
-See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
+README.md explains the figures. Results go to bench/results/ as JSON and as a table.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ TITLES = {
     SINK: "Spark Kafka sink with the same mapping, at least once",
     COPY: "Spark Kafka sink, bytes copied unread, at least once",
 }
-#: What a body begins with: the message's number, and when it was made (ns of the monotonic clock).
+#: Start of a body: the number of the message, and its time of creation (ns of the monotonic clock).
 MARK = re.compile(rb"@bench (\d+) (\d+) ")
 BODY_BYTES = 1024
 RUN_TIMEOUT_S = 300.0
-#: Longer than any pause between two outputs of a run: then it has ended.
+#: A pause without output after which a run has ended; longer than any pause within a run.
 QUIET_S = 3.0
 SAMPLE_S = 0.02
-#: Messages at a fixed rate before latency counts.
+#: Messages at a fixed rate before the latency is measured.
 WARM_UP_S = 3
-#: This share of the records is out before the count begins: then both have started up, and both count from an output to an output.
+#: Share of the records before the measurement starts: by then both have started up, and both are measured from an output to an output.
 WARM_UP_SHARE = 0.25
-#: A Kafka that has just started takes three times the processor time for a record: a short run before the first round is not counted.
+#: A Kafka that has just started uses three times the processor time for a record, so a short run before the first round is not counted.
 WARM_UP_RECORDS = 50_000
 #: Column: (key of the result, digits, whether more is better).
 COLUMNS = {
@@ -64,7 +64,7 @@ COLUMNS = {
 
 
 def message(number: int) -> bytes:
-    """A text message of 1 KiB as Qpid JMS would send it, with the properties of the demo."""
+    """Return a text message of 1 KiB as Qpid JMS would send it, with the properties of the demo."""
     now_ms = int(time.time() * 1000)
     properties = {
         "carrier": "UA", "origin": "EWR", "dest": "IAH", "dep_delay": Int(number % 200), "distance": Int(1400), "tailnum": "N14228",
@@ -86,11 +86,11 @@ class Reader:
         })  # fmt: skip
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self.seen: Counter[int] = Counter()
-        #: Milliseconds from a message's making to here, by its number.
+        #: Milliseconds from the creation of a message to its arrival, by its number.
         self.latency_ms: dict[int, float] = {}
 
     def read(self, until: Callable[[], bool], quiet_s: float) -> None:
-        """Reads until all is there that should be and nothing has come for ``quiet_s``."""
+        """Read until all expected records are there and no record has come for ``quiet_s``."""
         last = time.monotonic()
         while not until() or time.monotonic() - last < quiet_s:
             if time.monotonic() - last > RUN_TIMEOUT_S:
@@ -99,32 +99,32 @@ class Reader:
                 assert record.error() is None, record.error()
                 now_ns = time.monotonic_ns()
                 mark = MARK.search(record.value() or b"")
-                assert mark is not None, "a record that nobody has sent"
+                assert mark is not None, "an unknown record"
                 number, made_ns = map(int, mark.groups())
                 self.seen[number] += 1
                 self.latency_ms[number] = (now_ns - made_ns) / 1e6
                 last = time.monotonic()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the reader."""
         self._consumer.close()
 
 
 class Target:
-    """Where the target topic ends for a read_committed reader."""
+    """Return the end of the target topic for a read_committed reader."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._admin = AdminClient({"bootstrap.servers": servers})
         self._at = {TopicPartition(topic, 0): OffsetSpec.latest()}
 
     def end(self) -> int:
-        """The last stable offset."""
+        """Return the last stable offset."""
         (found,) = self._admin.list_offsets(dict(self._at), isolation_level=IsolationLevel.READ_COMMITTED).values()
         return int(found.result().offset)
 
 
 def settle(servers: str) -> None:
-    """Returns when a new Kafka's coordinator of groups answers: who starts before that may be told to come again."""
+    """Return when the group coordinator of a new Kafka answers; an earlier consumer might be told to rejoin."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench"})
     while True:
         try:
@@ -136,18 +136,18 @@ def settle(servers: str) -> None:
 
 
 def tree_cpu_s(root: int) -> float:
-    """Processor time so far of a process and all below it."""
+    """Return the processor time so far of a process and its descendants."""
     total = 0.0
     for pid in (root, *descendants(root)):
         try:
             total += cpu_s(pid)
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return total
 
 
 def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> dict[str, Any]:
-    """From the first output beyond the warm-up that a reader can see to the last."""
+    """Return the time from the first visible output after the warm-up to the last output."""
     pid = child.pid
     assert pid is not None
     first: tuple[float, int, float, float] | None = None
@@ -164,7 +164,7 @@ def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> di
             break
         time.sleep(SAMPLE_S)
     assert first is not None, "nothing came out"
-    # Markers of transactions take offsets as well; they are some in ten thousand.
+    # Markers of transactions also have offsets; they are a few in ten thousand.
     written = max(1, last[1] - first[1])
     span_s = max(SAMPLE_S, last[0] - first[0])
     return {
@@ -174,7 +174,7 @@ def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> di
 
 
 def at_rate(journal: SyntheticJournal, first: int, rate: int, seconds: int) -> int:
-    """Appends messages at a fixed rate; returns the number after the last."""
+    """Append messages at a fixed rate. Return the number after the last message."""
     begun = time.monotonic()
     count = rate * seconds
     for number in range(count):
@@ -185,7 +185,7 @@ def at_rate(journal: SyntheticJournal, first: int, rate: int, seconds: int) -> i
 
 
 def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of one of the two on a journal of its own."""
+    """Run one of the two on a journal of its own."""
     prefix, topic = f"{name}-{what}", f"{name}-{what}.out"
     topics = Topics({"bootstrap.servers": kafka.bootstrap})
     for each in (f"{prefix}.journal", topic):
@@ -219,17 +219,17 @@ def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options
     quantiles = statistics.quantiles(counted, n=100, method="inclusive")
     return result | {
         "p50_ms": quantiles[49], "p99_ms": quantiles[98], "load_average": os.getloadavg()[0], "sent": total,
-        "lost": total - len(reader.seen), "doubled": sum(reader.seen.values()) - len(reader.seen),
+        "lost": total - len(reader.seen), "duplicated": sum(reader.seen.values()) - len(reader.seen),
     }  # fmt: skip
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """A markdown table: medians over the rounds, and how many times better Bascule is."""
-    rows = [["pipeline", *COLUMNS, "sent", "lost", "doubled"]]
+    """Return a Markdown table: medians of the rounds, and how many times better Bascule is."""
+    rows = [["pipeline", *COLUMNS, "sent", "lost", "duplicated"]]
     medians = {what: {key: statistics.median(run[key] for run in runs) for key, _, _ in COLUMNS.values()} for what, runs in results.items()}
     for what, runs in results.items():
         figures = [f"{medians[what][key]:,.{digits}f}" for key, digits, _ in COLUMNS.values()]
-        rows.append([TITLES[what], *figures, *(str(sum(run[key] for run in runs)) for key in ("sent", "lost", "doubled"))])
+        rows.append([TITLES[what], *figures, *(str(sum(run[key] for run in runs)) for key in ("sent", "lost", "duplicated"))])
     for what in [what for what in medians if what != DIVERT and DIVERT in medians]:
         ours, theirs = medians[DIVERT], medians[what]
         ratios = [ours[key] / theirs[key] if more else theirs[key] / ours[key] for key, _, more in COLUMNS.values()]
@@ -238,18 +238,20 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="Bascule's divert and Spark's Kafka sink on the same journal, in turns.")
-    parser.add_argument("--records", type=int, default=100_000, help="in the journal before a run starts (default: 100000)")
-    parser.add_argument("--rounds", type=int, default=2, help="the median of so many runs counts (default: 2)")
-    parser.add_argument("--rate", type=int, default=100, help="messages per second for the latency (default: 100)")
-    parser.add_argument("--seconds", type=int, default=20, help=f"for the latency, after {WARM_UP_S} s of warm-up (default: 20)")
-    parser.add_argument("--only", action="append", choices=tuple(TITLES), help="leave the others out; may be repeated")
+    parser.add_argument("--records", type=int, default=100_000, help="records in the journal before a run starts (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of runs, whose median counts (default: 2)")
+    parser.add_argument("--rate", type=int, default=100, help="messages per second of the latency measurement (default: 100)")
+    parser.add_argument(
+        "--seconds", type=int, default=20, help=f"duration of the latency measurement, after {WARM_UP_S} s of warm-up (default: 20)"
+    )
+    parser.add_argument("--only", action="append", choices=tuple(TITLES), help="measure only this pipeline; may be repeated")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run it; the exit code tells whether Bascule's divert lost or doubled anything."""
+    """Run the benchmark. The exit code tells whether Bascule's divert lost or duplicated anything."""
     options = arguments()
     results: dict[str, list[dict[str, Any]]] = {what: [] for what in TITLES if not options.only or what in options.only}
     with tempfile.TemporaryDirectory(prefix="bascule-bench-") as name, EmbeddedKafka(Path(name) / "kafka") as kafka:
@@ -257,16 +259,20 @@ def main() -> int:
         short = {"records": min(options.records, WARM_UP_RECORDS), "seconds": 1}
         measure(next(iter(results)), kafka, Path(name), "warm-up", argparse.Namespace(**{**vars(options), **short}))
         for number in range(options.rounds):
-            # Who goes first changes from round to round.
+            # The order changes from round to round.
             for what in list(results) if number % 2 == 0 else reversed(list(results)):
                 result = measure(what, kafka, Path(name), f"round{number + 1}", options)
                 results[what].append(result)
                 said = ", ".join(f"{title} {result[key]:,.{digits}f}" for title, (key, digits, _) in COLUMNS.items())
-                print(f"round {number + 1} {what}: {said}, lost {result['lost']}, doubled {result['doubled']}", file=sys.stderr, flush=True)
+                print(
+                    f"round {number + 1} {what}: {said}, lost {result['lost']}, duplicated {result['duplicated']}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     page = table(results) + f"\n\n{options.records:,} records of {BODY_BYTES} bytes; latency at {options.rate}/s for {options.seconds} s."
     content = {"machine": machine(), "options": vars(options), "results": results}
     write_results("pipelines", content, page)
-    return int(any(run["lost"] or run["doubled"] for run in results.get(DIVERT, [])))
+    return int(any(run["lost"] or run["duplicated"] for run in results.get(DIVERT, [])))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The same load on Bascule and on Apache Artemis, in turns, on this machine: rates, latencies, memory and processor time side by side.
+"""The same load on Bascule and on Apache Artemis, in turns: rates, latencies, memory and processor time side by side.
 
     python -m bench.run [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule]
 
-See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
+README.md explains the figures. Results go to bench/results/ as JSON and as a table.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from tests.support.java import java_command
 from tests.support.usage import cpu_s, memory_mib
 
 RESULTS = Path(os.environ.get("BASCULE_BENCH_RESULTS") or Path(__file__).with_name("results"))
-#: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
+#: The client shares the processors with the brokers. With the first compiler only, it is fast at once and compiles less.
 CLIENT_JVM = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 WARM_UP_S = 3
-#: The median of so many syncs of a file is the flush time of the disk.
+#: The flush time of the disk is the median of this number of file syncs.
 FLUSHES = 100
-#: Beyond the measured time: start, warm-up, and the queue drained.
+#: Time in addition to the measured time: start, warm-up, and draining the queue.
 RUN_TIMEOUT_S = 120
 
 
 class Broker(Protocol):
-    """What is measured."""
+    """A system under measurement."""
 
     name: str
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """Return the URL for clients."""
 
     @property
     def durability(self) -> str:
-        """What a sender's answer means."""
+        """Return what an answer to a sender means."""
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process ids by part."""
+        """Return process ids by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ COLUMNS = {
 
 
 def load(broker: Broker, mode: Mode, seconds: int, run: str) -> dict[str, Any]:
-    """One run of the load client; its figures, and what each process of the broker used meanwhile."""
+    """Run the load client once. Return its figures, and what each process of the broker used meanwhile."""
     command = java_command("Load", "--url", broker.url, "--to", f"{mode.destination}:bench.{mode.name}.{run}", jvm=CLIENT_JVM)
     command += [*mode.options.split(), "--seconds", str(seconds), "--warmup-s", str(WARM_UP_S)]
     processes = broker.processes
@@ -111,17 +111,17 @@ def load(broker: Broker, mode: Mode, seconds: int, run: str) -> dict[str, Any]:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process now."""
+    """Return the current resident memory of a process."""
     return round(memory_mib(pid), 1)
 
 
 def flaws(result: dict[str, Any]) -> str:
-    """What must not be, in words; empty when all is well."""
-    return ", ".join(f"{result[key]} {key}" for key in ("failures", "lost", "doubled", "disordered") if result.get(key))
+    """Return what went wrong as text; "" if nothing did."""
+    return ", ".join(f"{result[key]} {key}" for key in ("failures", "lost", "duplicated", "disordered") if result.get(key))
 
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence[str]) -> str:
-    """A markdown table: medians over the rounds, a line per mode and broker, then how many times better Bascule is."""
+    """Return a Markdown table: medians of the rounds, a line per mode and broker, then how many times better Bascule is."""
     rows = [["mode", "broker", *COLUMNS, "CPU us/message", "RSS MB", "flaws"]]
     for mode in MODES:
         medians: dict[str, dict[str, float]] = {}
@@ -140,24 +140,26 @@ def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence
 
 
 def ratio(medians: dict[str, dict[str, float]], key: str, more_is_better: bool) -> str:
-    """How many times better Bascule is."""
+    """Return how many times better Bascule is."""
     ours, theirs = medians["bascule"][key], medians["artemis"][key]
     above, below = (ours, theirs) if more_is_better else (theirs, ours)
     return f"**{above / below:.2f}**" if below else "-"
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="Bascule and Apache Artemis under the same load, in turns.")
-    parser.add_argument("--mode", action="append", choices=[mode.name for mode in MODES], help="may be repeated (default: all)")
-    parser.add_argument("--seconds", type=int, default=8, help=f"measured, after {WARM_UP_S} s of warm-up (default: 8)")
-    parser.add_argument("--rounds", type=int, default=2, help="the median of so many runs counts (default: 2)")
-    parser.add_argument("--only", choices=("artemis", "bascule"), help="leave the other one out")
+    parser.add_argument(
+        "--mode", action="append", choices=[mode.name for mode in MODES], help="mode to measure; may be repeated (default: all)"
+    )
+    parser.add_argument("--seconds", type=int, default=8, help=f"seconds to measure, after {WARM_UP_S} s of warm-up (default: 8)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of runs, whose median counts (default: 2)")
+    parser.add_argument("--only", choices=("artemis", "bascule"), help="measure only this broker")
     return parser.parse_args()
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """Return a description of the machine and the versions."""
     said = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*: (.*)", said, re.MULTILINE)
     cpu = model[1] if model else platform.processor()
@@ -166,7 +168,7 @@ def machine() -> dict[str, Any]:
 
 
 def flush_ms(directory: Path) -> float:
-    """The median time of an fdatasync after 512 more bytes of a file, in milliseconds: what a disk takes for a small commit."""
+    """Return the median time of an fdatasync after 512 more bytes of a file, in ms: what a disk needs for a small commit."""
     taken_ms = []
     with (directory / "flush").open("wb", buffering=0) as file:
         for _ in range(FLUSHES):
@@ -178,13 +180,13 @@ def flush_ms(directory: Path) -> float:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; the first row is its head."""
+    """Return a Markdown table; the first row is its head."""
     head, *others = rows
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others))
 
 
 def write_results(bench: str, content: Mapping[str, Any], page: str) -> None:
-    """Write the results of a bench, for programs and for people, and print the page."""
+    """Write the results of a benchmark as JSON and as a page, and print the page."""
     RESULTS.mkdir(exist_ok=True)
     name = RESULTS / "-".join(filter(None, (bench, time.strftime("%Y%m%d-%H%M%S"))))
     name.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
@@ -193,7 +195,7 @@ def write_results(bench: str, content: Mapping[str, Any], page: str) -> None:
 
 
 def main() -> int:
-    """Run it; the exit code tells whether any run had a flaw."""
+    """Run the benchmark. The exit code tells whether any run had a flaw."""
     options = arguments()
     chosen = [mode for mode in MODES if not options.mode or mode.name in options.mode]
     results: dict[str, dict[str, list[dict[str, Any]]]] = {mode.name: {} for mode in chosen}
@@ -206,7 +208,7 @@ def main() -> int:
             brokers.append(stack.enter_context(Artemis(directory / "artemis")))
         for number in range(options.rounds):
             for mode in chosen:
-                # Who goes first changes from round to round.
+                # The order changes from round to round.
                 for broker in brokers if number % 2 == 0 else reversed(brokers):
                     result = load(broker, mode, options.seconds, str(number))
                     results[mode.name].setdefault(broker.name, []).append(result)

@@ -1,11 +1,11 @@
-"""Steady traffic for an hour: whether journal, memory and start time stay as they are, minute by minute.
+"""Steady traffic for an hour: whether journal, memory and start time stay constant, minute by minute.
 
     python -m bench.steady [--seconds 3600] [--rate 200] [--body-bytes 1024]
 
-A Python client sends persistent messages to one queue at a fixed rate, another one takes them; the journal is kept no longer than needed
-(`journal.retention_s = 0`). The broker is killed a few times while the run is young and again at the end: how long until it serves is
-the start time. A line is printed every minute; the thirds of the run are compared in the end. Results go to bench/results/steady-*.json
-and .md.
+A Python client sends persistent messages to one queue at a fixed rate, and another one receives them. The broker keeps the journal no
+longer than needed (`journal.retention_s = 0`). The benchmark kills the broker a few times at the beginning of the run and again at its end:
+the start time is the time until the broker serves again. It prints a line every minute, and compares the thirds of the run at the end.
+Results go to bench/results/steady-*.json and .md.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tests.support.usage import cpu_s, disk_mib
 
 QUEUE = Queue("steady")
 CONFIG = "[journal]\nretention_s = 0\n"
-#: The first kill: windows and caches have filled, the run is young.
+#: Time of the first kill: duplicate windows and caches are full by then.
 SETTLED_S = 150.0
 MINUTE_S = 60.0
 START_TIMEOUT_S = 300.0
-#: At each end of the run.
+#: Kills at each end of the run.
 KILLS = 3
 SEND_TIMEOUT_S = 300.0
 RECEIVE_S = 1.0
-#: What is measured -> how much more the last third's peak may be than the first one's, beside a tenth; Kafka deletes the journal by
-#: whole segments of 140 MiB.
+#: Measure -> how much the peak of the last third may exceed the first one's, in addition to a tenth. Kafka deletes the journal in whole
+#: segments of 140 MiB.
 FLAT = {
     "journal_mb": 145.0,
     "journal_records": 60_000.0,
@@ -54,14 +54,14 @@ FLAT = {
     "depth": 1_000.0,
     "send_p99_ms": 20.0,
 }
-#: Likewise, of the medians of the starts at either end. Processor time does not depend on what else the machine does.
+#: The same for the medians of the starts at both ends. Processor time does not depend on other work of the machine.
 FLAT_STARTS = {"start_s": 1.0, "start_cpu_s": 0.2}
 SHARE = 0.1
 COLUMNS = ("minute", "sent", "sent_per_s", "send_p50_ms", *FLAT)
 
 
 class Traffic:
-    """A sender and a receiver on threads of their own, until told to stop."""
+    """A sender and a receiver on threads of their own, until they are stopped."""
 
     def __init__(self, url: str, rate: float, body_bytes: int) -> None:
         self._url = f"failover:({url})"
@@ -71,7 +71,7 @@ class Traffic:
         self._latencies_ms: list[float] = []
         self.sent = 0
         self.seen: set[int] = set()
-        self.doubled = 0
+        self.duplicated = 0
         self.errors: list[str] = []
         self._sender, self._receiver = (threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._receive))
         self._sender.start()
@@ -100,24 +100,24 @@ class Traffic:
             while self._sender.is_alive() or len(self.seen) < self.sent:
                 message = consumer.receive(RECEIVE_S)
                 if message is not None:
-                    # After a kill what was not yet acknowledged comes again, marked.
-                    self.doubled += message.properties["n"] in self.seen and not message.redelivered
+                    # After a kill, unacknowledged messages are redelivered, and marked.
+                    self.duplicated += message.properties["n"] in self.seen and not message.redelivered
                     self.seen.add(message.properties["n"])
 
     def latencies_ms(self) -> list[float]:
-        """Of the sends since it was last asked."""
+        """Return the time of the sends since the last call."""
         taken, self._latencies_ms = self._latencies_ms, []
         return taken
 
     def stop(self) -> None:
-        """No more sends; returns when all is received."""
+        """Stop sending, and return when all messages are received."""
         self._stopping.set()
         self._sender.join(SEND_TIMEOUT_S)
         self._receiver.join(SEND_TIMEOUT_S)
 
 
 class Place:
-    """Where it runs, and what can be seen of it."""
+    """The broker under test, and its measures."""
 
     def __init__(self, broker: BasculeUp) -> None:
         self.broker = broker
@@ -127,7 +127,7 @@ class Place:
         self._logs = broker.data_dir / "kafka" / "data"
 
     def kill(self) -> dict[str, float]:
-        """From kill -9 until it serves again, a new process and all: seconds, and the processor time of that process."""
+        """Kill the broker with kill -9, and start it. Return the seconds until it serves, and the processor time of the new process."""
         killed_s = time.monotonic()
         os.kill(self.broker.processes["broker"], signal.SIGKILL)
         wait_for(lambda: self.broker.ask("status")["serving"], "the broker to serve again", START_TIMEOUT_S)
@@ -135,7 +135,7 @@ class Place:
         return {"start_s": start_s, "start_cpu_s": cpu_s(self.broker.processes["broker"])}
 
     def look(self) -> dict[str, float]:
-        """Sizes now."""
+        """Return the current sizes."""
         processes = self.broker.processes
         return {
             "journal_mb": round(disk_mib(self._logs / "bascule.journal-0"), 1),
@@ -155,7 +155,7 @@ class Place:
 
 
 def judge(minutes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Each measure's peak in the three thirds, and whether the last one is no higher than the first."""
+    """Return for each measure its peak in the three thirds, and whether the last one is no higher than the first."""
     third = max(1, len(minutes) // 3)
     parts = [minutes[:third], minutes[third:-third] or minutes[:third], minutes[-third:]]
     judged = {}
@@ -166,7 +166,7 @@ def judge(minutes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
 
 
 def judge_starts(starts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """The medians of the starts at the two ends of the run, and whether the last is no higher."""
+    """Return the medians of the starts at both ends of the run, and whether the last is no higher."""
     judged = {}
     for name, slack in FLAT_STARTS.items():
         young, old = (statistics.median(start[name] for start in part) for part in (starts[:KILLS], starts[KILLS:]))
@@ -175,12 +175,12 @@ def judge_starts(starts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """A markdown table."""
+    """Return a Markdown table."""
     return markdown([columns, *([f"{row[name]:,g}" for name in columns] for row in rows)])
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as text."""
     starts = ", ".join(
         f"{each['start_s']:.1f} s ({each['start_cpu_s']:.2f} s of processor time) after {each['at_s']:,.0f} s of traffic"
         for each in result["starts"]
@@ -189,7 +189,7 @@ def page(result: Mapping[str, Any]) -> str:
     lines = [
         f"# {result['seconds']:,.0f} s of steady traffic, {result['rate']:g} messages/s of {result['body_bytes']:,} bytes",
         "",
-        f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['doubled']:,} doubled unmarked.",
+        f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['duplicated']:,} unmarked duplicates.",
         f"From kill -9 to serving, {flat}: {starts}.",
         "The first kills are before the first minute shown: the broker's memory is that of one process.",
         "",
@@ -211,7 +211,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def kills(place: Place, at_s: float) -> list[dict[str, float]]:
-    """Starts after kills, one after the other."""
+    """Measure starts after kills, one after the other."""
     starts = []
     for _ in range(KILLS):
         starts.append({"at_s": round(at_s), **place.kill()})
@@ -220,7 +220,7 @@ def kills(place: Place, at_s: float) -> list[dict[str, float]]:
 
 
 def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Kill, look every minute, kill: the minutes and the starts."""
+    """Kill, sample every minute, and kill again. Return the minutes and the starts."""
     begun_s = time.monotonic()
     settled_s = min(SETTLED_S, seconds / 4)
     time.sleep(settled_s)
@@ -249,7 +249,7 @@ def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[s
 
 
 def main() -> int:
-    """Run it; the exit code tells whether all was flat and nothing lost."""
+    """Run the benchmark. The exit code tells whether everything stayed constant and nothing was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--rate", type=float, default=200)
@@ -270,7 +270,7 @@ def main() -> int:
         "sent": traffic.sent,
         "received": len(traffic.seen),
         "lost": traffic.sent - len(traffic.seen),
-        "doubled": traffic.doubled,
+        "duplicated": traffic.duplicated,
         "errors": traffic.errors,
         "starts": starts,
         "judged": judge(minutes),
@@ -279,7 +279,7 @@ def main() -> int:
     }
     write_results("steady", result, page(result))
     judged = (*result["judged"].values(), *result["judged_starts"].values())
-    return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in judged)))
+    return int(bool(result["lost"] or result["duplicated"] or traffic.errors or not all(each["flat"] for each in judged)))
 
 
 if __name__ == "__main__":

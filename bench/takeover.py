@@ -1,10 +1,11 @@
-"""Two brokers on one Kafka and a deep queue: how long a client waits when the one that serves is killed, or told to stop.
+"""Two brokers on one Kafka and a deep queue: how long a client waits after the serving broker is killed, or told to stop.
 
     python -m bench.takeover [--messages 100000] [--rounds 3]
 
-A round: the queue is full, the standby has read the journal, an unmodified Qpid JMS client is connected by a `failover:` URL. From the
-signal (SIGKILL, or SIGTERM for a hand-over in order) until that client, which noticed by itself, has been given a message by the other
-broker. The exit code tells whether every round kept its promise. Results go to bench/results/takeover-*.json and .md.
+In each round, the queue is full, the standby has read the journal, and an unmodified Qpid JMS client is connected with a `failover:` URL.
+The time counts from the signal (SIGKILL, or SIGTERM for an orderly handover) until the client, which noticed the end by itself, has
+received a message from the other broker. The exit code tells whether every round kept its promise. Results go to
+bench/results/takeover-*.json and .md.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from bench.run import machine, markdown, write_results
 from tests.support.qpid import QpidPeer
 from tests.support.system import FAILOVER, System, wait_for
 
-#: How it ends -> the signal, and within how many seconds the next broker has to serve.
+#: The way to end a broker -> its signal, and the seconds within which the next broker has to serve.
 WAYS = {"kill": (signal.SIGKILL, 10.0), "hand-over": (signal.SIGTERM, 2.0)}
 
 
 class Pair:
-    """Two brokers, of which one serves."""
+    """Two brokers, one of which serves."""
 
     def __init__(self, systems: Sequence[System], messages: int) -> None:
         self._systems = systems
@@ -41,7 +42,7 @@ class Pair:
         self.url = FAILOVER.format(",".join(system.url for system in systems))
 
     def ready(self) -> tuple[System, System]:
-        """The one that serves a full queue, and the standby, which knows it."""
+        """Return the serving broker with its full queue, and the standby that has read the journal."""
         for system in self._systems:
             if not system.broker.running:
                 system.broker.launch()
@@ -54,14 +55,14 @@ class Pair:
         return active, standby
 
     def round(self, peer: QpidPeer, way: str) -> float:
-        """Seconds until the client is served by the other one."""
+        """Return the seconds until the other broker serves the client."""
         number, _ = WAYS[way]
         active, standby = self.ready()
         client = peer.connect(self.url)
         session = client.session()
         begun_s = time.monotonic()
         os.kill(active.broker.pid, number)
-        if not client.events(1, DEADLINE_S):  # from here on it is not the old one that delivers
+        if not client.events(1, DEADLINE_S):  # from here on the old broker delivers nothing
             sys.exit("the client has not noticed the end of its broker")
         message = session.consumer(f"queue:{QUEUE}").receive(DEADLINE_S)
         took_s = time.monotonic() - begun_s
@@ -73,16 +74,16 @@ class Pair:
 
 
 def judge(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Of each way the rounds, what is promised, and whether the worst kept it."""
+    """Return the rounds of each way, the promise, and whether the slowest round kept it."""
     return {way: {"rounds_s": list(taken), "promised_s": WAYS[way][1], "kept": max(taken) <= WAYS[way][1]} for way, taken in rounds.items()}
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as text."""
     lines = [
         f"# A standby takes over {result['messages']:,} messages of {result['body_bytes']:,} bytes",
         "",
-        "From the signal until a Qpid JMS client with both brokers in its `failover:` URL has been given a message by the other one.",
+        "From the signal until a Qpid JMS client with both brokers in its `failover:` URL has a message of the other broker.",
         "",
         markdown(
             [
@@ -100,7 +101,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run it; the exit code tells whether both promises were kept in every round."""
+    """Run the benchmark. The exit code tells whether both promises were kept in every round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -38,7 +38,7 @@ from bench.xa_modes import APART, CONTENDERS, JAVA, MODES, PEER, PYTHON, Clients
 from bench.xa_report import Run, figures, table
 
 BODY_BYTES = 200
-#: Messages of a queue that each transaction takes one from and gives one to, for each of the transactions at once.
+#: Messages in a queue that each transaction receives one from and sends one to, for each concurrent transaction.
 SEEDS = 50
 DEFAULT_CLIENTS = ("1x1", "1x4", "4x1")
 #: A process that has not begun or ended by then has failed.
@@ -48,7 +48,7 @@ PINNED = {"Kafka": ("kafka", "kafka_2.13"), "Narayana": ("narayana", "narayana-j
 
 @dataclass
 class Services:
-    """What works on them is measured."""
+    """The systems under measurement."""
 
     bascule: BasculeUp
     artemis: Artemis | None
@@ -57,7 +57,7 @@ class Services:
 
     @property
     def jdbc(self) -> str:
-        """For PostgreSQL's JDBC driver."""
+        """Return the URL for PostgreSQL's JDBC driver."""
         return f"jdbc:postgresql://127.0.0.1:{self.postgres.port}/postgres?user=postgres"
 
     def brokers(self, contender: str) -> Collection[int]:
@@ -100,7 +100,7 @@ def transactions(services: Services, contender: str, mode: Mode, clients: Client
 
 
 def by_python(services: Services, contender: str, mode: Mode, clients: Clients, name: str, options: argparse.Namespace) -> Run:
-    """Processes of `bench.xa_load`, which begin to count at the same moment."""
+    """Run processes of `bench.xa_load`, which start to count at the same moment."""
     load = Load(
         mode.name, contender == PYTHON, clients.threads, options.seconds, BODY_BYTES, services.postgres.conninfo, services.bascule.kafka,
         services.bascule.url, name, str(services.directory / f"{name}.xalog"),
@@ -114,7 +114,7 @@ def by_python(services: Services, contender: str, mode: Mode, clients: Clients, 
         try:
             ready = [each.stdout is not None and each.stdout.readline() for each in processes]
             from_s = time.monotonic() + options.warm_up
-            for each in processes:  # all of them begin before the first one is waited for
+            for each in processes:  # all of them start before the first one is waited for
                 if each.stdin is not None:
                     each.stdin.write(f"{from_s}\n")
                     each.stdin.flush()
@@ -146,23 +146,27 @@ def _pinned(jars: str, artifact: str) -> str:
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", action="append", choices=[mode.name for mode in MODES], help="may be repeated (default: all)")
-    parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="may be repeated (default: all)")
+    parser.add_argument(
+        "--mode", action="append", choices=[mode.name for mode in MODES], help="mode to measure; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--contender", action="append", choices=list(CONTENDERS), help="contender to measure; may be repeated (default: all)"
+    )
     parser.add_argument(
         "--clients",
         action="append",
         help=f"PROCESSESxTHREADS, may be repeated (default: {', '.join(DEFAULT_CLIENTS)}); Java has threads only",
     )
-    parser.add_argument("--seconds", type=float, default=5, help="measured (default: 5)")
-    parser.add_argument("--warm-up", type=float, default=2, help="seconds before, which do not count (default: 2)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each (default: 3)")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds to measure (default: 5)")
+    parser.add_argument("--warm-up", type=float, default=2, help="seconds of warm-up before (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
     return parser.parse_args(given)
 
 
 def main(given: list[str] | None = None) -> int:
-    """Measure in turns; the exit code says whether any client has failed."""
+    """Measure in turns. The exit code tells whether any client has failed."""
     options = arguments(given)
     modes = [mode for mode in MODES if not options.mode or mode.name in options.mode]
     clients = [Clients(*map(int, each.split("x"))) for each in options.clients or DEFAULT_CLIENTS]
@@ -182,7 +186,7 @@ def main(given: list[str] | None = None) -> int:
             xa_java.compiled()
         about: dict[str, Any] = {"versions": versions(services.postgres), "flush_ms": flush_ms(directory)}
         for number in range(options.rounds):
-            # Who goes first changes from round to round.
+            # The order changes from round to round.
             for mode, who, each in turns if number % 2 == 0 else reversed(turns):
                 result = measure(services, who, mode, each, options)
                 results[mode.name, who, each].append(result)
@@ -200,7 +204,7 @@ def write(
     results: dict[tuple[str, str, Clients], list[Run]],
     chosen: list[str],
 ) -> None:
-    """Write the results, for programs and for people."""
+    """Write the results as JSON and as a page."""
     about |= {"machine": machine(), "options": vars(options), "durability": durability}
     named = [{"mode": mode, "who": who, "clients": each.title, "runs": found} for (mode, who, each), found in results.items()]
     lines = [

@@ -19,12 +19,15 @@ SOURCES = [*(XA_PROJECT / "bascule-xa-jakarta" / "src" / "main" / "java").rglob(
 TRANSACTION_MANAGER = "narayana"
 #: The jars of each broker's client.
 CLIENTS = {"artemis": "artemis-client", "bascule": JARS}
-#: Start and end of the program, beside the time that it measures.
+#: Time for start and end of the program, in addition to the measured time.
 BEYOND_S = 90.0
 
 
 def transaction_load(broker: str, *, seconds: float, warm_up_s: float, **options: str | float | bool) -> dict[str, Any]:
-    """Run the program once; ``options`` are further ones of it. Return its figures, with ``failures`` above 0 if it has failed."""
+    """Run the program once; ``options`` are further options of the program.
+
+    Return its figures, with ``failures`` above 0 if it has failed.
+    """
     given = {**options, "broker": broker, "seconds": seconds, "warmup_s": warm_up_s}
     arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
     command = [str(find_jdk().executable), *CLIENT_JVM, "-cp", _path(broker), "bascule.load.TransactionLoad", *arguments]
@@ -37,7 +40,7 @@ def transaction_load(broker: str, *, seconds: float, warm_up_s: float, **options
 
 
 def compiled() -> Path:
-    """The directory with the program's classes."""
+    """Return the directory with the classes of the program."""
     return compiled_sources("transaction-load", sorted(SOURCES), *CLIENTS.values(), TRANSACTION_MANAGER)
 
 

@@ -33,9 +33,9 @@ from bench.xa_modes import MODES, Mode
 INSERT = "INSERT INTO payments (body) VALUES (%s)"
 TOPIC = "bench.receipts"
 RECEIVE_S = 30.0
-#: As many connections as threads: none is opened while it is measured.
+#: As many connections as threads, so that none is opened during the measurement.
 IDLE_MAX = 64
-#: One thread's transaction, again and again.
+#: Repeats one thread's transaction.
 Work = Callable[[], None]
 
 
@@ -50,7 +50,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Load:
-    """What one process is told to do."""
+    """The work of one process."""
 
     mode: str
     atomic: bool
@@ -65,12 +65,12 @@ class Load:
 
     @property
     def body(self) -> str:
-        """Of each message, record and row."""
+        """Bytes of each message, record and row."""
         return "x" * self.size
 
     @property
     def kind(self) -> Mode:
-        """The mode."""
+        """Return the mode."""
         return next(each for each in MODES if each.name == self.mode)
 
 
@@ -90,7 +90,7 @@ def _receive(handle: Any, queue: str) -> None:
 
 @contextmanager
 def transactional(load: Load) -> Iterator[Callable[[], Work]]:
-    """Each call makes one thread's work: transactions over the resources of the mode."""
+    """Each call prepares one thread's work: transactions over the resources of the mode."""
     mode = load.kind
     made: dict[str, Callable[[], Any]] = {
         "postgres": lambda: PostgresResource("postgres", load.conninfo, idle_max=IDLE_MAX, prepared=not mode.decides),
@@ -114,7 +114,7 @@ def transactional(load: Load) -> Iterator[Callable[[], Work]]:
 
 @contextmanager
 def apart(load: Load) -> Iterator[Callable[[], Work]]:
-    """The same without a transaction over all: each resource commits for itself, one after the other."""
+    """Prepare the same work without a common transaction: each resource commits on its own, one after the other."""
     steps = _steps(load)
     with ExitStack() as opened:
 
@@ -144,7 +144,7 @@ class _Flushing:
 
 
 def seed(url: str, queue: str, count: int, size: int) -> None:
-    """Send so many messages to a queue."""
+    """Send a number of messages to a queue."""
     with connect(url, acknowledge=Acknowledge.TRANSACTED) as context:
         for _ in range(count):
             context.send(Queue(queue), "x" * size)

@@ -20,14 +20,14 @@ class Mode:
 
     @property
     def title(self) -> str:
-        """What a transaction does, in words."""
+        """Return a description of the transaction."""
         parts = ["receive"] if self.receives else []
         parts += [verb for resource, verb in (("postgres", "insert"), ("kafka", "produce"), ("jms", "send")) if resource in self.resources]
         how = "decision in the database" if self.decides else "two phases" if len(self.resources) > 1 else "one phase"
         return f"{', '.join(parts)}: {how}"
 
 
-#: JMS with PostgreSQL, and each alone, have a peer. The decision in the database is measured against the same work in two phases.
+#: JMS with PostgreSQL, and each alone, have a peer. The decision in the database is compared with the same work in two phases.
 MODES = (
     Mode("jms-send", ("jms",), peer="jms-send"),
     Mode("jms-relay", ("jms",), receives=True, peer="jms-relay"),
@@ -52,7 +52,7 @@ class Clients:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Return a description."""
         if self.processes > 1:
             return f"{self.processes} processes"
         return f"{self.threads} threads" if self.threads > 1 else "1"
@@ -69,8 +69,8 @@ CONTENDERS = {
 
 
 def runs(contender: str, mode: Mode, clients: Clients) -> bool:
-    """Return whether a contender takes part in a mode with so many clients."""
+    """Return whether a contender takes part in a mode with a number of clients."""
     if contender in (PYTHON, APART):
         return contender == PYTHON or (len(mode.resources) > 1 and not mode.receives and not mode.decides)
-    # PostgreSQL alone is the same whatever broker is not used.
+    # PostgreSQL alone is the same with any broker that is not used.
     return clients.processes == 1 and mode.peer == mode.name and (contender == PEER or "jms" in mode.resources)

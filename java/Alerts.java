@@ -20,7 +20,7 @@ import org.apache.qpid.jms.JmsConnectionListener;
 import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
 
 /**
- * Durable subscribers of a JMS topic, each in a transacted session, that count what they get.
+ * Durable subscribers of a JMS topic, each in a transacted session, that count the messages they receive.
  *
  * <pre>java -cp JARS java/Alerts.java --url 'failover:(amqp://127.0.0.1:5672)' --expect 1458 [--topic alerts] [--subscribers 2]
  *     [--deadline-s 300] [--quiet-s 2]</pre>
@@ -31,7 +31,9 @@ import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
  */
 public final class Alerts {
     static final int BATCH = 100;
-    /** What Qpid JMS says when it knows that the commit never left; its other "rolled back" may be in doubt. */
+    /**
+     * The message of Qpid JMS if it knows that the commit was never sent. With any other "rolled back" message, the commit may be in doubt.
+     */
     static final String SURELY_ROLLED_BACK = "Transaction failed and has been rolled back.";
     static final Pattern AIRPORT = Pattern.compile("\"faa\"\\s*:\\s*\"([^\"]+)\"");
 
@@ -96,7 +98,7 @@ public final class Alerts {
             }
         }
 
-        /** Whether a batch was received and its transaction ended in some way. */
+        /** Returns whether a batch was received and its transaction ended, committed or not. */
         boolean receiveBatch() throws JMSException {
             int interruptionsBefore = interruptions.get();
             List<Alert> batch = new ArrayList<>();
@@ -104,7 +106,7 @@ public final class Alerts {
             if (batch.isEmpty()) return false;
             try {
                 if (interruptions.get() != interruptionsBefore) {
-                    session.rollback(); // some acknowledgements may have gone to the connection that is no more
+                    session.rollback(); // some acknowledgements may have been sent on the lost connection
                     return true;
                 }
                 session.commit();
@@ -120,7 +122,7 @@ public final class Alerts {
             return true;
         }
 
-        /** A message whose first acknowledgement is in doubt may come once more; any other must not. */
+        /** A message whose first acknowledgement is in doubt may be redelivered once; any other message must not be. */
         void take(Alert alert) {
             if (seen.put(alert.id, alert.airport) != null && !doubtful.remove(alert.id)) duplicates++;
         }
@@ -147,7 +149,7 @@ public final class Alerts {
         }
     }
 
-    /** A record of Kafka is known by its coordinates; a message that did not come from there by its own id. */
+    /** Identifies a Kafka record by its coordinates, and a message that does not come from Kafka by its message id. */
     static Alert alert(Message message) throws JMSException {
         String text = message.getBody(String.class);
         Matcher airport = AIRPORT.matcher(text);

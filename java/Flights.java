@@ -22,14 +22,14 @@ import org.apache.qpid.jms.JmsConnectionFactory;
  * <pre>java -cp JARS java/Flights.java --url 'failover:(amqp://127.0.0.1:5672)' --csv flights.csv.zip [--queue flights] [--rows N]
  *     [--batch 500] [--sessions 2]</pre>
  *
- * A broker that dies during a commit leaves it in doubt: stored or not, the client cannot know (Qpid JMS reports it as rolled back). So every
- * message carries its row in _AMQ_DUPL_ID, and a batch whose commit failed is sent again: the broker drops what it had stored.
+ * If a broker dies during a commit, the commit is in doubt: the client cannot know whether the batch is stored (Qpid JMS reports a rollback).
+ * So every message carries its row in _AMQ_DUPL_ID, and a batch whose commit failed is sent again: the broker drops messages that it already has.
  * Standard output has JSON lines: progress each second, {"done": ...} at the end.
  */
 public final class Flights {
-    /** A broker that takes no batch for so long is not restarting but broken. */
+    /** Time limit for a batch: a broker that accepts no batch for so long is not restarting, but broken. */
     static final long PATIENCE_NS = TimeUnit.SECONDS.toNanos(120);
-    /** While the connection is down, Qpid JMS drops what a transacted session sends and fails each commit at once. */
+    /** Pause while the connection is down: Qpid JMS then drops messages of a transacted session, and each commit fails immediately. */
     static final long PAUSE_MS = 100;
 
     record Row(int number, String text) {}
@@ -109,7 +109,7 @@ public final class Flights {
         }
     }
 
-    /** Artemis does not drop a repeated message of a transaction but refuses the commit: then the first attempt had stored the batch. */
+    /** Artemis does not drop a repeated message of a transaction, but refuses the commit. The first attempt had then stored the batch. */
     static boolean isDuplicate(Exception error) {
         return error.getMessage() != null && error.getMessage().toLowerCase().contains("duplicate");
     }

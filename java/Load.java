@@ -13,18 +13,19 @@ import java.util.concurrent.locks.LockSupport;
 import org.apache.qpid.jms.JmsConnectionFactory;
 
 /**
- * A load client: producers and consumers, each with a connection of its own, at full speed or at a fixed rate.
+ * A load client: producers and consumers, each with its own connection, at full speed or at a fixed rate.
  *
  * <pre>java -cp JARS java/Load.java --url amqp://127.0.0.1:5672 --to queue:load [--producers 1] [--consumers 1] [--size 1024]
  *     [--persistent true] [--send sync|async|tx] [--batch 100] [--window 1000] [--rate 0] [--warmup-s 3] [--seconds 10]</pre>
  *
- * With --send tx producers and consumers use transacted sessions of --batch messages. --rate is messages per second of all producers; latency is
- * then counted from when a message was due, so that a stall counts for all that it held up. At full speed it includes the wait in the queue.
- * One JSON line at the end: rates and latencies of the measured time, losses, duplicates and disorder of all messages.
+ * With --send tx, producers and consumers use transacted sessions of --batch messages. --rate is the number of messages per second of all
+ * producers; the latency then counts from the time when a message was due, so that a stall counts for all messages that it delayed. At full
+ * speed, the latency includes the wait in the queue. The program prints one JSON line at the end: rates and latencies of the measured time, and
+ * losses, duplicates and disorder of all messages.
  */
 public final class Load {
     static final int WARM_UP = 0, MEASURED = 1, OVER = 2;
-    /** A consumer that gets nothing for so long after the last send waits for a message that is lost. */
+    /** A consumer that receives nothing for so long after the last send waits for a lost message. */
     static final long QUIET_NS = TimeUnit.SECONDS.toNanos(5);
 
     final Map<String, String> options = new HashMap<>();
@@ -36,7 +37,7 @@ public final class Load {
     final List<Arrivals> arrivals = new ArrayList<>();
     final List<Throwable> failures = new ArrayList<>();
     volatile int phase = WARM_UP;
-    /** How many messages there are to come in all; unknown while producers run. */
+    /** Total number of messages to receive; unknown while producers run. */
     volatile long total = Long.MAX_VALUE;
 
     public static void main(String[] arguments) throws Exception {
@@ -62,7 +63,7 @@ public final class Load {
     }
 
     void run() throws Exception {
-        // The consumers of a queue share what arrives; each subscriber of a topic must get all of it.
+        // The consumers of a queue share the messages; each subscriber of a topic must receive all of them.
         for (int i = 0; i < (topic ? consumers : 1); i++) arrivals.add(new Arrivals(producers));
         List<Consumer> takers = new ArrayList<>();
         List<Producer> givers = new ArrayList<>();
@@ -80,21 +81,21 @@ public final class Load {
         total = givers.stream().mapToLong(each -> each.sequence).sum();
         for (Thread each : takers) each.join();
         report(seconds);
-        System.exit(failures.isEmpty() ? 0 : 1); // open connections are dropped: closing them is not what is measured
+        System.exit(failures.isEmpty() ? 0 : 1); // open connections are dropped: closing them is not measured
     }
 
     void report(double seconds) {
-        long lost = 0, doubled = 0, disordered = 0;
+        long lost = 0, duplicated = 0, disordered = 0;
         for (Arrivals each : arrivals) {
             lost += total - each.distinct();
-            doubled += each.doubled;
+            duplicated += each.duplicated;
             disordered += each.disordered.get();
         }
         for (Throwable failure : failures) failure.printStackTrace();
         System.out.printf(Locale.ROOT, "{\"sent_per_s\":%.1f,\"received_per_s\":%.1f,\"send_p50_ms\":%.3f,\"send_p99_ms\":%.3f,\"end_p50_ms\":%.3f,"
-                + "\"end_p99_ms\":%.3f,\"sent\":%d,\"lost\":%d,\"doubled\":%d,\"disordered\":%d,\"failures\":%d,\"seconds\":%.3f}%n",
+                + "\"end_p99_ms\":%.3f,\"sent\":%d,\"lost\":%d,\"duplicated\":%d,\"disordered\":%d,\"failures\":%d,\"seconds\":%.3f}%n",
                 sent.messages / seconds, received.messages / seconds, sent.latency.quantile_ms(0.5), sent.latency.quantile_ms(0.99),
-                received.latency.quantile_ms(0.5), received.latency.quantile_ms(0.99), total, lost, doubled, disordered, failures.size(), seconds);
+                received.latency.quantile_ms(0.5), received.latency.quantile_ms(0.99), total, lost, duplicated, disordered, failures.size(), seconds);
     }
 
     Destination destination(Session session) throws JMSException {
@@ -102,7 +103,7 @@ public final class Load {
         return topic ? session.createTopic(name) : session.createQueue(name);
     }
 
-    /** A thread with a connection and a session; what it throws ends the run as a failure. */
+    /** A thread with a connection and a session. An exception of the thread ends the run as a failure. */
     abstract class Client extends Thread {
         final Session session;
 
@@ -154,7 +155,7 @@ public final class Load {
                 }
                 due += interval * (send.equals("tx") ? batch : 1);
             }
-            free.acquire(window); // all completions are in
+            free.acquire(window); // all completions have arrived
             sent.add(counts);
         }
 
@@ -167,7 +168,7 @@ public final class Load {
             free.acquire();
             producer.send(message(due), new CompletionListener() {
                 @Override
-                public void onCompletion(Message message) { // always on the connection's one thread
+                public void onCompletion(Message message) { // always on the connection's only thread
                     if (phase == MEASURED) counts.add(1, System.nanoTime() - due);
                     free.release();
                 }
@@ -241,11 +242,11 @@ public final class Load {
         }
     }
 
-    /** Which messages have arrived, by producer and sequence. */
+    /** The messages that have arrived, by producer and sequence. */
     static final class Arrivals {
         final BitSet[] seen;
         final AtomicInteger disordered = new AtomicInteger();
-        long distinct, doubled;
+        long distinct, duplicated;
 
         Arrivals(int producers) {
             seen = new BitSet[producers];
@@ -253,7 +254,7 @@ public final class Load {
         }
 
         synchronized void take(int producer, int sequence) {
-            if (seen[producer].get(sequence)) doubled++;
+            if (seen[producer].get(sequence)) duplicated++;
             else distinct++;
             seen[producer].set(sequence);
         }
@@ -263,7 +264,7 @@ public final class Load {
         }
     }
 
-    /** Messages and their latencies; of one thread until it is added to another. */
+    /** Messages and their latencies, from one thread until they are added to another object. */
     static final class Counts {
         long messages;
         final Histogram latency = new Histogram();

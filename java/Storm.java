@@ -20,29 +20,29 @@ import org.apache.qpid.jms.JmsConnectionListener;
 import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
 
 /**
- * Clients that work on through crashes of their broker and write down what they saw, for a checker to judge.
+ * Clients that keep working through crashes of their broker, and record what they observe for a checker.
  *
  * <pre>java -cp JARS java/Storm.java --url 'failover:(amqp://127.0.0.1:5672)' --history FILE
  *     --clients 'send:orders send-tx:orders move:orders>moved take:moved' [--rate 0] [--batch 10] [--name storm] [--resend false]
  *     [--quiet-s 5]</pre>
  *
  * Roles: send:TO (one persistent message at a time), send-tx:TO (transactions of --batch messages), move:FROM>TO (receive and send in one
- * transaction), take:FROM (receive, in transactions of up to --batch). A destination is a queue's name or topic:NAME, taken by a durable subscription.
- * --rate is messages per second of each sender. With --resend true a transaction in doubt is sent again, its messages' _AMQ_DUPL_ID the same.
+ * transaction), take:FROM (receive, in transactions of up to --batch). A destination is the name of a queue, or topic:NAME with a durable subscription.
+ * --rate is the number of messages per second of each sender. With --resend true, a transaction in doubt is sent again, with the same _AMQ_DUPL_ID.
  *
  * A message's id is its text and its property storm_id. The history has one JSON line per operation: {"t": ms since the epoch, "client", "op",
- * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}, sends with their beginning, what is taken from a topic
- * with its subscription; a broken connection makes an operation indeterminate, never failed. Standard output has {"event": "ready"} and, last,
+ * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}. Sends also have their start, and receives from a topic
+ * their subscription. A broken connection makes an operation indeterminate, never failed. Standard output has {"event": "ready"} and, last,
  * {"event": "end"} with the counts of outcomes. Senders stop when standard input says "stop-senders", "stop" or ends; {"event": "senders-ended"}
- * says that they have. The others stop at "stop" or at the end of the input, once they have got nothing for --quiet-s after that.
+ * confirms this. The others stop after "stop" or the end of the input, once they have received nothing for --quiet-s.
  */
 public final class Storm {
     /**
-     * Qpid JMS reports a commit whose answer got lost as rolled back, too. Only with this text does it know: the connection broke before the commit,
-     * so that the broker was never asked to keep anything.
+     * Qpid JMS also reports a commit whose answer was lost as rolled back. Only this text means that the connection broke before the commit, so that
+     * the broker was not asked to store anything.
      */
     static final String SURELY_ROLLED_BACK = "Transaction failed and has been rolled back.";
-    /** While the connection is down, every commit fails at once. */
+    /** Pause after a failure: while the connection is down, every commit fails immediately. */
     static final long PAUSE_MS = 50;
 
     enum Outcome { ok, fail, indeterminate }
@@ -156,7 +156,7 @@ public final class Storm {
             }
         }
 
-        /** The broker, or failover, gave the session up; an application would start over, too. */
+        /** The broker, or failover, closed the session; an application would also start over. */
         void reopen(Exception cause) {
             event("reopen", cause);
             try {
@@ -203,7 +203,7 @@ public final class Storm {
             }
         }
 
-        /** Receives up to a batch and, for a move, sends it on; one transaction. */
+        /** Receives up to a batch and, for a move, forwards it, in one transaction. */
         boolean take() throws Exception {
             List<String> ids = new ArrayList<>(), redelivered = new ArrayList<>();
             try {
@@ -224,8 +224,8 @@ public final class Storm {
         }
 
         /**
-         * What a failed transaction still holds must not be committed with the next one. A rollback that fails is repeated: until one has
-         * worked, Qpid JMS hands the messages of the session's consumers out no more.
+         * Messages that a failed transaction still holds must not be committed with the next one, so a failed rollback is repeated. Until a
+         * rollback has succeeded, Qpid JMS delivers no messages to the consumers of the session.
          */
         void abandon() throws InterruptedException {
             for (boolean over = false; !over; Thread.sleep(PAUSE_MS)) {
@@ -289,12 +289,12 @@ public final class Storm {
         @Override public void onProducerClosed(MessageProducer closed, Throwable cause) { event("producer-closed", cause); }
     }
 
-    /** The broker said no: the message was not taken. Anything else may have been. */
+    /** Returns whether the broker rejected the message. After any other error, the message may have been stored. */
     static boolean rejected(JMSException error) {
         return error instanceof ResourceAllocationException || error instanceof InvalidDestinationException || error instanceof JMSSecurityException;
     }
 
-    /** Artemis refuses a commit that repeats a message: then an earlier attempt had stored the transaction. */
+    /** Returns whether Artemis refuses the commit because it repeats a message: an earlier attempt had then stored the transaction. */
     static boolean isDuplicate(JMSException error) {
         return error.getMessage() != null && error.getMessage().toLowerCase().contains("duplicate");
     }

@@ -30,15 +30,15 @@ import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
  * A JMS client that tests drive line by line: one JSON command per line of standard input, one JSON answer per line of standard output.
  *
  * <p>{"id": 7, "do": "send", "on": "p1", "thread": "s1", ...} is answered by {"id": 7, "ok": ...} or {"id": 7, "error": class, "message": ...,
- * "linked": [...]}. Objects (connections, sessions, ...) have the names the caller gave ("as"). Commands of one "thread" run in order, those of
- * different threads side by side, as JMS wants sessions to be used. A typed value is plain JSON or a pair ["short", 3]; answers always give pairs.
+ * "linked": [...]}. Objects (connections, sessions, ...) have the names that the caller gave ("as"). Commands of one "thread" run in order,
+ * and those of different threads in parallel, as JMS requires for sessions. A typed value is plain JSON or a pair ["short", 3]; answers always give pairs.
  */
 public final class Tool {
     interface Command {
         Object run(Map<String, Object> in) throws Exception;
     }
 
-    /** Messages kept for a later acknowledge(); more would keep a long session's whole traffic. */
+    /** Number of messages that are kept for a later acknowledge(); more would keep all traffic of a long session. */
     static final int KEPT_MESSAGES = 100_000;
 
     final Map<String, Object> objects = new ConcurrentHashMap<>();
@@ -70,7 +70,7 @@ public final class Tool {
                 return thread;
             })).execute(() -> answer(in));
         }
-        System.exit(0); // whoever drove us is gone; connections die like their owner
+        System.exit(0); // the program that sends the commands has ended; connections end with it
     }
 
     void answer(Map<String, Object> in) {
@@ -202,7 +202,7 @@ public final class Tool {
         return message == null ? null : Map.of("message_id", String.valueOf(message.getJMSMessageID()), "timestamp_ms", message.getJMSTimestamp());
     }
 
-    /** Completions are collected under the producer's name, in the order in which they come. */
+    /** Completions are collected under the name of the producer, in the order in which they arrive. */
     Object sendAsync(Map<String, Object> in) throws JMSException {
         MessageProducer producer = on(in, MessageProducer.class);
         BlockingQueue<Object> completions = collectedBy(string(in, "on", null));
@@ -252,7 +252,9 @@ public final class Tool {
         return null;
     }
 
-    /** What was collected under a name (messages, completions, events of a connection): waits for "count" of them, takes all there are. */
+    /**
+     * Returns what was collected under a name (messages, completions, events of a connection): waits for "count" entries, and returns all.
+     */
     Object collect(Map<String, Object> in) throws InterruptedException {
         BlockingQueue<Object> queue = collectedBy(string(in, "on", null));
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(number(in, "timeout_ms", 0));
@@ -294,7 +296,7 @@ public final class Tool {
         return collected.computeIfAbsent(name, unused -> new LinkedBlockingQueue<>());
     }
 
-    /** "queue:NAME", "topic:NAME", the name of an object, or what {@link #name} gave for a destination seen before. */
+    /** Parses "queue:NAME", "topic:NAME", the name of an object, or the result of {@link #name} for a known destination. */
     Destination destination(Session session, Object text) throws JMSException {
         if (text == null) return null;
         String name = text.toString();
@@ -327,7 +329,7 @@ public final class Tool {
     }
 }
 
-/** What befalls a connection and its parts, collected under the connection's name. */
+/** Collects the events of a connection and its parts under the name of the connection. */
 record Events(BlockingQueue<Object> events) implements JmsConnectionListener {
     void add(String name, Throwable cause) {
         Map<String, Object> fields = cause == null ? new LinkedHashMap<>() : Tool.describe(cause);
@@ -486,7 +488,7 @@ final class Messages {
     }
 }
 
-/** As much JSON as is needed here: objects are maps, integers are Long, other numbers Double. */
+/** The part of JSON that is needed here: objects are maps, integers are Long, other numbers Double. */
 final class Json {
     final String text;
     int at;

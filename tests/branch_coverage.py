@@ -1,7 +1,7 @@
-"""``python -m tests.branch_coverage``: tell which share of the branches of each package and module the fast tests take.
+"""``python -m tests.branch_coverage``: print the share of branches that the fast tests take, by package and module.
 
-Reads the report that ``coverage json`` has written of a run (``make coverage`` does both). ``[tool.coverage.run]`` in pyproject.toml names
-the packages. The exit code is 1 when one of them has less than the wanted share.
+It reads the report of ``coverage json`` (``make coverage`` runs both). ``[tool.coverage.run]`` in pyproject.toml names the packages. The
+exit code is 1 if one of them has less than the required share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRODUCT: Final = Path("src/bascule")
 
 @dataclass(frozen=True)
 class Branches:
-    """How many branches a module or a package has, and how many of them the tests take."""
+    """The number of branches of a module or a package, and how many of them the tests take."""
 
     taken: int = 0
     total: int = 0
@@ -30,7 +30,7 @@ class Branches:
 
     @property
     def share(self) -> float:
-        """1.0 for a module without branches."""
+        """Return the share of taken branches; 1.0 for a module without branches."""
         return self.taken / self.total if self.total else 1.0
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Branches:
 
 
 def modules(report: Mapping[str, Any]) -> dict[str, Branches]:
-    """Each module's branches by its path below ``src/bascule``."""
+    """Return the branches of each module by its path below ``src/bascule``."""
     return {
         Path(path).relative_to(PRODUCT).as_posix(): Branches(file["summary"]["covered_branches"], file["summary"]["num_branches"])
         for path, file in report["files"].items()
@@ -46,7 +46,7 @@ def modules(report: Mapping[str, Any]) -> dict[str, Branches]:
 
 
 def packages(of_modules: Mapping[str, Branches]) -> dict[str, Branches]:
-    """The sums of the modules of each package."""
+    """Return the sums of the modules of each package."""
     sums: dict[str, Branches] = {}
     for path, branches in of_modules.items():
         package = path.partition("/")[0]

@@ -1,7 +1,8 @@
-"""``python -m tests.mutants``: change the code in a seeded sample of places and tell which changes the fast tests do not find.
+"""``python -m tests.mutants``: change the code in a random sample of places, and report the changes that the fast tests miss.
 
 mutmut makes the mutants and runs the tests that reach each of them (``[tool.mutmut]`` in pyproject.toml). A mutant that no test finds is
-either harmless (another text of an error, a longer timeout), found by a scenario only, or a gap. ``--list FILE`` writes the survivors.
+either harmless (another text of an error, a longer timeout), found only by a scenario, or a gap in the tests. ``--list FILE`` writes the
+survivors.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ FIRST: Final = "bascule.adapter.inbound.deliveries*"
 
 
 class MutmutFailed(Exception):
-    """mutmut has not judged the mutants."""
+    """Raised if mutmut has not tested the mutants."""
 
 
 def run_mutmut(names: Sequence[str], processes: int) -> None:
-    """Run mutmut for these mutants; its output is in ``OUTPUT``. Raises MutmutFailed: mutants that no test finds are no failure."""
+    """Run mutmut for these mutants; its output is in ``OUTPUT``. Raises MutmutFailed. Mutants that no test finds are no failure."""
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
     OUTPUT.parent.mkdir(exist_ok=True)
     with OUTPUT.open("w") as output:
@@ -40,18 +41,18 @@ def run_mutmut(names: Sequence[str], processes: int) -> None:
 
 
 def mutants() -> Iterator[tuple[str, int | None]]:
-    """Each mutant's name and the exit code of its tests; None for one that has not been run."""
+    """Return the exit code of the tests of each mutant by its name; None for a mutant that has not been run."""
     for meta in sorted(MUTANTS.rglob("*.meta")):
         yield from json.loads(meta.read_text())["exit_code_by_key"].items()
 
 
 def package_of(name: str) -> str:
-    """The package of the product that a mutant is in: the second part of its dotted name."""
+    """Return the package of the product that a mutant is in: the second part of its dotted name."""
     return name.split(".")[1]
 
 
 def main() -> int:
-    """Run a sample and print one line for each package. The exit code is 1 when fewer than the wanted share are found."""
+    """Run a sample, and print one line for each package. The exit code is 1 if the tests find fewer than the required share."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="Take N mutants (default: 1000).")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the sample (default: 1).")

@@ -2,9 +2,9 @@ import jakarta.jms.*;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Acknowledge modes, redelivery and its marks, and what becomes of a message that nobody can take. */
+/** Acknowledge modes, redelivery and its marks, and messages that no consumer can process. */
 final class Acknowledging extends Suite {
-    /** The client's own mode: Message.acknowledge() is for that message alone. */
+    /** The client's own mode: Message.acknowledge() acknowledges only that message. */
     static final int INDIVIDUAL = 101, NONE = 100;
     static final int DELIVERIES_MAX = 10;
 
@@ -33,7 +33,7 @@ final class Acknowledging extends Suite {
             Connection other = c.connect();
             Case.gets(other.createSession().createConsumer(c.queue()), "0");
             other.close();
-            // Bascule marks them: of a session that closes it cannot tell what the application has seen.
+            // Whether the messages are marked. Bascule marks them: when a session closes, it cannot tell what the application has seen.
             Case.getsJust(c.session().createConsumer(c.queue()), "1", "2");
         });
         it("dups-ok.received-is-gone", c -> {
@@ -155,7 +155,7 @@ final class Acknowledging extends Suite {
             Session session = c.connect().createSession(INDIVIDUAL);
             c.send(c.queue(), "x");
             Case.one(session.createConsumer(c.queue()));
-            session.close(); // without a word on what the application has seen, so it need not be marked
+            session.close(); // the client does not say what the application has seen, so the message need not be marked
             Case.getsJust(c.session().createConsumer(c.queue()), "x");
         });
         it("client.many-unacknowledged", c -> {
@@ -302,7 +302,7 @@ final class Acknowledging extends Suite {
             Check.equal("t", dead.getJMSType());
         });
         it("poison.rejected-by-the-client-goes-at-once", c -> {
-            // A client that is told to redeliver nothing answers a redelivered message with modified, undeliverable here.
+            // A client with a limit of zero redeliveries answers a redelivered message with modified, undeliverable-here.
             c.send(c.queue(), "x");
             Connection first = c.connect();
             Case.one(first.createSession(Session.CLIENT_ACKNOWLEDGE).createConsumer(c.queue()));
@@ -314,7 +314,7 @@ final class Acknowledging extends Suite {
         });
     }
 
-    /** A message that is rolled back as often as it may be is gone from its consumer. */
+    /** A message that was rolled back as often as allowed is no longer delivered to its consumer. */
     static void dead(Case c, Destination to, Session session, MessageConsumer consumer) throws JMSException {
         TextMessage message = c.text("poison");
         message.setStringProperty("conformance", c.name);

@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 
-/** The kinds of messages and what they carry. */
+/** The kinds of messages and their content. */
 final class Bodies extends Suite {
     Bodies() {
         texts();

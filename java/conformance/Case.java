@@ -8,11 +8,11 @@ import java.util.concurrent.Callable;
 import org.apache.qpid.jms.JmsConnectionFactory;
 import org.apache.qpid.jms.message.JmsMessage;
 
-/** What a case works with: connections that are closed after it, and destinations that no other case has. */
+/** The resources of a case: connections, which are closed after the case, and destinations that no other case uses. */
 final class Case implements AutoCloseable {
-    /** A message that is to come comes in milliseconds; this is for a machine that does other things. */
+    /** Time limit for an expected message. It takes milliseconds; the limit allows for other work of the machine. */
     static final long WAIT_MS = 15_000;
-    /** How long to look for what must not come, where the broker cannot be asked. */
+    /** How long to wait for a message that must not come, if the broker cannot be asked. */
     static final long SILENCE_MS = 200;
 
     final String url, name;
@@ -64,7 +64,7 @@ final class Case implements AutoCloseable {
         return context(JMSContext.AUTO_ACKNOWLEDGE);
     }
 
-    /** The case's first connection. */
+    /** Returns the first connection of the case. */
     synchronized Connection connection() throws JMSException {
         if (connection == null) connection = connect();
         return connection;
@@ -78,7 +78,7 @@ final class Case implements AutoCloseable {
         return connection().createSession(mode);
     }
 
-    /** A session of the case's connection for what needs no session of its own. */
+    /** Returns a session of the case's connection, for actions that do not need their own session. */
     Session tools() throws JMSException {
         if (tools == null) tools = session();
         return tools;
@@ -138,7 +138,7 @@ final class Case implements AutoCloseable {
         }
     }
 
-    /** One text for each property value, in one run of fast sends. */
+    /** Sends one text for each property value, fast. */
     void sendNumbered(Destination to, int count) throws JMSException {
         try (MessageProducer producer = tools().createProducer(to)) {
             producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
@@ -150,7 +150,7 @@ final class Case implements AutoCloseable {
         }
     }
 
-    /** Sends a message and gives it back as a consumer receives it. */
+    /** Sends a message, and returns it as a consumer receives it. */
     @SuppressWarnings("unchecked")
     <T extends Message> T through(T message) throws JMSException {
         Queue queue = queue();
@@ -160,7 +160,7 @@ final class Case implements AutoCloseable {
         }
     }
 
-    /** The next message. */
+    /** Receives the next message. */
     static Message one(MessageConsumer consumer) throws JMSException {
         Message message = consumer.receive(WAIT_MS);
         if (message == null) throw new Check.Failed("no message within " + WAIT_MS + " ms");
@@ -171,7 +171,7 @@ final class Case implements AutoCloseable {
         return message == null ? null : message.getBody(String.class);
     }
 
-    /** The next texts are these. */
+    /** Checks the next texts. */
     static void gets(MessageConsumer consumer, String... expected) throws JMSException {
         List<String> got = new ArrayList<>();
         for (int i = 0; i < expected.length; i++) {
@@ -182,35 +182,35 @@ final class Case implements AutoCloseable {
         Check.equal(List.of(expected), got);
     }
 
-    /** The next texts are these, and then there is nothing more. */
+    /** Checks the next texts, and that there are no more messages. */
     static void getsJust(MessageConsumer consumer, String... expected) throws JMSException {
         gets(consumer, expected);
         nothing(consumer);
     }
 
-    /** Nothing is there: the client asks the broker (drain). */
+    /** Checks that there is no message: the client asks the broker (drain). */
     static void nothing(MessageConsumer consumer) throws JMSException {
         Check.none(textOf(consumer.receiveNoWait()));
     }
 
-    /** Nothing comes for a while. */
+    /** Checks that no message comes for a while. */
     static void silence(MessageConsumer consumer) throws JMSException {
         Check.none(textOf(consumer.receive(SILENCE_MS)));
     }
 
-    /** Texts "0", "1", ... */
+    /** Returns the texts "0", "1", ... */
     static String[] numbers(int first, int end) {
         String[] out = new String[end - first];
         for (int i = first; i < end; i++) out[i - first] = String.valueOf(i);
         return out;
     }
 
-    /** A message annotation of AMQP, which JMS does not show. */
+    /** Returns an AMQP message annotation, which JMS does not show. */
     static Object annotation(Message message, String key) {
         return ((JmsMessage) message).getFacade().getTracingAnnotation(key);
     }
 
-    /** Looks until it is so. */
+    /** Waits until a condition is true. */
     static void until(String what, Callable<Boolean> condition) throws Exception {
         long deadline = System.nanoTime() + WAIT_MS * 1_000_000;
         while (!condition.call()) {

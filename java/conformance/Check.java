@@ -1,6 +1,6 @@
 import java.util.Objects;
 
-/** What a case asserts. */
+/** The assertions of cases. */
 final class Check {
     static final class Failed extends AssertionError {
         Failed(String message) {
@@ -26,7 +26,7 @@ final class Check {
         if (actual != null) throw new Failed("expected nothing, got " + said(actual));
     }
 
-    /** The action must throw just this, or a class under it. */
+    /** Checks that an action throws an exception of this class. */
     static <T extends Throwable> T fails(Class<T> with, Action action) {
         try {
             action.run();

@@ -10,13 +10,13 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Does a broker keep what Jakarta Messaging promises to clients of Apache Qpid JMS? Several hundred cases, each with destinations of its own.
+ * Several hundred cases that check the promises of Jakarta Messaging with Apache Qpid JMS as the client. Each case has its own destinations.
  *
  * <pre>java -cp CLASSES:JARS Conformance --url amqp://127.0.0.1:5672 [--user NAME --password WORD] [--threads 8] [--only PREFIX[,PREFIX]]
  * java -cp CLASSES:JARS Conformance --list</pre>
  *
- * Standard output has a JSON line per case: {"id", "ok", "ms", "message"}. The sources say jakarta.jms; with that replaced by javax.jms they
- * compile against the 1.x line of the client.
+ * Standard output has a JSON line per case: {"id", "ok", "ms", "message"}. The sources use jakarta.jms. With javax.jms
+ * instead, they compile against the 1.x line of the client.
  */
 public final class Conformance {
     static final PrintStream OUT = System.out;
@@ -38,7 +38,7 @@ public final class Conformance {
             cases.removeIf(each -> prefixes.stream().noneMatch(each.id()::startsWith));
         }
         try (jakarta.jms.Connection connection = new Case(options, "").factory().createConnection()) {
-            connection.start(); // a broker that is not there is told once, not case by case
+            connection.start(); // an unreachable broker is reported once, not for each case
         }
         int threads = Integer.parseInt(options.getOrDefault("threads", "8"));
         System.exit(new Conformance(options).run(cases, threads) ? 0 : 1);
@@ -50,7 +50,7 @@ public final class Conformance {
     }
 
     final Map<String, String> options;
-    /** Distinguishes this run's destinations from those of an earlier one on the same broker. */
+    /** Distinguishes the destinations of this run from those of an earlier run on the same broker. */
     final String run = Long.toString(System.nanoTime(), 36);
     final ExecutorService bodies = Executors.newCachedThreadPool(Conformance::daemon);
 
@@ -58,7 +58,7 @@ public final class Conformance {
         this.options = options;
     }
 
-    /** Cases that need a machine for themselves come after all others, one by one. */
+    /** Cases that need an idle machine run after all others, one by one. */
     boolean run(List<Suite.Entry> cases, int threads) throws Exception {
         boolean ok = run(cases.stream().filter(each -> !each.alone()).toList(), Executors.newFixedThreadPool(threads, Conformance::daemon));
         return run(cases.stream().filter(Suite.Entry::alone).toList(), Executors.newSingleThreadExecutor(Conformance::daemon)) && ok;
@@ -103,7 +103,7 @@ public final class Conformance {
         return thread == null ? "its start" : at(thread.getStackTrace()).trim();
     }
 
-    /** The line of a suite, which is a file of the unnamed package, that was being run. */
+    /** Returns the line of a suite that was running; a suite is a file of the unnamed package. */
     static String at(StackTraceElement[] trace) {
         for (StackTraceElement each : trace) {
             String type = each.getClassName();

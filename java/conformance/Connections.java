@@ -24,7 +24,7 @@ final class Connections extends Suite {
         it("connection.client-id-is-one-connections-alone", c -> {
             Connection first = c.connectAs(c.name);
             Check.fails(InvalidClientIDException.class, () -> c.connectAs(c.name));
-            Case.send(first.createSession(), c.queue(), "x"); // the first one goes on
+            Case.send(first.createSession(), c.queue(), "x"); // the first connection still works
             Case.getsJust(c.session().createConsumer(c.queue()), "x");
         });
         it("connection.client-id-is-free-again-after-the-close", c -> {
@@ -84,7 +84,7 @@ final class Connections extends Suite {
             Case.getsJust(c.session().createConsumer(c.queue()), Case.numbers(0, 20));
         });
         it("connection.idle-is-kept-by-heartbeats", c -> {
-            Connection connection = c.connect("amqp.idleTimeout=6000"); // less would say how busy the machine is
+            Connection connection = c.connect("amqp.idleTimeout=6000"); // a shorter time would measure how busy the machine is
             Delivery.pause(8000);
             Case.send(connection.createSession(), c.queue(), "x");
             Case.getsJust(c.session().createConsumer(c.queue()), "x");
@@ -360,7 +360,7 @@ final class Connections extends Suite {
             for (int i = 0; i < 40; i++) queues.add(session.createTemporaryQueue());
             for (TemporaryQueue each : queues) c.send(each, each.getQueueName());
             for (TemporaryQueue each : queues) Case.getsJust(session.createConsumer(each), each.getQueueName());
-            for (TemporaryQueue each : queues.subList(30, 40)) Check.fails(JMSException.class, each::delete); // still consumed from
+            for (TemporaryQueue each : queues.subList(30, 40)) Check.fails(JMSException.class, each::delete); // it still has a consumer
         });
         it("temporary.browser", c -> {
             TemporaryQueue queue = c.session().createTemporaryQueue();

@@ -3,10 +3,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/**
- * Which type can be read as which: properties (table 3-2), map and stream bodies (table 3-7).
- * The broker must keep the type that was set.
- */
+/** Allowed conversions: properties (table 3-2), map and stream bodies (table 3-7). The broker must keep the type that was set. */
 final class Conversions extends Suite {
     interface Getter {
         Object get(String name) throws JMSException;
@@ -82,7 +79,7 @@ final class Conversions extends Suite {
         });
     }
 
-    /** A value that is not there is read as each primitive type's valueOf(null) would have it. */
+    /** A missing value is read as valueOf(null) of each primitive type. */
     static void missing(Map<String, Getter> getters) throws JMSException {
         for (String type : List.of("byte", "short", "int", "long")) {
             Check.fails(NumberFormatException.class, () -> getters.get(type).get("p"));

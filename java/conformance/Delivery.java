@@ -8,7 +8,7 @@ import java.util.concurrent.TimeUnit;
 /** Time to live, delivery delay, asynchronous sends, producers without a destination. */
 final class Delivery extends Suite {
     static final long DELAY_MS = 700;
-    /** Expired messages are delivered to the application, so that it is the broker that must keep them back. */
+    /** The client delivers expired messages to the application, so the broker must withhold them. */
     static final String NO_LOCAL_EXPIRY = "jms.localMessageExpiry=false";
 
     Delivery() {
@@ -82,7 +82,7 @@ final class Delivery extends Suite {
             Check.equal(got.getJMSTimestamp() + 60_000, got.getJMSExpiration());
         });
         it("expiry.a-sweep-finds-those-that-nobody-receives", c -> {
-            // Nobody consumes from the queue; the expiry queue gets the message all the same.
+            // Nobody consumes from the queue; the message moves to the expiry queue all the same.
             TextMessage message = marked(c);
             c.tools().createProducer(c.queue()).send(message, DeliveryMode.PERSISTENT, 4, 1);
             Check.equal("short", Case.textOf(fromExpiryQueue(c)));
@@ -113,7 +113,7 @@ final class Delivery extends Suite {
         }
     }
 
-    /** Time must pass for these cases: it is what they are about. */
+    /** Time must pass: these cases are about time. */
     static void pause(long ms) throws InterruptedException {
         Thread.sleep(ms);
     }
@@ -217,7 +217,7 @@ final class Delivery extends Suite {
         }
     }
 
-    /** Whatever the machine takes for asking, a message that is there has had its delay. */
+    /** However long the request takes, a message that is there has waited for its delay. */
     static void comesInTime(MessageConsumer consumer, String body, long sentMs) throws JMSException {
         Message message = consumer.receiveNoWait();
         if (message == null) message = Case.one(consumer);
@@ -249,7 +249,7 @@ final class Delivery extends Suite {
         });
     }
 
-    /** Remembers what was completed, in order; an exception is remembered as null. */
+    /** Records completed sends in order; an exception is recorded as null. */
     record Completions(List<Message> completed) implements CompletionListener {
         @Override
         public void onCompletion(Message message) {
@@ -303,7 +303,7 @@ final class Delivery extends Suite {
             MessageProducer producer = session.createProducer(c.queue());
             for (int i = 0; i < 20; i++) producer.send(c.text("" + i), new Completions(completed));
             producer.close();
-            session.close(); // the client's producer does not wait for the session's thread of callbacks, its session does
+            session.close(); // the producer does not wait for the session's callback thread, but its session does
             Check.equal(20, completed.size());
         });
         it("async.order-with-synchronous-sends", c -> {
@@ -332,7 +332,7 @@ final class Delivery extends Suite {
             Connection owner = c.connect();
             String name = owner.createSession().createTemporaryQueue().getQueueName();
             owner.close();
-            Queue gone = c.tools().createQueue(name); // the client would not send to the temporary queue itself
+            Queue gone = c.tools().createQueue(name); // the client itself would refuse to send to the temporary queue
             MessageProducer producer = c.tools().createProducer(null);
             List<Message> completed = Collections.synchronizedList(new ArrayList<>());
             producer.send(gone, c.text("x"), new Completions(completed));

@@ -3,7 +3,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.HashSet;
 import java.util.Set;
 
-/** Header fields: what the sender's provider sets, what the application sets, and what arrives. */
+/** Header fields: those that the sender's provider sets, those that the application sets, and those that arrive. */
 final class Headers extends Suite {
     Headers() {
         destinations();

@@ -4,7 +4,7 @@ import java.util.List;
 import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
 
-/** Much of something: large messages, many messages, many links. */
+/** Large numbers and sizes: large messages, many messages, many links. */
 final class Large extends Suite {
     static final int MIB = 1 << 20;
 

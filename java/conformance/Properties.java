@@ -5,7 +5,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
 
-/** Application properties: each type as it was set, names, what is refused. */
+/** Application properties: types, names, and what is refused. */
 final class Properties extends Suite {
     Properties() {
         keeps("property.true", true);

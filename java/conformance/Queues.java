@@ -90,7 +90,7 @@ final class Queues extends Suite {
             MessageConsumer first = c.connect("jms.prefetchPolicy.all=1").createSession().createConsumer(c.queue());
             MessageConsumer second = c.connect("jms.prefetchPolicy.all=1").createSession().createConsumer(c.queue());
             c.sendNumbered(c.queue(), 20);
-            // Who asks sooner after its last message gets the next, so not each has just ten when they take them in turn.
+            // The consumer that asks first gets the next message, so consumers in turn do not receive exactly ten each.
             int[] taken = new int[2];
             for (long deadline = System.nanoTime() + Case.WAIT_MS * 1_000_000; taken[0] + taken[1] < 20 && System.nanoTime() < deadline; ) {
                 if (first.receive(20) != null) taken[0]++;
@@ -108,7 +108,7 @@ final class Queues extends Suite {
             c.sendNumbered(c.queue(), 20);
             int taken = 0;
             while (taken < 19 && quick.receive(Case.WAIT_MS) != null) taken++;
-            Check.equal(19, taken); // one at most was sent ahead to the slow one
+            Check.equal(19, taken); // at most one message was prefetched for the slow consumer
         });
         it("queue.prefetch-of-100-is-not-exceeded", c -> {
             MessageConsumer holder = c.connect("jms.prefetchPolicy.all=100").createSession(Session.CLIENT_ACKNOWLEDGE)
@@ -297,7 +297,7 @@ final class Queues extends Suite {
         });
     }
 
-    /** The next message comes, and the one that failed with the session. */
+    /** The next message arrives, and the one of the failed session is redelivered. */
     static void throwing(Case c, int mode) throws Exception {
         List<String> got = Collections.synchronizedList(new ArrayList<>());
         Connection connection = c.connect();
@@ -449,7 +449,7 @@ final class Queues extends Suite {
         ConnectionConsumer by(Connection connection, ServerSessionPool pool) throws JMSException;
     }
 
-    /** An application server of one session. */
+    /** An application server with one session. */
     static void connectionConsumer(Case c, List<String> got, Consuming consuming) throws JMSException {
         Connection connection = c.connect();
         Session session = connection.createSession();
@@ -514,7 +514,7 @@ final class Queues extends Suite {
         });
     }
 
-    /** A consumer whose credit has come to the broker: what its session asked for afterwards is answered. */
+    /** A consumer whose credit has reached the broker: a later request of its session is answered. */
     static MessageConsumer ready(Case c) throws JMSException {
         Session session = c.connect().createSession();
         MessageConsumer consumer = session.createConsumer(c.queue());

@@ -309,7 +309,7 @@ final class Selectors extends Suite {
             }
             MessageConsumer consumer = c.session().createConsumer(c.queue(), selector);
             StringBuilder got = new StringBuilder();
-            // All that the selector takes are there already, so one that is missing is told by the broker, not by a wait.
+            // All matching messages are there already, so the broker reports a missing one immediately.
             for (Message message; (message = consumer.receiveNoWait()) != null; ) got.append(Case.textOf(message));
             Check.equal(expected, got.toString());
         });
@@ -322,7 +322,7 @@ final class Selectors extends Suite {
         });
     }
 
-    /** The client lets it pass; the broker does not. */
+    /** The client accepts it; the broker does not. */
     void brokerRefuses(String id, String selector) {
         it(id, c -> refused(c, selector));
     }

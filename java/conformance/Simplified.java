@@ -53,7 +53,7 @@ final class Simplified extends Suite {
             Check.equal(c.name, two.getClientID());
             Check.equal(JMSContext.CLIENT_ACKNOWLEDGE, two.getSessionMode());
             one.close();
-            two.createProducer().send(c.queue(), "x"); // the connection lives with its last context
+            two.createProducer().send(c.queue(), "x"); // the connection is closed with its last context
             two.close();
             Case.gets(c.session().createConsumer(c.queue()), "x");
         });
@@ -248,7 +248,7 @@ final class Simplified extends Suite {
         });
     }
 
-    /** The message counts as delivered, and comes again when the application says so. */
+    /** The message counts as delivered, and is redelivered when the application asks for it. */
     static void wrongType(Case c, int mode) throws JMSException {
         JMSContext context = c.context(mode);
         JMSConsumer consumer = context.createConsumer(c.queue());

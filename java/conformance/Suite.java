@@ -2,11 +2,11 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Cases of one subject, each named by the first argument of the line that adds it: subject.what-is-so.
- * Whoever lists the cases without running them reads these lines.
+ * Cases of one subject. The first argument of the line that adds a case is its id: subject.statement. Tests read these lines to list the
+ * cases without running them.
  */
 abstract class Suite {
-    /** A case that passes takes some hundredths of a second; this is what a machine that does other things may make of it. */
+    /** Time limit of a case. A case takes some hundredths of a second; the limit allows for other work of the machine. */
     static final int LIMIT_S = 60;
 
     interface Body {
@@ -25,7 +25,7 @@ abstract class Suite {
         entries.add(new Entry(id, LIMIT_S, false, body));
     }
 
-    /** A case that needs the machine, or something of which there is one, for itself. */
+    /** Adds a case that must run alone, because it needs the whole machine or an exclusive resource. */
     final void alone(String id, int limitS, Body body) {
         entries.add(new Entry(id, limitS, true, body));
     }

@@ -4,7 +4,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 
-/** Topics: subscriptions of each kind, what they keep and when they end, wildcards. */
+/** Topics: each kind of subscription, what it keeps and when it ends, wildcards. */
 final class Topics extends Suite {
     Topics() {
         volatiles();
@@ -165,7 +165,7 @@ final class Topics extends Suite {
             second.unsubscribe("s");
             Check.fails(InvalidDestinationException.class, () -> second.unsubscribe("s"));
         });
-        it("durable.another-selector-begins-anew", c -> {
+        it("durable.another-selector-replaces-it", c -> {
             Session session = c.connectAs(c.name).createSession();
             session.createDurableConsumer(c.topic(), "s").close();
             c.sendNumbered(c.topic(), 2);
@@ -179,7 +179,7 @@ final class Topics extends Suite {
             c.sendNumbered(c.topic(), 3);
             Case.getsJust(session.createDurableConsumer(c.topic(), "s", "n = 1", false), "1");
         });
-        it("durable.without-its-selector-begins-anew", c -> {
+        it("durable.without-its-selector-replaces-it", c -> {
             Session session = c.connectAs(c.name).createSession();
             session.createDurableConsumer(c.topic(), "s", "n = 1", false).close();
             c.sendNumbered(c.topic(), 3);
@@ -187,7 +187,7 @@ final class Topics extends Suite {
             c.send(c.topic(), "x");
             Case.getsJust(consumer, "x");
         });
-        it("durable.another-topic-begins-anew", c -> {
+        it("durable.another-topic-replaces-it", c -> {
             Session session = c.connectAs(c.name).createSession();
             session.createDurableConsumer(c.topic("a"), "s").close();
             c.send(c.topic("a"), "lost");
@@ -302,7 +302,7 @@ final class Topics extends Suite {
         });
     }
 
-    /** Each of the messages goes to one of the two, and both get some. */
+    /** Each message goes to one of the two, and both get some. */
     static void shares(Case c, MessageConsumer one, MessageConsumer two) throws JMSException {
         c.sendNumbered(c.topic(), 40);
         Set<String> first = new TreeSet<>(), second = new TreeSet<>();
@@ -358,7 +358,7 @@ final class Topics extends Suite {
             session.createSharedDurableConsumer(c.topic(), c.name);
             Check.fails(JMSException.class, () -> session.unsubscribe(c.name));
         });
-        it("shared-durable.another-selector-begins-anew", c -> {
+        it("shared-durable.another-selector-replaces-it", c -> {
             Session session = c.session();
             session.createSharedDurableConsumer(c.topic(), c.name).close();
             c.sendNumbered(c.topic(), 2);
@@ -427,7 +427,7 @@ final class Topics extends Suite {
             c.send(c.topic(), "other");
             Case.getsJust(again.createSession().createDurableConsumer(c.topic(), "s", null, true), "other");
         });
-        it("no-local.changed-begins-a-durable-one-anew", c -> {
+        it("no-local.changed-replaces-the-durable-one", c -> {
             Session session = c.connectAs(c.name).createSession();
             session.createDurableConsumer(c.topic(), "s", null, false).close();
             c.send(c.topic(), "before");
@@ -479,7 +479,9 @@ final class Topics extends Suite {
         });
     }
 
-    /** A subscription to a pattern below the case's own topic takes what is sent to the first words and not what is sent to the others. */
+    /**
+     * A subscription to a pattern below the topic of the case gets messages sent to the first names, and no messages sent to the others.
+     */
     void wildcard(String id, String pattern, String taken, String others) {
         it(id, c -> {
             MessageConsumer consumer = c.session().createConsumer(c.topic(pattern));

@@ -104,7 +104,7 @@ final class Transactions extends Suite {
             List<Message> completed = java.util.Collections.synchronizedList(new ArrayList<>());
             for (int i = 0; i < 20; i++) producer.send(session.createTextMessage("" + i), new Delivery.Completions(completed));
             session.commit();
-            // The older client calls the last of them as the commit returns.
+            // The older client calls the last listener as the commit returns.
             Case.until("the completions", () -> completed.size() == 20);
             Case.getsJust(c.session().createConsumer(c.queue()), Case.numbers(0, 20));
         });
@@ -346,7 +346,7 @@ final class Transactions extends Suite {
             String name = owner.createSession().createTemporaryQueue().getQueueName();
             owner.close();
             Session session = transacted(c);
-            Queue gone = session.createQueue(name); // the client would not send to the temporary queue itself
+            Queue gone = session.createQueue(name); // the client itself would refuse to send to the temporary queue
             MessageProducer producer = session.createProducer(null);
             producer.send(c.queue(), session.createTextMessage("x"));
             producer.send(gone, session.createTextMessage("refused"));

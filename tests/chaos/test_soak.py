@@ -1,6 +1,6 @@
-"""Everything is killed and stopped at random under load: nothing is lost, nothing doubled, anywhere. The short form of `make soak`.
+"""All processes are killed and suspended at random under load: no message is lost or duplicated. This is the short form of `make soak`.
 
-A seed that was printed is given again by BASCULE_CHAOS_SEED; BASCULE_CHAOS_ROUNDS says how many kills the rounds of `make slow` have.
+BASCULE_CHAOS_SEED repeats a seed that was printed. BASCULE_CHAOS_ROUNDS is the number of kills in the rounds of `make slow`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SECONDS = 30.0
 ROUNDS = int(os.environ.get("BASCULE_CHAOS_ROUNDS", "20"))
 ROUND_S = 5.0
 
-#: The first test to ask for it waits for the run.
+#: The first test that needs the run waits for it.
 pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Says it though pytest keeps what is printed."""
+    """Print a line although pytest captures the output."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
 
@@ -53,7 +53,7 @@ def run(tell: Callable[[str], None], directory: Path, **plan: object) -> Result:
 
 @pytest.fixture(scope="module")
 def result(tell: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """One run for all tests."""
+    """Share one run among all tests."""
     directory = tmp_path_factory.mktemp("short")
     return run(
         tell, directory, seconds=SECONDS, faults=FAULTS, pause_max_s=8.0, down_max_s=2.0, rate=15, snapshot_records=500, prefix="short"

@@ -1,8 +1,8 @@
-"""Pages of the documentation as tests run them: fenced blocks by the words behind their language.
+"""Pages of the documentation as tests run them. The words after the language of a fenced block say what a test does with it.
 
-```sh serve           a command that goes on; its output is what it prints until it is ready
+```sh serve           a command that keeps running; its output is what it prints until it is ready
 ```sh run             commands, run in order by bash; the first that fails ends the test
-```text shows         these lines stand in the output before, in this order; `…` is any text
+```text shows         lines that the output of the block before contains, in this order; `…` is any text
 ```toml config        settings that must load
 ```toml same as FILE  the file, word for word
 """
@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^```(\w+)(?: +([^\n]*?))? *\n(.*?)^```$", re.MULTILINE | r
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``purpose`` is empty for one that is only to be read."""
+    """A fenced block. ``purpose`` is empty for a block that is only to be read."""
 
     language: str
     purpose: str
@@ -32,7 +32,7 @@ class Block:
 
 
 def blocks(page: Path, purpose: str = "") -> list[Block]:
-    """The blocks of a page, in order; only those for a purpose if one is given."""
+    """Return the blocks of a page, in order; only those for a purpose if one is given."""
     text = page.read_text()
     found = [Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1) for match in _FENCE.finditer(text)]
     return [block for block in found if not purpose or block.purpose == purpose]
@@ -50,13 +50,13 @@ def typed(text: str, directory: Path, timeout_s: float, env: Mapping[str, str] |
 
 
 def pages() -> list[Path]:
-    """Every page written by hand: the top, everything below docs/, and beside programs. Results of the bench are not."""
+    """Return every page written by hand: the top level, everything below docs/, and pages beside programs, except results of benchmarks."""
     beside = (page for folder in ("examples", "demo", "bench") for page in (ROOT / folder).glob("*.md"))
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *beside])
 
 
 def missing(expected: str, output: str) -> str | None:
-    """The first expected line that does not stand in the output, below those before it."""
+    """Return the first expected line that is not in the output, after the lines before it."""
     lines = iter(_plain(line) for line in output.splitlines())
     for wanted in filter(None, map(_plain, expected.splitlines())):
         pattern = ".*".join(map(re.escape, wanted.split("…")))

@@ -1,4 +1,4 @@
-"""The guide of the Python client does what it shows, and so do its examples."""
+"""The guide of the Python client and its examples do what the guide shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ran(block: Block, names: dict[str, object]) -> str:
-    """What a block prints."""
+    """Return the output of a block."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(compile("\n" * block.line + block.text, str(GUIDE), "exec"), names)

@@ -1,4 +1,4 @@
-"""The shop in Django, killed on the way: each order is paid once and confirmed once, and its client is told so."""
+"""The Django shop is killed at different points: each order is paid once and confirmed once, and its client learns it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 ORDERS = 60
 CLIENTS = 3
 DEADLINE_S = 120.0
-#: Each kills a process of the shop: prepared and not decided, decided and not told, half told.
+#: Each kills a process of the shop: prepared and undecided, decided with no branch committed, half committed.
 POINTS = ["xa.prepare.after:16", "xa.decide.after:8", "xa.finish.after:9"]
-#: As a part of the names of its branches in PostgreSQL (base64 of "django-shop/").
+#: Part of the names of its branches in PostgreSQL (base64 of "django-shop/").
 MANAGER = base64.b64encode(b"django-shop/").decode()
 
 
@@ -44,7 +44,7 @@ def system(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[System]:
 
 
 class Shop:
-    """A process after the other, on one port."""
+    """Run processes one after the other, on one port."""
 
     def __init__(self, system: System, postgres: EmbeddedPostgres, directory: Path) -> None:
         self._port = free_port()
@@ -55,13 +55,13 @@ class Shop:
         self.process = self.started("")
 
     def started(self, point: str) -> Child:
-        """``point`` kills it."""
+        """Start a process; ``point`` kills it."""
         self.process = Child(self._argv, log_file=self._log, env=self._env | {ARMED_VARIABLE: point}, name="shop")
         self.process.start()
         return self.process
 
     def pay(self, order: int) -> None:
-        """As a client that asks until it is told."""
+        """Ask like a client that repeats its request until it gets an answer."""
         form = urllib.parse.urlencode({"order": order, "amount": 10 * order}).encode()
 
         def told() -> bool:
@@ -71,7 +71,7 @@ class Shop:
             except urllib.error.HTTPError as error:
                 with error:
                     return error.code == 409
-            except (OSError, http.client.HTTPException):  # the shop is dead, or died within the request
+            except (OSError, http.client.HTTPException):  # the shop is dead, or died during the request
                 return False
 
         wait_for(told, f"order {order} to be paid; the shop said {self._log.read_text()[-2000:]}", DEADLINE_S)

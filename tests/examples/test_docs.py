@@ -20,17 +20,17 @@ from tests.examples.pages import ROOT, Block, blocks, missing, pages
 from tests.support.speed import SLOWNESS
 
 START = ROOT / "docs" / "start.md"
-#: Kafka, broker and Spark on a loaded machine.
+#: Time for Kafka, broker and Spark to start on a loaded machine.
 READY_TIMEOUT_S = 240.0 * SLOWNESS
 RUN_TIMEOUT_S = 180.0 * SLOWNESS
-#: An example is read at a glance.
+#: Maximum number of lines: an example is read at a glance.
 LINES_MAX = 60
-#: The ports that the pages name, and the settings that choose others.
+#: The ports in the pages, and the settings that choose others.
 PORTS = {"5672": "BASCULE_BROKER__PORT", "9092": "BASCULE_EMBEDDED__PORT", "8672": "BASCULE_ADMIN__PORT"}
 
 
 class Reader:
-    """Somebody who types in what a page says, on a machine where other ports are free."""
+    """A user who types what a page says, on a machine where other ports are free."""
 
     def __init__(self, directory: Path) -> None:
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -54,7 +54,7 @@ class Reader:
 
     @contextmanager
     def serving(self, block: Block) -> Iterator[str]:
-        """Runs it until Ctrl-C; gives what it says up to its ready line."""
+        """Run a command until Ctrl-C. Return its output up to the ready line."""
         log = self.directory / "serve.log"
         with log.open("w") as output:
             command = ["bash", "-c", f"exec {self.typed(block.text)}"]

@@ -1,4 +1,4 @@
-"""The guides for migrations: what they let readers type is taken by Qpid JMS and by the broker."""
+"""The guides for migration: Qpid JMS and the broker accept what the guides tell readers to type."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support.system import System
 
 GUIDE = ROOT / "docs" / "guides" / "migrate-core-openwire.md"
 BRIDGE_GUIDE = ROOT / "docs" / "guides" / "migrate-jms-bridge.md"
-#: Within this a message or record has come through Spark.
+#: Time for a message or record to pass through Spark.
 SOON_S = 120.0 * SLOWNESS
 RUN_TIMEOUT_S = 120.0 * SLOWNESS
-#: A client that knows JNDI and JMS only; the properties name the rest.
+#: A client that knows only JNDI and JMS; the properties name the rest.
 CLIENT = """
 import jakarta.jms.*;
 import javax.naming.InitialContext;
@@ -69,7 +69,7 @@ Record = tuple[bytes | None, bytes | None, dict[str, bytes | None]]
 
 
 def records(bootstrap: str, topic: str, count: int) -> list[Record]:
-    """The first records of a topic."""
+    """Return the first records of a topic."""
     settings = {"group.id": topic, "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
     consumer = Consumer({"bootstrap.servers": bootstrap, "topic.metadata.refresh.interval.ms": 500, **settings})
     consumer.subscribe([topic])

@@ -21,7 +21,7 @@ from tests.support.system import System
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 PROGRAM = ROOT / "examples" / "move_messages.py"
 RUN_TIMEOUT_S = 90.0 * SLOWNESS
-#: Within this a message that is there arrives.
+#: Time within which a waiting message arrives.
 SOON_S = 10.0 * SLOWNESS
 
 
@@ -39,7 +39,7 @@ def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(params=["to-bascule", "to-artemis"])
 def brokers(request: pytest.FixtureRequest, artemis: Artemis, system: System) -> tuple[str, str]:
-    """The URL of the broker to move messages from, and of the one to move them to."""
+    """The URLs of the broker to move messages from, and of the broker to move them to."""
     return (artemis.url, system.url) if request.param == "to-bascule" else (system.url, artemis.url)
 
 
@@ -66,7 +66,7 @@ def sent_messages() -> list[Message]:
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """All that a message carries; types of numbers included. A move may only add the duplicate id."""
+    """Return everything that a message carries, types of numbers included. A move may only add the duplicate id."""
     properties = {name: (type(value).__name__, value) for name, value in message.properties.items() if name != "_AMQ_DUPL_ID"}
     fields = ("kind", "body", "message_id", "correlation_id", "reply_to", "type", "group_id", "group_sequence", "persistent", "priority")
     times = (message.timestamp_ms, message.expiration_ms)

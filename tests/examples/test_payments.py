@@ -1,4 +1,4 @@
-"""The example of payment orders, killed on the way, and its broker as well: each order is paid once and confirmed once."""
+"""The example of payment orders and its broker are killed: each order is paid once and confirmed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refunds: requests by Kafka, approvals by JMS; a row, a record and a message each, though the program is killed."""
+"""Refunds: requests from Kafka, approvals over JMS; one row, record and message each, although the program is killed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_each_approved_refund_is_done_once_though_the_program_is_killed(shop: Sh
         records.wait(REFUNDS)
         shop.process.send_signal(signal.SIGTERM)
         assert shop.process.wait(60) == 0
-        shop.start()  # nothing is left to do again
+        shop.start()  # nothing is left to do
         approve(context, range(REFUNDS, REFUNDS + 1))
         wait_for(lambda: REFUNDS in shop.rows("audit"), "the last refund", 120)
         wanted += Counter([REFUNDS])

@@ -1,4 +1,4 @@
-"""The shop: payments in by Kafka, a row each, a receipt each; killed on the way, and again."""
+"""The shop: payments from Kafka, one row and one receipt each, although the program is killed several times."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_kill
 ) -> None:
     follow_the_guide(kafka, tmp_path)
     payments = [json.dumps({"payment": f"p{number}", "customer": "c", "amount": number}) for number in range(PAYMENTS + 1)]
-    produce(kafka.bootstrap, "payments", payments)  # the first one is of nothing
+    produce(kafka.bootstrap, "payments", payments)  # the first confirmation belongs to no payment
     for part in range(1, KILLS + 1):
         wait_for(lambda part=part: len(shop.charged()) >= part * PAYMENTS // (2 * KILLS), f"some charges, part {part}", 120)  # type: ignore[misc]
         shop.process.kill()
@@ -85,7 +85,7 @@ def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_kill
     assert dict(letters.records[0].headers())["__connect.errors.exception.message"] == b"a payment of 0"
     shop.process.send_signal(signal.SIGTERM)
     assert shop.process.wait(60) == 0
-    shop.start()  # nothing is left to do again
+    shop.start()  # nothing is left to do
     assert Counter(shop.charged()) == wanted
     produce(kafka.bootstrap, "payments", [json.dumps({"payment": "last", "customer": "c", "amount": 1})])
     wait_for(lambda: "last" in shop.charged(), "the last charge", 120)

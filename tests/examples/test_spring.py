@@ -1,4 +1,4 @@
-"""Spring's JmsTemplate and listener containers, as examples/spring shows them, against a broker."""
+"""Spring's JmsTemplate and listener containers, as in examples/spring, with a broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_spring_jms_templates_and_listeners_work_with_the_broker(kafka: Embedded
         left = {name: system.depth(name) for name in ("orders", "confirmations", "prices", "DLQ")}
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
-    # 4712 failed once in its listener: its transaction was rolled back, and nothing was answered until it succeeded.
+    # 4712 failed once in its listener: the transaction was rolled back, and no reply was sent until it succeeded.
     assert sorted(said[:3]) == ["4711 confirmed, delivery 1", "4712 confirmed, delivery 2", "4713 confirmed, delivery 1"]
     assert said[3:5] == ["chair costs 12.50", "warehouse: 3 chairs left"]
     assert left == dict.fromkeys(left, 0)

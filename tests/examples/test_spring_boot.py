@@ -1,4 +1,4 @@
-"""The example of Spring Boot with Atomikos, killed on the way, and its broker as well: each order is in all places once."""
+"""The Spring Boot example with Atomikos and its broker are killed: each order is in all places once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPRING_BOOT = "spring-boot"
 SOURCES = [*(XA_PROJECT / "bascule-xa-jakarta" / "src" / "main" / "java").rglob("*.java"), EXAMPLE / "Payments.java"]
 ORDERS = 40
 LAST = "last"
-#: Atomikos rolls back what it has no decision for 30 s after the next start.
+#: After its next start, Atomikos waits 30 s before it rolls back branches without a decision.
 DEADLINE_S = 150.0
 PREPARED = "SELECT count(*) FROM pg_prepared_xacts"
 

@@ -1,4 +1,4 @@
-"""The transformations of examples/, and the commands of the guides around them, on a broker and pipelines of their own."""
+"""The transformations of examples/, and the commands around them in the guides, with their own broker and pipelines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 
 class Site:
-    """A system, and the commands of somebody who works with it."""
+    """A system, and the commands of a user."""
 
     def __init__(self, system: System, config: Path) -> None:
         self.system = system
@@ -40,7 +40,7 @@ class Site:
         return self.run("-m", "bascule.cli", *arguments)
 
     def topic(self, name: str, count: int) -> list[tuple[str, Any]]:
-        """Key and JSON value of records that a reader of the topic gets."""
+        """Return key and JSON value of the records that a reader of the topic gets."""
         done = self.run(
             EXAMPLES / "kafka_topic.py", "read", name, "--count", str(count), "--timeout-s", "180", "--bootstrap", self.system.bootstrap
         )

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing (``make fuzz``): inputs that reach new code are kept and changed further.
+"""Coverage-guided fuzzing (``make fuzz``): inputs that reach new code are kept and mutated further.
 
-``harnesses`` take one input each, ``guided`` runs one of them under atheris, ``__main__`` runs them all and judges what they find.
+``harnesses`` take one input each, ``guided`` runs one harness under atheris, and ``__main__`` runs all harnesses and checks their findings.
 """

@@ -1,6 +1,6 @@
-"""``python -m tests.fuzz``: fuzz harnesses, one after the other, and judge what is found. The exit code says whether nothing is.
+"""``python -m tests.fuzz``: fuzz harnesses, one after the other, and check their findings. The exit code is 0 without findings.
 
-``--replay HARNESS FILE`` judges one input again; it needs no atheris.
+``--replay HARNESS FILE`` checks one input again; it needs no atheris.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from tests.support.costs import LEFT_BYTES_MAX, Leftovers, quiet
 MEMORY_MIB_MAX: Final = 2048
 #: An input that takes longer is a finding, whatever else it does.
 HANG_S: Final = 20
-#: How libFuzzer begins the name of an input at which it ends; what was only slow by the clock has another one.
+#: The start of the file name that libFuzzer gives to an input that ended it. An input that was slow only by the clock has another name.
 ENDS: Final = ("crash-", "leak-", "oom-", "timeout-")
-#: How often an input that has cost much is judged again.
+#: How often an expensive input is checked again.
 ATTEMPTS: Final = 3
-#: Inputs that are judged for the memory that they leave behind.
+#: Number of inputs that are checked for memory that they leave behind.
 LEFT_INPUTS_MAX: Final = 500
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("harness", nargs="*", choices=[*HARNESSES, []], help=f"one of {', '.join(HARNESSES)} (default: all)")
-    parser.add_argument("--seconds", type=int, default=300, help="for each harness (default: %(default)s)")
-    parser.add_argument("--directory", type=Path, default=Path("artifacts", "fuzz"), help="of inputs and findings (default: %(default)s)")
-    parser.add_argument("--replay", nargs=2, metavar=("HARNESS", "FILE"), help="judge one input")
+    parser.add_argument("--seconds", type=int, default=300, help="duration for each harness (default: %(default)s)")
+    parser.add_argument(
+        "--directory", type=Path, default=Path("artifacts", "fuzz"), help="directory of inputs and findings (default: %(default)s)"
+    )
+    parser.add_argument("--replay", nargs=2, metavar=("HARNESS", "FILE"), help="check one input")
     options = parser.parse_args()
     if options.replay:
         name, file = options.replay
         replay(name, Path(file).read_bytes())
-        say("nothing is found")
+        say("no finding")
         return 0
     found = [finding for name in options.harness or HARNESSES for finding in fuzz(name, options.directory / name, options.seconds)]
     for finding in found:
@@ -47,13 +49,13 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    """A line on standard output, with the time."""
+    """Print a line with the time on standard output."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 
 
 def fuzz(name: str, directory: Path, seconds: int) -> list[str]:
-    """Fuzz one harness for so long, or until something is found; return what."""
+    """Fuzz one harness for a time, or until there is a finding. Return the finding."""
     corpus = directory / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for data in seeds(name):
@@ -67,14 +69,14 @@ def fuzz(name: str, directory: Path, seconds: int) -> list[str]:
             replay(name, suspect.read_bytes())
         except Exception as error:
             return [f"{name}: {error!r:.500}; input: {suspect}"]
-        suspect.unlink()  # it was slow by its instrumentation, or by the machine
+        suspect.unlink()  # slow because of the instrumentation, or of the machine
     inputs = sorted(corpus.iterdir())
     say(f"{name}: {len(inputs)} inputs that reach different code")
     return left_behind(name, [file.read_bytes() for file in inputs[:LEFT_INPUTS_MAX]])
 
 
 def _guided(name: str, directory: Path, seconds: int) -> Path | None:
-    """Fuzz in a process of its own; return the input at which it has ended, if there is one. Raises RuntimeError."""
+    """Fuzz in another process. Return the input at which the process ended, if there is one. Raises RuntimeError."""
     limits = {"max_total_time": seconds, "max_len": INPUT_BYTES_MAX, "rss_limit_mb": MEMORY_MIB_MAX, "timeout": HANG_S}
     said = [f"-{option}={value}" for option, value in limits.items()]
     prefix = f"-artifact_prefix={directory}/"
@@ -90,7 +92,7 @@ def _guided(name: str, directory: Path, seconds: int) -> Path | None:
 
 
 def replay(name: str, data: bytes) -> None:
-    """Judge an input without instrumentation. Raises what the harness does; Costly only when it costs much each time."""
+    """Check an input without instrumentation. Raises the harness's error; Costly only if the input is expensive each time."""
     cost: Costly | None = None
     for _ in range(ATTEMPTS):
         with quiet(), HARNESSES[name]() as harness:
@@ -105,14 +107,14 @@ def replay(name: str, data: bytes) -> None:
 
 
 def left_behind(name: str, inputs: list[bytes]) -> list[str]:
-    """Judge what inputs leave in memory when they come once more; return what is found."""
+    """Check what inputs leave in memory when they are repeated. Return the finding."""
     with HARNESSES[name]() as harness:
         leftovers = Leftovers(harness.journal)
         for _ in leftovers.passes():
             for data in inputs:
                 harness.feed(data)
     size_bytes = leftovers.size_bytes
-    return [f"{name}: {size_bytes} bytes are left behind by {len(inputs)} inputs"] if size_bytes > LEFT_BYTES_MAX else []
+    return [f"{name}: {size_bytes} bytes of memory leaked by {len(inputs)} inputs"] if size_bytes > LEFT_BYTES_MAX else []
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One harness under atheris, in a process of its own: ``python -m tests.fuzz.guided HARNESS CORPUS [options of libFuzzer]``.
+"""One harness under atheris, in another process: ``python -m tests.fuzz.guided HARNESS CORPUS [options of libFuzzer]``.
 
-Ends at the first input that is a finding, or that costs so much that it has to be judged without instrumentation.
+The process ends at the first finding, or at an input so expensive that it must be checked without instrumentation.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ with atheris.instrument_imports(include=["bascule"]):
 
 from tests.support.costs import COST_S_MAX
 
-#: Instrumented code takes so many times as long; what takes longer still is judged without.
+#: Instrumented code is slower by this factor. A still slower input is checked without instrumentation.
 INSTRUMENTED: Final = 4
-#: The journal of a harness grows; after so many inputs there is a new one.
+#: The journal of a harness grows; after this number of inputs, a new one is made.
 INPUTS_OF_ONE_HARNESS: Final = 500
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     name = sys.argv.pop(1)
     made = HARNESSES[name]()
     state = [0, made, made.__enter__()]
-    gc.disable()  # a collection is no cost of one input
+    gc.disable()  # a garbage collection is not the cost of one input
 
     def take(data: bytes) -> None:
         state[0] += 1

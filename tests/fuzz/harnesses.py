@@ -1,6 +1,6 @@
-"""What the fuzzer feeds: each harness takes one input of any bytes, and raises when the product does what it must not.
+"""The targets of the fuzzer. Each harness takes one input of any bytes, and raises if the product misbehaves.
 
-A harness lives on: what an input leaves behind meets the next one.
+A harness keeps its state: what an input leaves behind affects the next one.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from tests.support.hostile_management import HostileManagement
 from tests.unit.server.served import Served
 from tests.unit.server.test_administrator import administrator
 
-#: Inputs that the fuzzer begins with.
+#: Inputs that the fuzzer starts with.
 SEEDS: Final = 60
-#: No input is longer.
+#: Maximum length of an input.
 INPUT_BYTES_MAX: Final = 16_384
 
 
 class Costly(AssertionError):
-    """An input took more processor time than one may."""
+    """Raised for an input that took more processor time than allowed."""
 
 
 class Harness(Protocol):
     """Takes inputs."""
 
-    #: Where what is stored goes: it is not left behind.
+    #: Where stored data goes: it does not count as left behind.
     journal: MemoryLog
 
     def __enter__(self) -> Self:
-        """Make what inputs are fed to."""
+        """Create what inputs are passed to."""
 
     def __exit__(self, *_: object) -> None:
         """Release it."""
 
     def feed(self, data: bytes) -> None:
-        """Take one input. Raises AssertionError, or what else the product should not raise."""
+        """Take one input. Raises AssertionError, or any error that the product should not raise."""
 
 
 class Engine:
-    """The frame decoder and the protocol engine, as a server's, from the first byte on."""
+    """The frame decoder and the protocol engine of a server, from the first byte."""
 
     journal = MemoryLog()
 
@@ -81,7 +81,7 @@ class Engine:
 
 
 class Server:
-    """The server side of a connection with a broker in memory: each input is the frames of a session."""
+    """The server side of a connection with a broker in memory. Each input is the frames of a session."""
 
     def __init__(self) -> None:
         self.served = Served()
@@ -94,7 +94,7 @@ class Server:
         pass
 
     def feed(self, data: bytes) -> None:
-        """Open a connection and a session, send the frames, look at all queues, and let nothing remain."""
+        """Open a connection and a session, send the frames, look at all queues, and leave nothing behind."""
         asyncio.run(self._talk(data))
 
     async def _talk(self, data: bytes) -> None:
@@ -115,7 +115,7 @@ class Server:
 
 
 def frames(data: bytes) -> Iterator[bytes]:
-    """Divide an input into frames: two bytes say how long the next one is, and of a longer one there is less."""
+    """Divide an input into frames: two bytes give the length of the next one; a length beyond the input is shortened."""
     position = 0
     while position < len(data):
         size = int.from_bytes(data[position : position + 2], "big")
@@ -124,7 +124,7 @@ def frames(data: bytes) -> Iterator[bytes]:
 
 
 class Matching:
-    """Selectors, and address patterns: a selector, patterns and addresses, divided by zeros."""
+    """Selectors and address patterns: a selector, patterns and addresses, separated by zeros."""
 
     journal = MemoryLog()
 
@@ -139,7 +139,7 @@ class Matching:
         pass
 
     def feed(self, data: bytes) -> None:
-        """Evaluate the selector; look for the rest as addresses in an index of itself, and compare it with the matcher."""
+        """Evaluate the selector. Look up the rest as addresses in an index of itself, and compare the index with the matcher."""
         text, *patterns = data.decode(errors="replace").split("\0")
         with suppress(BasculeError):
             wants(compile_selector(text), self._message)
@@ -164,7 +164,7 @@ class Management:
         self._runner.close()
 
     def feed(self, data: bytes) -> None:
-        """Send the bytes as a message, check the answer, and ask properly."""
+        """Send the bytes as a message, check the answer, and send a valid request."""
         self._runner.run(self._talk(data))
 
     async def _talk(self, data: bytes) -> None:
@@ -195,7 +195,7 @@ class Http:
         self._runner.close()
 
     def feed(self, data: bytes) -> None:
-        """Send the bytes, and look at the status of the answer."""
+        """Send the bytes, and check the status of the answer."""
         with complaints() as found:
             answer = self._runner.run(ask(self._server.port, data))
         assert found == []
@@ -219,7 +219,7 @@ _PATTERNS = ("#", "*", "#.#", "a.*.b", "a.#.b.#", "", ".", "a..b", "#.a", "*.#",
 
 
 def seeds(name: str) -> list[bytes]:
-    """Return the inputs with which the fuzzer of a harness begins."""
+    """Return the inputs with which the fuzzer of a harness starts."""
     found = [_seed(name, number) for number in range(SEEDS)]
     return [data for data in found if len(data) <= INPUT_BYTES_MAX]
 
@@ -241,7 +241,7 @@ def _seed(name: str, number: int) -> bytes:
 
 
 def judged(harness: Harness, data: bytes, cost_s_max: float = COST_S_MAX) -> None:
-    """Feed an input. Raises Costly where it takes more processor time than one may."""
+    """Pass an input to the harness. Raises Costly if it takes more processor time than allowed."""
     cost_s = spent_s(lambda: harness.feed(data))
     if cost_s > cost_s_max:
         raise Costly(f"{cost_s:.3f} s for {len(data)} bytes")

@@ -16,7 +16,7 @@ from bascule.client import (
 from bench.artemis import Artemis
 from tests.support.system import System
 
-#: Within this a message that is there arrives.
+#: Time within which a waiting message arrives.
 SOON_S = 30.0
 
 
@@ -54,7 +54,7 @@ def queue(name: str) -> Queue:
 
 
 def bodies(context: Context, queue: Queue, count: int) -> list[Any]:
-    """The next messages of a queue, taken."""
+    """Receive the next messages of a queue."""
     with context.consumer(queue) as consumer:
         return [message and message.body for message in (consumer.receive(SOON_S) for _ in range(count))]
 

@@ -12,5 +12,5 @@ _CASE = re.compile(r'^\s+\w+\("([a-z0-9-]+\.[a-z0-9-]+)",', re.MULTILINE)
 
 
 def case_ids() -> list[str]:
-    """Every case."""
+    """Return the ids of all cases."""
     return [case for source in sources_of(PROGRAM) for case in _CASE.findall(source.read_text())]

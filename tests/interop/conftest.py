@@ -1,4 +1,4 @@
-"""One broker for all tests with the Java client: each uses destinations of its own."""
+"""One broker for all tests with the Java client; each test uses its own destinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an administrator does to a running broker, and settings of addresses, as a JMS client meets them."""
+"""Actions of an administrator on a running broker, and settings of addresses, as a JMS client sees them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.interop.conftest import Connect
 from tests.support.qpid import JmsError
 from tests.support.system import System, wait_for
 
-#: Of a message of 60 MiB, on a busy machine.
+#: Time for a message of 60 MiB, on a busy machine.
 SEND_S = 200.0
 CONFIG = """
     [broker]
@@ -122,7 +122,7 @@ def test_a_subscription_is_listed_and_deleted(broker: System, connect_to: Connec
     connection.session().consumer(f"topic:{name}", name="sub", durable=True).close()
     connection.session().producer(f"topic:{name}").send("a")
     (subscription,) = [each for each in broker.ask("subscriptions") if each["topic"] == name]
-    queue = name.replace(".", r"\.") + ".sub"  # whose dots are the client id's and whose the subscription's must be told
+    queue = name.replace(".", r"\.") + ".sub"  # the broker must distinguish the dots of the client id from those of the subscription
     assert (subscription["name"], subscription["durable"], subscription["messages"]) == (queue, True, 1)
     assert broker.act("subscriptions/delete", name=queue) == {"deleted": queue, "messages": 1}
     assert [each for each in broker.ask("subscriptions") if each["topic"] == name] == []

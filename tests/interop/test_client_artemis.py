@@ -1,4 +1,4 @@
-"""The Python client, the same cases against Bascule and against Apache Artemis: what differs is the broker's, and said where it is."""
+"""The Python client in the same cases against Bascule and Apache Artemis. Differences between the brokers are stated where they occur."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.system import wait_for
 
 __all__ = ["artemis", "connect", "queue", "url"]  # fixtures
 
-#: For so long nobody is seen to end who waits.
+#: Time in which a waiting call must not end.
 WAITS_S = 0.3
 
 
@@ -146,7 +146,7 @@ def test_async_sends_complete_and_close_waits_for_their_completion(connect: Conn
 def test_producer_without_destination_sends_to_the_destination_of_each_call(connect: Connect, name: str) -> None:
     context = connect()
     producer = context.producer()
-    names = [Queue(f"{name}.{number}") for number in range(40)]  # more than links are kept for
+    names = [Queue(f"{name}.{number}") for number in range(40)]  # longer than links are kept
     for each in names:
         producer.send(each.name, to=each)
     assert [bodies(context, each, 1) for each in names] == [[each.name] for each in names]

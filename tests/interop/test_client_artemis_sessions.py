@@ -1,4 +1,4 @@
-"""Acknowledgement, transactions, subscriptions and asyncio of the Python client, the same cases against Bascule and Apache Artemis."""
+"""Acknowledgement, transactions, subscriptions and asyncio of the Python client, in the same cases against Bascule and Apache Artemis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["artemis", "connect", "queue", "url"]  # fixtures
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test, on a loop of its own."""
+    """Run a coroutine as a test, on its own event loop."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:

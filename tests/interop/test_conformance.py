@@ -1,6 +1,6 @@
-"""What Jakarta Messaging promises, case by case, with the unmodified Java client; Apache Artemis runs the same cases as a twin.
+"""The statements of Jakarta Messaging, case by case, with the unmodified Java client. Apache Artemis runs the same cases for comparison.
 
-The cases are those of java/conformance; docs/jms.md says which statement of the specification each of them keeps.
+The cases are in java/conformance; docs/jms.md states which statement of the specification each of them covers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.support.system import System
 
 #: The two lines of Qpid JMS: Jakarta Messaging 3.1 and JMS 2.0.
 LINES = {"jakarta": JARS, "javax": JAVAX_JARS}
-#: The client of both is one source, and sends the same frames: the ordinary suite has the newer line.
+#: The client of both has one source, and sends the same frames: the default suite runs the newer line.
 EACH_LINE = pytest.mark.parametrize("line", ["jakarta", pytest.param("javax", marks=pytest.mark.slow)])
-#: Cases at once. They wait more than they work; more than this makes them wait for the processor.
+#: Concurrent cases. Cases mostly wait; more of them would wait for the processor.
 THREADS = 6
-#: The largest message of a case is there several times, in the case and in the client.
+#: The largest message of a case exists several times, in the case and in the client.
 JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 RUN_TIMEOUT_S = 280 * SLOWNESS
 #: The first test of a line runs all its cases.
@@ -41,23 +41,23 @@ users = {{ {USER} = "{PASSWORD}" }}
 """
 CASES = case_ids()
 
-_TYPES = "compares values of unlike types by their text or as unequal; the specification has such a comparison false (3.8.1.1)"
-_NULL = "takes NULL = NULL for true; the specification has it unknown (3.8.1.2)"
-_LENIENT = "takes it for valid"
-_GUEST = "its default settings with anonymous access let in whoever has no right password, as a guest"
-_ONE_NAME = "lets a shared and an unshared durable subscription take each other's place; the specification refuses it (8.3.3, 8.3.4)"
-_BY_NAME = "knows no prefix in names unless its acceptor is told one"
-_MADE_ANEW = "makes the queue anew, as an ordinary one, for whoever names it"
+_TYPES = "compares values of different types by their text or as unequal; by the specification, the comparison is false (3.8.1.1)"
+_NULL = "evaluates NULL = NULL as true; by the specification, it is unknown (3.8.1.2)"
+_LENIENT = "accepts it as valid"
+_GUEST = "its default settings allow anonymous access, so a client with a wrong password is admitted as a guest"
+_ONE_NAME = "lets a shared and an unshared durable subscription replace each other; by the specification, this is refused (8.3.3, 8.3.4)"
+_BY_NAME = "knows no prefixes in names unless its acceptor configures them"
+_RECREATED = "creates the queue again, as an ordinary queue, when a client names it"
 
-#: Cases that Artemis 2.56, as it comes out of its box, does not pass, and why that does not make the case wrong.
+#: Cases that Artemis 2.56 does not pass with its default settings, and why that does not make the case wrong.
 ARTEMIS_DIFFERS = {
-    "async.refused-is-told-to-the-listener": _MADE_ANEW,
+    "async.refused-is-told-to-the-listener": _RECREATED,
     "context.wrong-password": _GUEST,
     "durable.name-of-a-shared-one-is-refused": _ONE_NAME,
     "failover.wrong-password-is-told-at-once": _GUEST,
-    "group.does-not-hold-back-what-has-none": "a message whose group's consumer has no credit holds up those behind it",
+    "group.does-not-hold-back-what-has-none": "a message whose group has a consumer without credit blocks the messages behind it",
     "queue.name-with-its-prefix": _BY_NAME,
-    "queue.of-the-name-of-a-topic-is-apart": "an address made for a queue takes no message for a topic from a producer without destination",
+    "queue.of-the-name-of-a-topic-is-apart": "an address of a queue accepts no message for a topic from a producer without destination",
     "security.unknown-user": _GUEST,
     "security.wrong-password": _GUEST,
     "selector.boolean-not-equal": _TYPES,
@@ -69,22 +69,22 @@ ARTEMIS_DIFFERS = {
     "selector.two-properties": f"{_NULL}, and an int unequal to a short",
     "selector.unlike-types-are-not-unequal-either": _TYPES,
     "shared-durable.name-of-an-unshared-one-is-refused": _ONE_NAME,
-    "temporary.deleted-queue-cannot-be-used": _MADE_ANEW,
-    "temporary.only-its-connection-may-consume-also-by-name": "a temporary queue is guarded by the client alone",
+    "temporary.deleted-queue-cannot-be-used": _RECREATED,
+    "temporary.only-its-connection-may-consume-also-by-name": "only the client protects a temporary queue",
     "topic.name-with-its-prefix": _BY_NAME,
-    "transaction.with-a-refused-message-is-rolled-back": _MADE_ANEW,
+    "transaction.with-a-refused-message-is-rolled-back": _RECREATED,
 }
-#: Cases whose end with Artemis is a matter of moments: it is not asked, and some of them would wait for half a minute.
+#: Cases whose result with Artemis depends on timing. Artemis does not run them; some would wait for half a minute.
 NOT_FOR_ARTEMIS = {
-    "browser.of-more-than-a-prefetch": "under load it tells a browser that it has seen everything too early",
-    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they come to a consumer",
+    "browser.of-more-than-a-prefetch": "under load, it ends a browser too early",
+    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they reach a consumer",
     "expiry.a-sweep-finds-those-that-nobody-receives": "it scans every 30 seconds",
     "session.many-of-a-connection": "takes most of a second to end each session that has sent something",
 }
 
 
 class Result(NamedTuple):
-    """How a case ended; ``message`` says what was wrong."""
+    """The result of a case; ``message`` says what was wrong."""
 
     ok: bool
     message: str
@@ -95,7 +95,7 @@ Run = Callable[[str], Results]
 
 
 def run_cases(line: str, url: str, log_file: Path, *options: str) -> Results:
-    """All cases, or those that options choose, with one line of the client in one process."""
+    """Run all cases, or the selected ones, with one line of the client in one process."""
     arguments = ("--url", url, "--user", USER, "--password", PASSWORD, "--threads", str(THREADS), *options)
     with log_file.open("w") as log:
         command = java_command(PROGRAM, *arguments, jvm=JVM, jars=LINES[line])
@@ -106,7 +106,7 @@ def run_cases(line: str, url: str, log_file: Path, *options: str) -> Results:
 
 
 def once_per_line(url: str, directory: Path) -> Run:
-    """Runs the cases when a line's results are first asked for; a run that failed is not tried again for every case."""
+    """Runs the cases of a line when its results are first needed. A failed run is not repeated for each case."""
 
     @cache
     def outcome(line: str) -> Results | Exception:
@@ -157,7 +157,7 @@ def test_all_conformance_cases_ran(bascule: Run, line: str) -> None:
 def test_artemis_fails_exactly_the_conformance_cases_listed_as_differences(line: str, artemis: Twin, tmp_path: Path) -> None:
     results = dict(artemis.results[line])
     if unexplained := failed(results) - ARTEMIS_DIFFERS.keys():
-        # A machine that was busy with something else is no difference between brokers.
+        # A machine that was busy with other work is not a difference between brokers.
         results |= run_cases(line, artemis.url, tmp_path / "again.log", "--only", ",".join(unexplained))
     unexplained = failed(results) - ARTEMIS_DIFFERS.keys()
     assert not unexplained, said(results, unexplained)
@@ -167,7 +167,7 @@ def test_artemis_fails_exactly_the_conformance_cases_listed_as_differences(line:
 
 
 class Twin(NamedTuple):
-    """An Artemis that runs, and how the cases of each line ended with it."""
+    """A running Artemis, and the results of the cases of each line with it."""
 
     url: str
     results: Mapping[str, Results]
@@ -182,7 +182,7 @@ def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twin]:
         def run(line: str) -> Results:
             return run_cases(line, running.url, directory / f"{line}.log", "--only", asked)
 
-        # Both lines at once: what Artemis differs in, a case finds out by waiting for what does not come.
+        # Both lines concurrently: where Artemis differs, a case waits for a message that does not come.
         with ThreadPoolExecutor(len(LINES)) as pool:
             results = dict(zip(LINES, pool.map(run, LINES), strict=True))
         yield Twin(running.url, results)

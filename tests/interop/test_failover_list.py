@@ -1,4 +1,4 @@
-"""A broker tells its clients where else they may turn: the unmodified client, which was given one address, goes there."""
+"""A broker tells its clients the addresses for failover: an unmodified client that was given one address uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and logins with the Java client: SCRAM by a hash, PLAIN, a certificate, and what is refused."""
+"""TLS and logins with the Java client: SCRAM with a hash, PLAIN, a certificate, and refused logins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ann(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def secure(kafka: EmbeddedKafka, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Speaks TLS; knows the hash of bob's password, and whoever has a certificate of the authority."""
+    """A broker with TLS that knows the hash of bob's password, and accepts certificates of the authority."""
     server = authority.issue("server")
     config = f"""
         [broker]
@@ -56,7 +56,7 @@ def url(system: System, authority: Authority, client: Certificate | None = None,
 
 
 def logins(system: System) -> list[tuple[str, str]]:
-    """User and mechanism of all connections, those of the tests before too, until the broker has seen that these are closed."""
+    """Return user and mechanism of all connections, once the broker has noticed that those of earlier tests are closed."""
     return [(connection["user"], connection["mechanism"]) for connection in system.ask("connections")]
 
 

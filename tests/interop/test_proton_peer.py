@@ -1,4 +1,4 @@
-"""qpid-proton, both as a client of our engine and as a server to it, over a loopback socket."""
+"""qpid-proton over a loopback socket, both as a client of Bascule's engine and as a server for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 60.0
 
 
 class Server(threading.Thread):
-    """A tiny broker of one queue on our engine, to be talked to by proton."""
+    """A small broker with one queue on Bascule's engine, for proton."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -160,7 +160,7 @@ def test_proton_receives_the_reason_of_a_refused_link(server: Server) -> None:
 
 
 def test_bascule_engine_as_client_exchanges_messages_with_a_proton_server() -> None:
-    """The broker of proton's own examples, in small: what comes to an address goes to its consumers."""
+    """A small broker like the one in proton's examples: messages to an address go to its consumers."""
     from proton.handlers import MessagingHandler
     from proton.reactor import Container
 

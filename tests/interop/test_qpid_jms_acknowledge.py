@@ -1,4 +1,4 @@
-"""When a message is gone for a JMS client, when it comes again, and how it is marked then."""
+"""When a message is removed for a JMS client, when it is redelivered, and how it is marked then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_acknowledged_messages_are_not_redelivered_in_any_mode(connect: Connect,
     if mode in ("CLIENT", "INDIVIDUAL"):
         for message in messages if mode == "INDIVIDUAL" else messages[-1:]:
             session.acknowledge(message)
-    session.close()  # dups-ok sends its acknowledgements at the latest now
+    session.close()  # dups-ok sends its acknowledgements now at the latest
     system.wait_depth(name, 0)
     assert connection.session().consumer(queue).receive_many(1, 0) == []
 
@@ -92,7 +92,7 @@ def test_message_is_redelivered_to_a_listener_that_threw(connect: Connect, queue
     connection.session().producer(queue).send("once more")
     consumer = connection.session().consumer(queue)
     consumer.listen(fail_first=1)
-    # The client releases it, which AMQP does not count as a delivery (section 3.4.4): it comes unmarked.
+    # The client releases the message. AMQP does not count this as a delivery (section 3.4.4), so the redelivery is not marked.
     assert [message.body for message in consumer.collect(2)] == ["once more", "once more"]
 
 

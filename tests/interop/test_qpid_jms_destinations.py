@@ -1,4 +1,4 @@
-"""Queues, topics, subscriptions, browsers and temporary destinations, as a JMS client asks for them."""
+"""Queues, topics, subscriptions, browsers and temporary destinations, as a JMS client uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Qpid JMS makes of limits on connections, sessions and links."""
+"""What Qpid JMS reports for limits on connections, sessions and links."""
 
 from __future__ import annotations
 

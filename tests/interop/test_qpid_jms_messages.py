@@ -1,4 +1,4 @@
-"""What a JMS message carries arrives as it was sent; what is too large, or too old, does not."""
+"""A JMS message arrives with the content that was sent; a message that is too large or expired does not arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Java peer itself: what goes wrong in it must arrive in the test."""
+"""The Java peer of the tests: an error in it must reach the test."""
 
 import pytest
 

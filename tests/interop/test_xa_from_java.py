@@ -1,4 +1,4 @@
-"""The Java artifacts for transactions: built by Maven, their tests against a broker."""
+"""The Java artifacts for transactions: Maven builds them, and runs their tests against a broker."""
 
 from __future__ import annotations
 

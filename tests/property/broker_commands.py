@@ -1,4 +1,4 @@
-"""Random commands for the engine and the model of tests/property/broker_model.py, and the tally at the end."""
+"""Random commands for the engine and the model in tests/property/broker_model.py, and the final check."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Run(Model):
     """One run of random commands."""
 
     def send(self) -> None:
-        """A message, persistent or not, perhaps in a transaction."""
+        """Send a message, persistent or not, possibly in a transaction."""
         pick = self.random
         address, container = pick.choice((*self.queues, *self.queues[1:], TOPIC, TOPIC)), pick.choice(("me", "you"))
         number, transaction = self.numbers, pick.choice([None, *self.transactions])
         container = container if transaction is None else self.client_of(transaction)
         self.numbers += 1
-        # When exactly an expired message leaves is open: of a queue with a limit it must be known.
+        # The moment when an expired message is removed is not specified, but a queue with a limit depends on it.
         ttl_ms, delay_ms = (0, 0) if address in LIMITED else (pick.choice((0, 0, 0, 0, 50)), pick.choice((0, 0, 0, 0, 0, 2 * STEP_MS)))
         facts = Facts(
             pick.random() < (0.3 if address == LOSSY else 0.8), pick.choice((4, 4, 4, 9)), pick.randrange(KINDS),
@@ -79,11 +79,11 @@ class Run(Model):
             self.sent[number] = Sent(address, body, facts, ttl_ms, delay_ms, record)
 
     def full(self, address: str) -> bool:
-        """Whether a message to the address is refused; what may go for its sake is gone then."""
+        """Return whether a message to the address is refused. Remove the messages that are dropped in its favour."""
         if address not in LIMITED:
             return False
         line = self.line(address)
-        while self.broker.engine.addresses.anycast[address].returning:  # what is on its way to the dead letters still takes room
+        while self.broker.engine.addresses.anycast[address].returning:  # messages on their way to the dead letters still take room
             self.turn()
         if address == WAITING:
             room = self.broker.engine.share_of_room(address, Routing.ANYCAST, 10)
@@ -108,7 +108,7 @@ class Run(Model):
         self.broker.send(address, body, self.sender, self.tokens, routing=routing, container=container, transaction=transaction)
 
     def repeat(self) -> None:
-        """A client that got no answer sends again, with the same message id: stored once, whatever became of the first."""
+        """Repeat a send without an answer, with the same message id. It must be stored once, whatever happened to the first send."""
         if not self.sent:
             return
         number = self.random.choice(list(self.sent))
@@ -131,7 +131,7 @@ class Run(Model):
         self.answers_due[self.tokens] = sent.record
 
     def attach(self) -> None:
-        """A consumer, perhaps with a selector, perhaps a new subscriber of the topic."""
+        """Attach a consumer, possibly with a selector, possibly as a new subscriber of the topic."""
         pick = self.random
         live = [line for line in self.live() if line.durable]
         kind = pick.choice((None, None, 1, 2))
@@ -157,7 +157,7 @@ class Run(Model):
         return client
 
     def detach(self) -> None:
-        """A consumer goes, in order or not; a subscriber without a durable subscription takes its line along."""
+        """Detach a consumer, in order or not. A subscriber without a durable subscription takes its queue with it."""
         if not self.clients:
             return
         client = self.random.choice(self.clients)
@@ -177,7 +177,7 @@ class Run(Model):
             self.delete(client.line)
 
     def delete_queue(self) -> None:
-        """An administrator deletes a queue."""
+        """Delete a queue as an administrator."""
         lines = [line for line in self.live() if line.name in self.queues]
         if lines and self.random.random() < 0.3:
             self.delete(self.random.choice(lines))
@@ -192,14 +192,14 @@ class Run(Model):
         self.clients = [client for client in self.clients if client.line is not line]
 
     def credit(self) -> None:
-        """A consumer asks for more."""
+        """Grant more credit to a consumer."""
         if self.clients:
             client = self.random.choice(self.clients)
             self.history.append(f"consumer of {client.line.name} gets credit")
             self.broker.give(client, self.random.choice((1, 2, 10)))
 
     def settle_one(self) -> None:
-        """A consumer settles one message, in one of the ways there are."""
+        """Settle one message of a consumer, in one of the possible ways."""
         held = [(client, copy) for client in self.clients for copy in client.held]
         if not held:
             return
@@ -222,7 +222,7 @@ class Run(Model):
             case "reject" if client.line.name != DEAD_LETTERS:
                 engine.reject(client.consumer, message)
                 if self.expired(copy):
-                    copy.holder = None  # it goes where expired ones go: see find_expired
+                    copy.holder = None  # it goes to the expiry queue: see find_expired
                 else:
                     self.dead_letter(copy, self.record())
             case _:
@@ -230,7 +230,7 @@ class Run(Model):
                 self.give_back(client.line, [copy], failed=how == "fail")
 
     def begin(self) -> None:
-        """A transaction."""
+        """Begin a transaction."""
         transaction = self.broker.engine.begin(b"%d" % len(self.history))
         self.history.append(f"begin {transaction.id!r}")
         self.transactions[transaction] = []
@@ -274,7 +274,7 @@ class Run(Model):
         return self.tokens
 
     def carry_out(self, actions: list[tuple[str, Any]], commit: Callable[[], None]) -> int:
-        """What the actions of a transaction bring; gives the record that they are in."""
+        """Apply the actions of a transaction to the model. Return the record that contains them."""
         sends = [(self.takers(content[0], content[1], content[3].kind), content) for what, content in actions if what == "send"]
         commit()
         record = self.record()
@@ -289,8 +289,8 @@ class Run(Model):
         return ("me", "you")[int(transaction.id) % 2]
 
     def prepare(self) -> None:
-        """A transaction becomes a branch, which its connection leaves to others."""
-        # One that has received is the most interesting.
+        """Turn a transaction into a branch, which its connection no longer owns."""
+        # A transaction that has received messages is the most interesting one.
         chosen = sorted(self.transactions, key=lambda transaction: sum(what == "ack" for what, _ in self.transactions[transaction]))
         if not chosen or (not self.transactions[chosen[-1]] and self.random.random() < 0.9):
             return
@@ -315,7 +315,7 @@ class Run(Model):
             self.held[xid] = Held(actions, self.record())
 
     def end_branch(self) -> None:
-        """Somebody ends a branch; perhaps one that somebody is ending already, or has ended."""
+        """End a branch; possibly one that is already being ended, or has ended."""
         xids = [*self.held, *self.ended]
         if xids:
             self.tell(self.random.choice(xids), Ending.COMMITTED if self.random.random() < 0.6 else Ending.ROLLED_BACK)
@@ -374,7 +374,7 @@ class Run(Model):
             self.answered()
 
     def drain(self) -> None:
-        """All that is left comes out, once; then nothing is left, in memory or after one more crash."""
+        """Check that all messages that are left are delivered once; then nothing is left, in memory or after one more crash."""
         for client in list(self.clients):
             self.leave(client, failed=False)
         for transaction in list(self.transactions):
@@ -386,7 +386,7 @@ class Run(Model):
             self.tell(xid, self.random.choice((Ending.COMMITTED, Ending.ROLLED_BACK)))
         self.settle()
         self.consume(self.line(EXPIRED), 10_000, None)
-        for _ in range(2):  # what is tried again may have expired meanwhile
+        for _ in range(2):  # a message that is retried may have expired meanwhile
             self.pass_time(SWEPT_MS)
             self.empty()
         unseen = [(line.name, copy.number) for line in self.live() for copy in line.copies if copy.there and self.expired(copy)]
@@ -404,7 +404,7 @@ class Run(Model):
         assert not queues, f"{queues} hold what was acknowledged"
 
     def empty(self) -> None:
-        """Consumers take what there is, until nothing comes any more."""
+        """Let consumers receive until no more messages come."""
         taken = True
         while taken:
             self.settle()
@@ -418,7 +418,7 @@ class Run(Model):
 
 
 class BranchRun(Run):
-    """A run in which consumers are always there, most is done in transactions, and most of those are prepared."""
+    """A run that always has consumers, does most work in transactions, and prepares most of them."""
 
     SETTLEMENTS = ("transaction",) * 6 + ("accept", "fail")
 
@@ -427,7 +427,7 @@ class BranchRun(Run):
         self.consumers_come()
 
     def crash(self) -> None:
-        """As any crash; consumers come back."""
+        """Crash as any run does; consumers reattach."""
         super().crash()
         self.consumers_come()
 
@@ -444,19 +444,19 @@ class BranchRun(Run):
 
 
 class SlowRun(Run):
-    """A run in which searches, sweeps and returns take many turns, and other commands come between."""
+    """A run in which searches, sweeps and returns take many turns, and other commands come between them."""
 
     TURN_STEPS = (15, 40, 100)
 
 
 class RefusedRun(Run):
-    """A run in which many messages of transactions are refused, because nobody takes any from the full queue that they are sent to."""
+    """A run in which many transactional messages are refused, because nobody consumes from the full queue that they are sent to."""
 
     COMMANDS = ((Run.send, 30), (Run.begin, 4), (Run.end, 4), (Run.prepare, 2), (Model.turn, 4), (Model.confirm, 4), (Model.crash, 1))
 
 
 class SnapshotRun(SlowRun):
-    """A run in which nearly always a snapshot is being collected, piece by piece."""
+    """A run in which a snapshot is nearly always being collected, piece by piece."""
 
     TURN_STEPS = (15,)
     COMMANDS = (
@@ -467,7 +467,7 @@ class SnapshotRun(SlowRun):
 
 
 def run(seed: int, kind: type[Run] = Run) -> None:
-    """One run; a failure names the seed and every command."""
+    """Do one run. A failure names the seed and every command."""
     model = kind(seed)
     try:
         model.commands()

@@ -1,7 +1,7 @@
-"""A small model of JMS beside the engine: what queues, subscriptions, transactions and branches promise, also over crashes.
+"""A small model of JMS beside the engine: the promises of queues, subscriptions, transactions and branches, also across crashes.
 
-The model is written from the rules, not from the engine. Of the engine it knows one thing: which journal record a decision went into, and
-so what a crash may take back.
+The model is written from the rules, not from the engine. It knows one fact of the engine: the journal record of each decision, and
+therefore what a crash may undo.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tests.property.snapshot_at_once import ComparingBroker
 COMMANDS_MAX = 60
 DELIVERIES_MAX = 3
 TOPIC = "t"
-KINDS = 3  # values of the property that selectors ask for
+KINDS = 3  # values of the property that selectors use
 DEAD_LETTERS, EXPIRED = "DLQ", "ExpiryQueue"
 NEVER = 1 << 60
-DIGITS = 6  # of a message's number, which its body ends with
+DIGITS = 6  # of a message's number, which ends its body
 STEP_MS = 30
-#: After so long everything that expired has been found.
+#: Time after which every expired message has been found.
 SWEPT_MS = 5_000
 
-#: Queues with rules of their own; each run has two of them beside the plain one.
+#: Queues with settings of their own. Each run has two of them beside the plain queue.
 PLAIN = "q"
 SLOW, ALONE, SMALL, LOSSY, WAITING = "slow", "alone", "small", "lossy", "waiting"
 DEPTH_MAX = 3
@@ -52,7 +52,7 @@ RULES: tuple[tuple[str, dict[str, Any]], ...] = (
     (WAITING, {"max_messages": DEPTH_MAX, "when_full": "block"}),
 )
 LIMITED = (SMALL, LOSSY, WAITING)
-#: Message groups that a queue can tell apart: by chance two names may share a bucket.
+#: Message groups that a queue can distinguish: by chance, two names may share a bucket.
 GROUPS = tuple({hash(name) % BUCKETS: name for name in "abcd"}.values())[:2]
 
 
@@ -60,7 +60,7 @@ POLICY = Policy(AddressPolicy(deliveries_max=DELIVERIES_MAX, auto_delete=False),
 
 
 class Facts(NamedTuple):
-    """What a message is like; times in ms, 0 for none."""
+    """The facts of a message; times in ms, 0 for none."""
 
     persistent: bool
     priority: int
@@ -72,20 +72,20 @@ class Facts(NamedTuple):
 
 @dataclass(eq=False)
 class Copy:
-    """A message in one queue. ``stored`` and ``gone`` are the records that say so (0: none needed, NEVER: not yet)."""
+    """A message in one queue. ``stored`` and ``gone`` are the records that contain this (0: none needed, NEVER: not yet)."""
 
     number: int
     facts: Facts
-    durable: bool  # survives a crash here: a persistent message in a durable queue
-    order: int  # in which it was decided
+    durable: bool  # survives a crash: a persistent message in a durable queue
+    order: int  # record of the decision
     stored: int = NEVER
     gone: int = NEVER
     place: int | None = None  # order of arrival, once consumers may have it
     holder: object = None  # a consumer, or a transaction
     delivered: bool = False
-    count: int | None = 0  # failed deliveries; None after a crash: between the two below
+    count: int | None = 0  # failed deliveries; None after a crash: between the next two
     count_max: int = 0
-    not_before_ms: int = 0  # of the next try after a failed delivery
+    not_before_ms: int = 0  # time of the next attempt after a failed delivery
 
     @property
     def there(self) -> bool:
@@ -102,7 +102,7 @@ class Line:
 
     name: str
     durable: bool
-    kind: int | None = None  # what its selector wants
+    kind: int | None = None  # what its selector matches
     no_local: str = ""
     created: int = 0
     deleted: int = NEVER
@@ -117,7 +117,7 @@ class Line:
 
 @dataclass(eq=False)
 class Held:
-    """A prepared branch: what it does when it is committed, and the records that say so."""
+    """A prepared branch: what its commit does, and the records that contain it."""
 
     actions: list[tuple[str, Any]]
     record: int
@@ -127,7 +127,7 @@ class Held:
 
 @dataclass
 class Sent:
-    """A persistent send outside transactions. ``record`` is NEVER again when a crash took it."""
+    """A persistent send outside transactions. ``record`` is NEVER again if a crash has undone it."""
 
     address: str
     body: bytes
@@ -138,7 +138,7 @@ class Sent:
 
 
 class Client(Receiver):
-    """A consumer under the model's eyes."""
+    """A consumer that the model watches."""
 
     def __init__(self, run: Model, line: Line, credit: int, kind: int | None, *, settled: bool) -> None:
         super().__init__(credit)
@@ -155,10 +155,10 @@ class Client(Receiver):
 
 
 class Model:
-    """The engine and the model side by side: what must be there, and what comes of crashes."""
+    """The engine and the model side by side: the expected state, and the possible results of crashes."""
 
     POLICY = POLICY
-    TURN_STEPS = (1 << 60,)  # what the engine may do in one turn; the rest goes on between the commands that follow
+    TURN_STEPS = (1 << 60,)  # limit of the engine in one turn; the rest continues between later commands
     SETTLEMENTS = ("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject")
 
     def __init__(self, seed: int) -> None:
@@ -174,8 +174,8 @@ class Model:
         self.answers_due: dict[int, int] = {}  # token -> record it waits for
         self.answers_seen = 0
         self.refusals_due: set[int] = set()  # tokens of sends to a full queue
-        self.refused: set[LocalTransaction] = set()  # a message of theirs was refused: they cannot commit
-        self.sent: dict[int, Sent] = {}  # by number: what a client may repeat
+        self.refused: set[LocalTransaction] = set()  # transactions with a refused message, which cannot commit
+        self.sent: dict[int, Sent] = {}  # by number: sends that a client may repeat
         self.unplaced: list[tuple[Line, Copy]] = []  # not confirmed yet, in the order of their sends
         self.numbers = 0
         self.tokens = 0
@@ -183,7 +183,7 @@ class Model:
         self.orders = 0
         self.delayed: list[tuple[Line, Copy]] = []  # stored, and not yet due
         self.crashes = 0
-        self.lost_expired: list[Copy] = []  # expired in a queue of which a crash leaves nothing; perhaps moved before
+        self.lost_expired: list[Copy] = []  # expired in a queue that does not survive a crash; possibly moved before
         special = self.random.sample([name for name, _ in RULES], 2)
         self.queues = (PLAIN, *special)
         self.broker = ComparingBroker(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
@@ -194,7 +194,7 @@ class Model:
     # -- what the model knows ----------------------------------------------------------------------------------------
 
     def record(self) -> int:
-        """The journal record that all decisions up to now wait for; 0 for none."""
+        """Return the journal record that all decisions so far wait for; 0 for none."""
         journaling = self.broker.engine.journaling
         if not journaling.batch.empty:
             return journaling.batch.sequence
@@ -231,7 +231,7 @@ class Model:
         return Copy(number, facts, durable, self.orders)
 
     def appear(self, line: Line, copy: Copy) -> None:
-        """It is in its queue: at once for consumers, or when its time comes."""
+        """Add a message to its queue: consumers may have it at once, or at its delivery time."""
         if copy.facts.due_ms > self.now_ms:
             self.delayed.append((line, copy))
         else:
@@ -242,7 +242,7 @@ class Model:
         return 0 < copy.facts.expiry_ms <= self.now_ms
 
     def may_have(self, client: Client, copy: Copy) -> bool:
-        """Whether a consumer may be given a message that is in its queue."""
+        """Return whether a consumer may get a message of its queue."""
         line = client.line
         holder = line.holders.get(copy.facts.group or "")
         return (
@@ -287,7 +287,7 @@ class Model:
             client.held[copy] = (message, count)
 
     def find_expired(self, line: Line, number: int) -> None:
-        """What expired is moved some time later: here it is seen that it was, once for each copy that expired."""
+        """Check that each expired copy was moved once. The engine moves it some time after it has expired."""
         if any(copy.number == number and copy.waits for copy in line.copies):
             return
         for other in self.lines:
@@ -306,7 +306,7 @@ class Model:
             self.arrive([(line, moved)], 0)
 
     def give_back(self, line: Line, copies: list[Copy], *, failed: bool) -> None:
-        """Copies wait again; too often failed ones have moved to the dead letters."""
+        """Return copies to their queues; copies that failed too often have moved to the dead letters."""
         record = self.record()
         for copy in copies:
             copy.holder = None
@@ -346,12 +346,12 @@ class Model:
         return line
 
     def turn(self) -> None:
-        """The shell's turn ends."""
+        """End the turn of the shell."""
         self.history.append("turn")
         self.broker.flush()
 
     def confirm(self, count: int | None = None) -> None:
-        """Kafka confirms some records."""
+        """Confirm some records as Kafka does."""
         count = self.random.randint(0, len(self.broker.in_flight)) if count is None else count
         self.history.append(f"confirm {count}")
         for _ in range(count):
@@ -360,7 +360,7 @@ class Model:
             self.arrived()
 
     def arrived(self) -> None:
-        """The engine has done what waited for the journal, or for its time: only then is it known which message was there before which."""
+        """Do what the engine did after the journal was stored or a time had come: only then is the order of messages known."""
         engine = self.broker.engine
         while engine.journaling.pending or (engine.schedule.next_ms or NEVER) <= self.now_ms:
             engine.turns.begin_turn()
@@ -374,7 +374,7 @@ class Model:
         self.unplaced = [(line, copy) for line, copy in self.unplaced if copy.stored > sequence]
 
     def pass_time(self, step_ms: int = STEP_MS) -> None:
-        """Messages expire, and others come into their time."""
+        """Advance the time: messages expire, and others become due."""
         self.history.append("time passes")
         self.now_ms += step_ms
         due = [each for each in self.delayed if each[1].facts.due_ms <= self.now_ms]
@@ -385,7 +385,7 @@ class Model:
         self.arrived()
 
     def snapshot(self) -> None:
-        """The broker writes a snapshot; never two of one sequence, which would have one name."""
+        """Write a snapshot. Two snapshots of one sequence would have the same name, so there is only one."""
         journaling = self.broker.engine.journaling
         if f"{journaling.epoch}-{journaling.confirmed_sequence}" in self.broker.snapshots:
             return
@@ -393,7 +393,7 @@ class Model:
         self.broker.take_snapshot()
 
     def crash(self) -> None:
-        """kill -9: of the records in flight some were stored, unanswered; all clients are gone."""
+        """Crash as by kill -9: some of the records in flight were stored, unconfirmed; all clients are disconnected."""
         in_flight = self.broker.engine.journaling.in_flight
         stored = self.random.randint(0, len(in_flight))
         last = in_flight[stored - 1].sequence if stored else self.broker.engine.journaling.confirmed_sequence
@@ -427,7 +427,7 @@ class Model:
         self.broker.start(stored=stored)
 
     def branches_after_crash(self, last: int) -> list[tuple[Held, Copy, int | None]]:
-        """What branches that are still prepared hold; those that are not, or not any more, are gone."""
+        """Update the messages that prepared branches hold: the others are back in their queues or gone."""
         for xid, held in list(self.held.items()):
             if held.ending is not None and held.over <= last:
                 self.ended[xid] = held.ending
@@ -443,7 +443,7 @@ class Model:
         ]
 
     def reload(self, line: Line, last: int) -> None:
-        """What a crash leaves of a line. What was on its way or at consumers is in its place again, and may be marked."""
+        """Return what a crash leaves of a queue. Messages that consumers had are in their place again, and may be marked."""
         line.deleted = NEVER
         line.consumers.clear()
         line.holders.clear()
@@ -455,7 +455,7 @@ class Model:
             self.appear(line, copy)
 
     def settle(self) -> None:
-        """All is stored and dispatched: whoever has credit has what there was for it."""
+        """Check after everything is stored and dispatched: each consumer with credit has got the messages for it."""
         self.history.append("settle")
         self.broker.flush()
         while self.broker.in_flight or self.broker.engine.pending:
@@ -474,12 +474,12 @@ class Model:
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def compare_loads(self) -> None:
-        """From every announced snapshot the same state comes as from the whole journal."""
+        """Check that each announced snapshot leads to the same state as the whole journal."""
         whole = self.broker.replay(None)
         state, digests = state_of(whole), digests_of(whole)
         for name, data in self.broker.snapshots.items():
             short = self.broker.replay(data)
             if short.announced:
                 assert state_of(short) == state, f"snapshot {name}"
-                # A snapshot knows the ids of non-persistent messages too, the journal does not.
+                # A snapshot also has the ids of non-persistent messages, the journal does not.
                 assert digests <= digests_of(short), f"snapshot {name}"

@@ -1,4 +1,4 @@
-"""What a load of the journal has made, in a form that two loads are compared by."""
+"""The result of loading the journal, in a form in which two loads can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bascule.broker.loading import Loader
 
 
 def state_of(loader: Loader) -> dict[str, Any]:
-    """What a load has made, without the positions in memory."""
+    """Return the result of a load, without the positions in memory."""
     queues = {
         queue.id: [
             queue.describe(),
@@ -29,5 +29,5 @@ def state_of(loader: Loader) -> dict[str, Any]:
 
 
 def digests_of(loader: Loader) -> set[tuple[str, bytes]]:
-    """What would be recognised as a repeat."""
+    """Return what would be recognised as a repetition."""
     return {(address, digest) for address, window in loader.engine.windows.by_address.items() for digest in window.digests}

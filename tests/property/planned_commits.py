@@ -1,4 +1,4 @@
-"""Random commands for the engine between the pieces of commits, prepares and ends of branches that are planned."""
+"""Random commands for the engine between the pieces of planned commits, prepares and ends of branches."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.property.broker_commands import BranchRun, Run
 
 
 class PlannedRun(BranchRun):
-    """A run in which commits, prepares and ends of branches are planned in pieces, and other commands come between.
+    """A run in which commits, prepares and ends of branches are planned in pieces, and other commands come between them.
 
-    All else is done at once. Plans go on in ``plan_turns`` alone, if the test lets them begin there.
+    All other work is done at once. If the test lets plans begin in ``plan_turns``, they continue only there.
     """
 
     LONGEST = 200
     plan_turns: ClassVar[Turns]
 
     def __init__(self, seed: int) -> None:
-        self.planned: dict[LocalTransaction, tuple[bool, list[tuple[str, Any]]]] = {}  # is it to be a branch, and what it holds
+        self.planned: dict[LocalTransaction, tuple[bool, list[tuple[str, Any]]]] = {}  # whether it will be a branch, and what it holds
         self.plans: dict[Xid, CommitPlan] = {}
         PlannedRun.plan_turns = Turns(1, when_stored=lambda *_: None)
         super().__init__(seed)
 
     def plan(self) -> None:
-        """A client commits or prepares; until that is carried out the client adds nothing to its transaction."""
+        """Commit or prepare as a client, which adds nothing to its transaction until this is done."""
         chosen = [transaction for transaction, actions in self.transactions.items() if actions and transaction not in self.refused]
         if chosen:
             transaction = max(chosen, key=lambda transaction: len(self.transactions[transaction]))
@@ -40,7 +40,7 @@ class PlannedRun(BranchRun):
             self.go_on_with(transaction)
 
     def plan_end(self) -> None:
-        """Somebody asks for the commit of a branch."""
+        """Request the commit of a branch."""
         chosen = [xid for xid in self.held if xid not in self.plans]
         if chosen:
             xid = self.random.choice(chosen)
@@ -50,24 +50,24 @@ class PlannedRun(BranchRun):
                 self.plans[xid] = plan
 
     def delete_queue(self) -> None:
-        """As any, of a queue from which nothing expires: whether that has happened before the queue is deleted is open."""
+        """Delete a queue from which nothing expires: it is not specified whether an expiry precedes the deletion."""
         lines = [line for line in self.live() if line.name in self.queues and not any(copy.facts.expiry_ms for copy in line.copies)]
         if lines:
             self.delete(self.random.choice(lines))
 
     def go_on_planning(self) -> None:
-        """Some pieces of each plan."""
+        """Do some pieces of each plan."""
         self.plan_turns.steps = self.plan_turns.left = self.random.choice((5, 20, 50))
         self.plan_turns.go_on()
         self.history.append("plans go on")
 
     def go_on_with(self, transaction: LocalTransaction) -> bool:
-        """Ask whether a plan is over, as a client's connection does in each turn."""
+        """Ask whether a plan is complete, as the connection of a client does in each turn."""
         engine, branch = self.broker.engine, self.planned[transaction][0]
         return engine.plan_prepare(transaction) if branch else engine.plan_commit(transaction)
 
     def carry_out_planned(self) -> None:
-        """What is planned is carried out, or dropped with its client."""
+        """Complete planned work, or drop it with its client."""
         for transaction in list(self.planned):
             if self.random.random() < 0.1:
                 self.history.append(f"roll back {transaction.id!r}, which is planned")
@@ -85,17 +85,17 @@ class PlannedRun(BranchRun):
             self.plans.pop(xid).close()
 
     def end_of_branch(self, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
-        """As any, by the plan if there is one."""
+        """End a transaction as any run does, by its plan if there is one."""
         branches.end(self.broker.engine, xid, ending, done, plan=self.plans.get(xid))
 
     def crash(self) -> None:
-        """As any crash; plans are gone."""
+        """Crash as any run does; plans are lost."""
         super().crash()
         self.planned.clear()
         self.plans.clear()
 
     def drain(self) -> None:
-        """As any; what is planned is not carried out any more."""
+        """Detach as any run does; planned work is dropped."""
         for transaction, (_, actions) in self.planned.items():
             self.transactions[transaction] = actions
         for plan in self.plans.values():

@@ -1,4 +1,4 @@
-"""What a snapshot must have, found in one look at all queues, and in the journal: snapshots that take many turns are compared with it."""
+"""The required content of a snapshot, from one pass over all queues and from the journal, to compare with snapshots of many turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bascule.testing.broker import BrokerInMemory
 
 
 class ComparingBroker(BrokerInMemory):
-    """A broker that compares each snapshot with the state of its moment before it is announced."""
+    """A broker that compares each snapshot with the state at its moment before it is announced."""
 
     def announce(self, taken: Snapshot) -> None:
         """Compare, and announce."""
@@ -24,7 +24,7 @@ class ComparingBroker(BrokerInMemory):
 
 
 def state_at_once(engine: Engine) -> dict[str, Any]:
-    """The state between two records."""
+    """Return the state between two records."""
     journaling = engine.journaling
     queues = {
         queue: [message.mid for message in queue.held] for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed
@@ -50,7 +50,7 @@ def state_at_once(engine: Engine) -> dict[str, Any]:
 
 
 def described(taken: Snapshot, engine: Engine) -> dict[str, Any]:
-    """The same of a snapshot; without ids that have been forgotten since the snapshot was begun, because their time is over."""
+    """Return the same of a snapshot, without ids that have expired since the snapshot was begun."""
     windows, now_ms = engine.windows.by_address, engine.clock()
     ids: dict[str, set[bytes]] = {}
     for address, remembered in taken.windows.items():

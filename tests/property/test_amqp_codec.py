@@ -78,7 +78,7 @@ VALUES = st.recursive(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in value and in type, all the way down."""
+    """Return whether two values are equal in value and in type, recursively."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):

@@ -1,4 +1,4 @@
-"""Whatever a peer says, in whatever order: the engine answers, never raises, and stands in a state that its tables know."""
+"""Whatever a peer sends, in whatever order: the engine answers, never raises, and stays in a state of its tables."""
 
 import random
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ FRAMES: st.SearchStrategy[Composite] = (
     | st.builds(End, ERRORS)
     | st.builds(Close, ERRORS)
 )  # fmt: skip
-#: Of the conversation, for each of the four seeds.
+#: Mutations of the conversation, for each of the four seeds.
 MUTATIONS = 2000
 PAYLOADS = st.sampled_from([b"", b"payload", b"x" * 150, encode_control(Declare()), encode_control(Discharge(b"t", True))])
 STEPS = st.tuples(st.integers(0, 4), FRAMES, PAYLOADS, st.integers(0, 9))
@@ -91,7 +91,7 @@ def react(connection: Connection, event: Event, what: int) -> None:
 
 
 def act(connection: Connection, what: int) -> None:
-    """An application that does something on its own."""
+    """An application that acts on its own."""
     for session in list(connection.sessions.values()):
         for link in list(session.links.values()):
             while isinstance(link, SenderLink) and link.credit and what > 2:
@@ -168,7 +168,7 @@ def test_a_client_survives_every_frame_in_every_state(steps: list[tuple[int, Com
 
 
 def recorded() -> tuple[bytes, bytes]:
-    """A whole conversation of a client: what it says until it waits for credit, and the rest."""
+    """Return a whole conversation of a client: what it sends until it waits for credit, and the rest."""
     frames: list[tuple[Composite, bytes]] = [
         (Open("peer", properties={"product": "x"}), b""),
         (Begin(None, 0, 2048, 2048), b""),
@@ -237,7 +237,7 @@ def test_hostile_bytes_never_raise(seed: int) -> None:
         connection, events = feed((mutated(setup, rng) if rng.random() < 0.3 else setup, mutated(traffic, rng)), rng)
         heard += len(events)
         check(connection)
-    assert heard > 6 * MUTATIONS  # most of the streams get somewhere
+    assert heard > 6 * MUTATIONS  # most of the streams get past the start
 
 
 def pairs(table: dict[tuple[Any, Any], Any]) -> set[Any]:

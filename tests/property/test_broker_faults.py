@@ -1,4 +1,4 @@
-"""Random commands with faults in their middle, and crashes: no message is lost or doubled, and memory has what the journal has."""
+"""Random commands with faults inside them, and crashes: no message is lost or duplicated, and memory agrees with the journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bascule.testing.broker import Receiver
 from tests.support.faults import FaultyReceiver, InjectedFault
 from tests.unit.broker.test_containment import FaultyBench, all_of, contents
 
-#: Runs of the ordinary suite; BASCULE_FAULT_RUNS asks for more.
+#: Runs of the default suite; BASCULE_FAULT_RUNS sets another number.
 RUNS = int(os.environ.get("BASCULE_FAULT_RUNS", "100"))
 COMMANDS = 25
 #: Steps of a command, one of which raises.
@@ -28,7 +28,7 @@ XID = Xid(1, b"a", b"b")
 
 
 class Run:
-    """One run: ``expected`` counts the copies of each message that are somewhere in the broker."""
+    """One run. ``expected`` counts the copies of each message in the broker."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -41,7 +41,7 @@ class Run:
         self.acks: list[str] = []
 
     def command(self) -> None:
-        """One command, perhaps with a fault in its middle; then all is stored."""
+        """Run one command, possibly with a fault inside; then everything is stored."""
         bench, pick = self.bench, self.random
         name = pick.choice(
             (self.send, self.send, self.publish, self.attach, self.acknowledge, self.acknowledge, self.reject, self.leave, self.gather,
@@ -81,7 +81,7 @@ class Run:
         self.bench.engine.wake(queue)
 
     def one(self) -> tuple[Receiver, Any, str] | None:
-        """A message that a consumer holds."""
+        """Return a message that a consumer holds."""
         held = [(each, message) for each in self.receivers for message in each.consumer.unacked.values()]
         if not held:
             return None
@@ -112,7 +112,7 @@ class Run:
         begun = self.begun()
         try:
             self.publish_to(self.random.choice(("work", "new")), 1, begun)
-        except InjectedFault:  # in the answer, for which its connection ends
+        except InjectedFault:  # in the answer, so its connection ends
             self.bench.engine.rollback(begun)
 
     def take(self) -> None:
@@ -133,7 +133,7 @@ class Run:
         self.bench.engine.rollback(self.begun())
 
     def prepare(self) -> None:
-        """A branch, and its end."""
+        """Prepare a branch, and end it."""
         engine, xid = self.bench.engine, Xid(1, b"a", b"%d" % self.random.randrange(1 << 30))
         begun = self.begun()
         try:
@@ -145,7 +145,7 @@ class Run:
             return
         self.bench.broker.settle()
         ending = self.random.choice((Ending.COMMITTED, Ending.ROLLED_BACK))
-        for _ in range(2):  # a manager tells it until it is heard
+        for _ in range(2):  # a manager repeats the request until it is answered
             try:
                 branches.end(engine, xid, ending, lambda: None)
             except InjectedFault:
@@ -167,7 +167,7 @@ class Run:
         self.bench.engine.tick()
 
     def crash(self) -> None:
-        """Of what is stored nothing is lost; clients and transactions are gone."""
+        """Check that no stored message is lost after clients and transactions are gone."""
         self.bench.faults.disarm()
         self.bench.broker.settle()
         self.bench.crash()

@@ -1,4 +1,4 @@
-"""The engine against a small model of JMS: random commands, crashes at any record, and a tally at the end."""
+"""The engine against a small model of JMS: random commands, crashes at any record, and a final check."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, 
 from tests.property.broker_model import ALONE, POLICY, RULES
 from tests.property.planned_commits import PlannedRun
 
-#: Runs of the slow suite; the ordinary one has a third of them. BASCULE_MODEL_RUNS asks for more.
+#: Runs of the slow suite; the default suite has a third of them. BASCULE_MODEL_RUNS sets another number.
 RUNS = int(os.environ.get("BASCULE_MODEL_RUNS", "5000"))
-#: From where the seeds count: another value, other runs.
+#: The first seed: another value gives other runs.
 FIRST_SEED = int(os.environ.get("BASCULE_MODEL_SEED", "1"))
 EACH_LENGTH = pytest.mark.parametrize("runs", [pytest.param(RUNS // 3, id="a third"), pytest.param(RUNS, id="all", marks=pytest.mark.slow)])
-#: Of the runs the share of those with limits so small that they are met all the time.
+#: One run in this number has limits so small that they are reached all the time.
 SHORT_SHARE = 3
-#: A planted fault must show within so many.
+#: A planted fault must show within this number of runs.
 PLANTED_RUNS = 1_500
-#: The first seed that shows the fault of a search, which few runs meet.
+#: The first seed that shows the fault of a search, which few runs trigger.
 SEARCH_SEED = 1346
 TIMEOUT_S = 120 + RUNS // 20
 
@@ -271,7 +271,7 @@ def forget_where_a_search_was_when_messages_come_back(monkeypatch: pytest.Monkey
 
 
 def behind_the_walk(monkeypatch: pytest.MonkeyPatch, kind: type[Any], name: str, held_of: Callable[[Any], Held]) -> None:
-    """A method of queues tells nothing to the copy that a snapshot makes."""
+    """A method of queues that does not report to the copy that a snapshot makes."""
 
     original = getattr(kind, name)
 

@@ -1,4 +1,4 @@
-"""Whatever is written into a journal record is read from it."""
+"""The content of any journal record is read as it was written."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bytes_that_are_no_record_raise_only_record_errors(body: bytes, framed: 
 
 @st.composite
 def windows_of(draw: st.DrawFn) -> RememberedIds:
-    """The ids of one window: some full segments, and a few more."""
+    """Return the ids of one window: some full segments, and a few more."""
     segments = [Segment.of(draw(digest).ljust(SEGMENT_BYTES, b".")) for _ in range(draw(st.integers(0, 2)))]
     return RememberedIds(segments, draw(digest) * 3 * draw(st.integers(0, 2)), draw(st.sampled_from([0, ID_SIZE_BYTES])))
 

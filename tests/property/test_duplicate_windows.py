@@ -1,4 +1,4 @@
-"""Duplicate windows against a plain list of ids, over snapshots and restarts."""
+"""Duplicate windows against a plain list of ids, across snapshots and restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERIOD_MS = 100
 
 
 class PlainWindow:
-    """The same rules in the plainest form."""
+    """The same rules in the simplest form."""
 
     def __init__(self) -> None:
         self.ids: list[tuple[bytes, int]] = []
@@ -30,7 +30,7 @@ class PlainWindow:
 
 
 def restarted(window: DuplicateWindow, unconfirmed: set[bytes]) -> DuplicateWindow:
-    """The window that a snapshot of ``window`` gives to the next epoch."""
+    """Return the window that a snapshot of ``window`` gives to the next epoch."""
     loaded = DuplicateWindow(COUNT_MAX, PERIOD_MS)
     loaded.restore(window.remembered().without(unconfirmed))
     return loaded

@@ -1,4 +1,4 @@
-"""The harnesses of the fuzzer, without the fuzzer: they take their seeds, and find what is planted."""
+"""The harnesses of the fuzzer, without the fuzzer: they accept their seeds, and find planted faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_input_is_divided_into_frames() -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Callable[[], object]) -> None:
-    """Do something each time before a method."""
+    """Do something before each call of a method."""
     method = getattr(owner, name)
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -69,4 +69,4 @@ def test_memory_leaked_by_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert left_behind("matching", inputs) == []
     planted(monkeypatch, AddressIndex, "matching", lambda: kept.append(bytes(LEFT_BYTES_MAX // 8)))
     (finding,) = left_behind("matching", inputs)
-    assert "are left behind by 8 inputs" in finding
+    assert "bytes of memory leaked by 8 inputs" in finding

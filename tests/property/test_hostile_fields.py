@@ -1,6 +1,7 @@
-"""Each hostile value in each field that a peer can send, one at a time, to a broker in memory: exhaustively, where the generators choose.
+"""Each hostile value in each field that a peer can send, one at a time, to a broker in memory.
 
-A value harms its own connection at most, costs little, and what is taken of it can be loaded, shown, moved and delivered.
+The test is exhaustive, where the generators of the other tests are random. A value affects at most its own connection, costs little, and
+accepted messages can be loaded, shown, moved and delivered.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.support.hostile import (
 )
 from tests.unit.server.served import Client, Served
 
-#: Others than those of the performatives and sections themselves.
+#: Descriptors beside those of performatives and sections.
 DELETE_ON_CLOSE, SASL_INIT = 0x2B, 0x41
 COLLIDING_UUIDS: Final = [b"\x98" + (number * HASH_MODULUS % (1 << 128)).to_bytes(16, "big") for number in range(65)]
 COLLIDING_DESCRIBED: Final = [b"\0" + ulong(number * HASH_MODULUS % (1 << 64)) + NULL for number in range(65)]
@@ -50,7 +51,7 @@ NAN, INFINITY = b"\x82\x7f\xf8" + bytes(6), b"\x82\x7f\xf0" + bytes(6)
 
 
 def values() -> Iterator[bytes]:
-    """Hostile values of every type."""
+    """Return hostile values of every type."""
     texts = (*TEXTS, *BROKEN_TEXTS, b"x" * 70_000)
     yield from (make(text) for make in (string, symbol, binary) for text in texts)
     yield from map(symbol, SYMBOLS)
@@ -108,9 +109,9 @@ def values() -> Iterator[bytes]:
     )
 
 
-#: Without the condition by which a test knows a fault of the broker.
+#: The values, without the condition by which a test recognises a fault of the broker.
 VALUES: Final = tuple(value for value in dict.fromkeys(values()) if value != symbol(b"amqp:internal-error"))
-#: One value of so many is put into each field where time is short.
+#: In the default suite, each field gets one of this number of values.
 STEP: Final = 23
 ZERO, HUNDRED, ONE = uint(0), uint(100), uint(1)
 TO_QUEUE: Final = (string(b"n1"), NULL, NULL, NULL, NULL, NULL, symbol(b"queue"))
@@ -140,7 +141,7 @@ ANNOTATIONS: Final = (
 
 
 def performed(code: int, channel: int = 0) -> Callable[[Fields], bytes]:
-    """A performative of the fields."""
+    """Return a performative with the fields."""
     return lambda fields: performative(code, *fields, channel=channel)
 
 
@@ -149,32 +150,32 @@ def composite(code: int, fields: Fields) -> bytes:
 
 
 def message(section: Callable[[Fields], bytes], *, body: bool = True) -> Callable[[Fields], bytes]:
-    """A transfer of a message with a section."""
+    """Return a transfer of a message with a section."""
     return lambda fields: performative(hostile.TRANSFER, *TRANSFER, payload=section(fields) + (MESSAGE if body else b""))
 
 
 def command(code: int) -> Callable[[Fields], bytes]:
-    """A command to the coordinator."""
+    """Return a command to the coordinator."""
     return lambda fields: performative(hostile.TRANSFER, uint(2), *TRANSFER[1:], payload=described(hostile.VALUE, composite(code, fields)))
 
 
 def settled(state: Callable[[Fields], bytes]) -> Callable[[Fields], bytes]:
-    """A disposition of the first delivery that the consumer got."""
+    """Return a disposition of the first delivery that the consumer got."""
     return lambda fields: performative(hostile.DISPOSITION, TRUE, ZERO, NULL, NULL, state(fields))
 
 
 def with_source(source: Callable[[Fields], Fields]) -> Callable[[Fields], bytes]:
-    """An attach of a consumer."""
+    """Return an attach of a consumer."""
     return lambda fields: performative(hostile.ATTACH, *CONSUMER[:5], composite(hostile.SOURCE, source(fields)), *CONSUMER[6:])
 
 
 def with_target(code: int) -> Callable[[Fields], bytes]:
-    """An attach of a producer, or of a coordinator."""
+    """Return an attach of a producer, or of a coordinator."""
     return lambda fields: performative(hostile.ATTACH, *PRODUCER[:6], composite(code, fields), *PRODUCER[7:])
 
 
 def with_filter(descriptor: bytes) -> Callable[[Fields], bytes]:
-    """An attach of a consumer with a filter of a name and a value."""
+    """Return an attach of a consumer with a filter of a name and a value."""
     return with_source(lambda fields: (*FROM_QUEUE[:7], mapped(fields[0], b"\0" + descriptor + fields[1]), *FROM_QUEUE[8:]))
 
 
@@ -236,7 +237,7 @@ PLACES: Final[Mapping[str, Place]] = {
         for name in ANNOTATIONS
     },
 }  # fmt: skip
-#: What is sent before a session: headers, SASL and open with fields that are good.
+#: What is sent before a session: headers, SASL and open with valid fields.
 OPEN: Final = (
     string(b"peer"),
     NULL,
@@ -272,7 +273,7 @@ SESSION: Final = (
 
 
 def pieces(place: str, step: int) -> Iterator[tuple[str, Sequence[bytes]]]:
-    """What peers say that put each value, or one of ``step``, into each field of a place, one at a time."""
+    """Return frames that put each value, or one value in each ``step``, into each field of a place, one at a time."""
     fields, make = OPENINGS[place] if place in OPENINGS else PLACES[place]
     for index in range(len(fields)):
         for value in VALUES[index % step :: step]:

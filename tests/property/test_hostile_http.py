@@ -1,6 +1,6 @@
-"""Hostile HTTP to the admin server of a broker in memory.
+"""Hostile HTTP requests to the admin server of a broker in memory.
 
-Every answer is well-formed, others go on, and no request costs much or leaves anything behind.
+Every answer is well-formed, other clients are served, and no request costs much or leaves anything behind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATUSES = {200, 400, 403, 404, 405, 409, 411, 413, 431, 501, 503}
 
 
 class Refusals(logging.Handler):
-    """What the HTTP server itself complains of."""
+    """Collects what the HTTP server itself logs as an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Refusals(logging.Handler):
 
 
 def node() -> Node:
-    """A broker with something of everything that an administrator can look at."""
+    """Return a broker with at least one of everything that an administrator can see."""
     node = Node()
     node.settings = node.settings.model_copy(update={"journal": node.settings.journal.model_copy(update={"append_timeout_s": 5})})
     client = Client(node)
@@ -62,7 +62,7 @@ def node() -> Node:
 
 
 async def ask(port: int, said: bytes) -> bytes:
-    """All that the server says until it ends the connection, which the peer ends behind its request."""
+    """Return all that the server sends until it ends the connection, which the peer ends after its request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     with suppress(ConnectionError):
@@ -76,17 +76,17 @@ async def ask(port: int, said: bytes) -> bytes:
 
 
 class Answers(io.BytesIO):
-    """What a server has said, as a socket and as its file."""
+    """Presents what a server has sent, as a socket and as its file."""
 
     def makefile(self, _: str) -> Answers:
         return self
 
     def close(self) -> None:
-        """Further answers follow."""
+        """Return whether more answers follow."""
 
 
 def check(answer: bytes, said: bytes) -> None:
-    """Each answer is HTTP, as the library of Python reads it, and JSON where it says so."""
+    """Check that each answer is HTTP, as Python's library reads it, and JSON where it says so."""
     answers: Any = Answers(answer)
     head = said.startswith(b"HEAD") and not answer.endswith(b"Invalid HTTP request received.")
     while answers.tell() < len(answer):
@@ -99,7 +99,7 @@ def check(answer: bytes, said: bytes) -> None:
 
 
 def serve(work: Callable[[Node, int], Awaitable[None]]) -> None:
-    """Work with an admin server, which must complain of nothing."""
+    """Use an admin server, which must log no error."""
     refusals, http = Refusals(), logging.getLogger("uvicorn.error")
 
     async def run() -> None:
@@ -122,7 +122,7 @@ def serve(work: Callable[[Node, int], Awaitable[None]]) -> None:
 
 
 async def judge(port: int, said: bytes) -> None:
-    """One request. It is repeated in quiet where it has cost much."""
+    """Send one request. Repeat it when the machine is quiet if it has cost much."""
     spent_s = await cost_s(port, said)
     for _ in range(3):
         if spent_s < COST_S_MAX:
@@ -134,7 +134,7 @@ async def judge(port: int, said: bytes) -> None:
 
 
 async def cost_s(port: int, said: bytes) -> float:
-    """The processor time of one request."""
+    """Return the processor time of one request."""
     began_s = time.process_time()
     answer = await ask(port, said)
     spent_s = time.process_time() - began_s
@@ -165,7 +165,7 @@ def test_hostile_http_requests_leave_no_memory_behind() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_hostile_http_requests_are_answered_cheaply() -> None:
-    """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
+    """BASCULE_HOSTILE_SEEDS is the number of seeds, BASCULE_HOSTILE_FIRST the first of them."""
     first = int(os.environ.get("BASCULE_HOSTILE_FIRST", "10000"))
 
     async def work(_: Node, port: int) -> None:

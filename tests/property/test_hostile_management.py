@@ -1,4 +1,7 @@
-"""Hostile requests to `$management` of a broker in memory: each is answered well, costs little, harms nobody and leaves nothing behind."""
+"""Hostile requests to `$management` of a broker in memory.
+
+Each is answered correctly, costs little, affects no other client and leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ CODES = {0, 3, 4, 6, 7, *range(100, 108), -3, -4, -5, -8}
 
 
 class Conversation:
-    """A hostile client of a broker, and one that asks properly."""
+    """A hostile client of a broker, and one with valid requests."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -40,14 +43,14 @@ class Conversation:
         self.asking = self.proper.producer(MANAGEMENT_ADDRESS, name="asking")
 
     def begin(self) -> bytes:
-        """The id of a transaction with a message in it."""
+        """Return the id of a transaction with a message in it."""
         transaction = self.hostile.connection.client.begin()
         self.work.send(message_bytes("x"), settled=True, state=TransactionalState(transaction.id))
         self.served.settle(self.hostile)
         return transaction.id
 
     def ask(self, body: bytes) -> None:
-        """Send a request, judge what it costs and check its answer. It is repeated in quiet where it has cost much."""
+        """Send a request, and check its cost and its answer. Repeat it when the machine is quiet if it has cost much."""
         spent_s = self.cost_s(body)
         for _ in range(3):
             if spent_s < COST_S_MAX:
@@ -57,7 +60,7 @@ class Conversation:
         pytest.fail(f"{spent_s:.3f} s for {body[:300].hex()}")
 
     def cost_s(self, body: bytes) -> float:
-        """The broker's processor time for a request."""
+        """Return the broker's processor time for a request."""
         self.management.send(body)
         data = self.hostile.amqp.data_to_send()
         began_s = time.process_time()
@@ -74,7 +77,7 @@ class Conversation:
         return spent_s
 
     def ask_properly(self) -> None:
-        """Others are answered as ever."""
+        """Check that other clients are still answered."""
         request = JmsMessage(
             destination=MANAGEMENT_ADDRESS, reply_to="proper", body_kind="message", properties={"type": TYPE, "operation": "recover"}
         )
@@ -82,14 +85,14 @@ class Conversation:
         assert [decode_message(body).properties["statusCode"] for body in heard(self.served, self.proper)] == [200]
 
     def close(self) -> None:
-        """Both are gone."""
+        """Close both clients."""
         for client in (self.hostile, self.proper):
             client.connection.connection_lost(None)
         self.served.broker.settle()
 
 
 def heard(served: Served, client: Client) -> list[bytes]:
-    """The messages that a client has got and settled."""
+    """Receive and settle the messages of a client."""
     served.settle(client)
     events = client.told(Transferred)
     client.heard.clear()
@@ -100,7 +103,7 @@ def heard(served: Served, client: Client) -> list[bytes]:
 
 
 def check_answer(body: bytes) -> None:
-    """An answer is a message by every rule, with the properties that the documentation names."""
+    """Check that an answer is a valid message with the documented properties."""
     scan(body)
     properties = decode_message(body).properties
     assert properties["statusCode"] in STATUSES - {500}
@@ -109,7 +112,7 @@ def check_answer(body: bytes) -> None:
 
 
 def talk(conversation: Conversation, first: int, count: int) -> None:
-    """Some seeds of the generator, each in a conversation that goes on."""
+    """Run some seeds of the generator, each in one conversation."""
     for seed in range(first, first + count):
         hostile = HostileManagement(seed)
         conversation.ask(hostile.request(conversation.begin()))
@@ -152,5 +155,5 @@ def test_hostile_management_requests_leave_no_memory_behind() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_hostile_management_requests_are_answered_cheaply() -> None:
-    """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
+    """BASCULE_HOSTILE_SEEDS is the number of seeds, BASCULE_HOSTILE_FIRST the first of them."""
     work(int(os.environ.get("BASCULE_HOSTILE_FIRST", "10000")), int(os.environ.get("BASCULE_HOSTILE_SEEDS", "5000")))

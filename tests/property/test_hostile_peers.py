@@ -1,6 +1,6 @@
-"""A hostile peer of a broker in memory: whatever it sends harms its own connection at most, and what is taken can be used.
+"""A hostile peer of a broker in memory affects at most its own connection, and its accepted messages can be used.
 
-The peer's messages are stored, loaded, shown as JSON, moved and delivered to others. `make slow` looks at more seeds.
+The messages are stored, loaded, shown as JSON, moved and delivered to other clients. `make slow` runs more seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONG_AFTER_MS = 10**13
 
 
 class Complaints(logging.Handler):
-    """What the product logs: texts that cannot be written, and exceptions that nobody has expected."""
+    """Collects log lines that cannot be written, and unexpected exceptions in the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def complaints() -> Iterator[list[str]]:
 
 
 class Peer:
-    """A hostile peer that begins a session anew when its last one has ended."""
+    """A hostile peer that begins a new session after its last one has ended."""
 
     def __init__(self, served: Served, seed: int, cost_s_max: float = COST_S_MAX) -> None:
         self.served = served
@@ -99,7 +99,7 @@ class Peer:
         assert getattr(self.connection.amqp.error, "condition", None) != INTERNAL_ERROR
 
     def check_frames(self) -> None:
-        """The broker keeps to the peer's max-frame-size."""
+        """Check that the broker respects the peer's max-frame-size."""
         amqp = self.connection.amqp
         data, position = b"".join(self.wire.written), 0
         self.wire.written.clear()
@@ -110,7 +110,7 @@ class Peer:
 
 
 def use(broker: BrokerInMemory, clock: list[int]) -> None:
-    """Do with all that was taken what brokers do: load, show, move, expire, deliver."""
+    """Use all accepted messages as brokers do: load, show, move, expire, deliver."""
     broker.start()
     show(broker)
     for queue in list(broker.engine.addresses.queues.values()):
@@ -140,7 +140,7 @@ def show(broker: BrokerInMemory) -> None:
 
 
 def deliver(broker: BrokerInMemory) -> None:
-    """To consumers on links of the real protocol engine, twice, so that headers are written anew."""
+    """Deliver to consumers on links of the real protocol engine, twice, so that headers are written again."""
     served = Served(broker)
     client = Client(served, "reader")
     for number, queue in enumerate(list(broker.engine.addresses.anycast.values())):
@@ -208,7 +208,7 @@ def test_disconnected_hostile_peers_leave_no_memory_behind() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_hostile_peers_harm_only_their_own_connections() -> None:
-    """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
+    """BASCULE_HOSTILE_SEEDS is the number of seeds, BASCULE_HOSTILE_FIRST the first of them."""
     first = int(os.environ.get("BASCULE_HOSTILE_FIRST", str(4 * SEEDS_OF_ONE_TEST)))
     for seed in range(first, first + int(os.environ.get("BASCULE_HOSTILE_SEEDS", "2000"))):
         work(seed)

@@ -1,4 +1,4 @@
-"""An id that was used is never used again: over crashes, snapshots, trims of the journal and queues that are deleted."""
+"""A used id is never used again: across crashes, snapshots, trims of the journal and deleted queues."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bascule.journal.records import Kind, Op, decode_header, decode_json, encode
 from bascule.testing.broker import BrokerInMemory, MemoryLog, Sender, message_bytes
 
 QUEUES = st.sampled_from(["a", "b"])
-#: Stands where records were trimmed: a load that comes by ends.
+#: Stands for trimmed records: a load that reads it fails.
 TRIMMED = encode_record(Kind.STATE, 0, 1, b"trimmed")[:-1]
 
 
 class Ledger(MemoryLog):
-    """A log that knows the newest id of each kind that was ever in it: the next one must be higher."""
+    """A log that knows the newest id of each kind that it has ever contained: the next one must be higher."""
 
     newest_mid = newest_queue = -1
 
@@ -45,7 +45,7 @@ class Ids(RuleBasedStateMachine):
         super().__init__()
         self.log = Ledger()
         self.broker = BrokerInMemory(self.log)
-        self.bodies: dict[int, bytes] = {}  # of whatever was delivered, by mid
+        self.bodies: dict[int, bytes] = {}  # of each delivered message, by mid
         self._numbers = count()
 
     def _queue(self, name: str) -> BrokerQueue:
@@ -91,7 +91,7 @@ class Ids(RuleBasedStateMachine):
 
     @rule()
     def trim(self) -> None:
-        """As housekeeping does: what the newest snapshot does not need goes, once it is announced."""
+        """Trim as housekeeping does: what the newest snapshot does not need is deleted, once it is announced."""
         self.broker.take_snapshot()
         self.broker.settle()
         name, data = self.broker.snapshots.popitem()

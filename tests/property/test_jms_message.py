@@ -1,4 +1,4 @@
-"""Any JMS message survives the way through AMQP, and the way through Kafka, unchanged and with its types."""
+"""Any JMS message survives the conversion to AMQP, and to Kafka, unchanged and with its types."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BODIES = (
     | st.tuples(st.just("map"), st.dictionaries(TEXT, ITEMS, max_size=5))
     | st.tuples(st.just("stream"), st.lists(ITEMS, max_size=5))
 )
-#: Ids as AMQP has them, so that none of them claims to be what it is not.
+#: Ids in the form of AMQP, so that none claims to be of another type.
 IDS = (
     TEXT
     | st.sampled_from(["ID:1", "ID:AMQP_UUID:x", "ID:AMQP_NO_PREFIX:"])
@@ -99,7 +99,7 @@ def messages(draw: st.DrawFn) -> JmsMessage:
 
 
 def typed(value: Any) -> Any:
-    """The value with the types of all that is in it; -0.0 is not 0.0."""
+    """Return the value with the types of everything in it; -0.0 is not 0.0."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -160,7 +160,7 @@ def test_mutated_message_bytes_are_decoded_or_refused_with_an_input_error(messag
         pass
 
 
-#: Each section with a value of its form, and with any other.
+#: Each section with a valid value, and with any other.
 FORMS = {
     HEADER: st.lists(SCALARS, max_size=6),
     MESSAGE_ANNOTATIONS: st.dictionaries(SCALARS | st.just(Symbol("x-opt-jms-msg-type")), integers(Byte, 3) | SCALARS, max_size=3),

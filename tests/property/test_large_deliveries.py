@@ -41,7 +41,7 @@ class World:
         self.settle()
 
     def write(self) -> bool:
-        """The server writes what is due, and the client takes it. Whether that was anything."""
+        """Write what is due at the server, and pass it to the client. Return whether that was anything."""
         data = self.server.data_to_send()
         for event in self.client.receive(data, 0.0):
             if isinstance(event, Transferred):
@@ -52,13 +52,13 @@ class World:
         return bool(data)
 
     def read(self) -> bool:
-        """The server hears what the client has to say. Whether that was anything."""
+        """Pass what the client has to send to the server. Return whether that was anything."""
         data = self.client.data_to_send()
         self.heard(self.server.receive(data, 0.0) if data else [])
         return bool(data)
 
     def more(self) -> bool:
-        """The server makes the next piece. Whether there was one to make."""
+        """Let the server produce the next piece. Return whether there was one."""
         sending = bool(self.server.outgoing.sessions)
         self.heard(self.server.send_more())
         return sending

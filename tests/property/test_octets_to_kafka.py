@@ -1,4 +1,4 @@
-"""The short way from AMQP bytes to a Kafka record gives what the long way gives."""
+"""The fast path from AMQP bytes to a Kafka record gives the same result as the general one."""
 
 from __future__ import annotations
 

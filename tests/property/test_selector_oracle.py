@@ -1,7 +1,7 @@
-"""Selectors against a second evaluator, written from the specification's text: truth is 0, 1/2 (unknown) or 1, numbers are C's.
+"""Selectors against a second evaluator, written from the text of the specification: truth is 0, 1/2 (unknown) or 1, numbers are those of C.
 
-Expressions are random trees; the oracle walks the tree, the product gets its text and the encoded message. An expression counts once:
-what has been asked before is not counted again. BASCULE_SELECTORS asks for more of them, BASCULE_SELECTOR_SEED for others.
+Expressions are random trees: the oracle walks the tree, the product gets its text and the encoded message. Repeated expressions are not
+counted. BASCULE_SELECTORS sets the number of expressions, BASCULE_SELECTOR_SEED the seed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bascule.jms.selector import evaluate as evaluate_module
 from bascule.jms.selector import parser as parser_module
 from bascule.testing.broker import message_bytes
 
-#: Different expressions of the ordinary suite.
+#: Different expressions of the default suite.
 EXPRESSIONS = int(os.environ.get("BASCULE_SELECTORS", "30000"))
-#: And of the slow one.
+#: Different expressions of the slow suite.
 MANY = max(EXPRESSIONS, 100_000)
 SEED = int(os.environ.get("BASCULE_SELECTOR_SEED", "1"))
 TIMEOUT_S = 120 + MANY // 500
-#: Messages that expressions are asked of; each expression of a few of them.
+#: Messages; each expression is evaluated for a few of them.
 MESSAGES, ASKED = 400, 4
 LEAVES_MAX = 9
 
-#: What C calls the four number types of Java, in the order in which one gives way to another.
+#: C's names of the four number types of Java, in the order of promotion.
 INT, LONG, FLOAT, DOUBLE = range(4)
 _C = (ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double)
 NAMES = ("a", "b", "c", "d", "e", "f", "JMSPriority", "JMSType", "JMSDeliveryMode", "JMSMessageID", "JMSCorrelationID", "JMSXGroupID")
@@ -46,14 +46,14 @@ EDGES = (0, 1, -1, 2, 127, -128, 32767, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 
 
 
 class Number(NamedTuple):
-    """A number of Java: which of the four types, and the value."""
+    """A number of Java: one of the four types, and the value."""
 
     rank: int
     value: Any
 
 
 def number(rank: int, value: Any) -> Number:
-    """Wrapped or rounded as the type does."""
+    """Return the number wrapped or rounded to its type."""
     return Number(rank, _C[rank](value).value)
 
 
@@ -61,7 +61,7 @@ def number(rank: int, value: Any) -> Number:
 
 
 class Maker:
-    """Random trees of the language, which keeps conditions and numbers apart."""
+    """Random trees of the language, which separates conditions and numbers."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -149,7 +149,7 @@ class Maker:
 
 
 class Printer:
-    """Trees as text: random case and space, and here and there parentheses that nobody needs."""
+    """Trees as text: random case and space, and some unnecessary parentheses."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -158,7 +158,7 @@ class Printer:
         return self.random.choice((str.upper, str.upper, str.lower, str.title))(text)
 
     def printed(self, node: Any, power: int = 0) -> str:
-        """With the parentheses that precedence asks for (operators of equal power group to the left)."""
+        """Add the parentheses that precedence requires (operators of equal power group to the left)."""
         operator_, binds, *operands = node
         words = f" {self.word(operator_)} "
         match operator_:
@@ -203,7 +203,7 @@ Facts = dict[str, Any]
 
 
 def value(node: Any, message: Facts) -> Any:
-    """None, bool, str or Number."""
+    """Return None, a bool, a str or a Number."""
     what, _, *operands = node
     if what == "name":
         return message.get(operands[0])
@@ -225,7 +225,7 @@ def value(node: Any, message: Facts) -> Any:
         return number(rank, _ARITHMETIC[what](a, b))
     if rank in (FLOAT, DOUBLE):
         return number(rank, a / b if b else a * math.copysign(math.inf, b))
-    return number(rank, int(Fraction(a, b))) if b else None  # toward zero, as int() goes
+    return number(rank, int(Fraction(a, b))) if b else None  # toward zero, as int() does
 
 
 def compared(relation: str, a: Any, b: Any) -> int:
@@ -284,7 +284,7 @@ _BITS = {Byte: 7, Short: 15, Int: 31, int: 63}
 
 
 def some_messages(seed: int) -> list[tuple[Lookup, Facts]]:
-    """What the product reads from an encoded message, and what the oracle knows was put there."""
+    """What the product reads from an encoded message, and what the oracle knows of the message."""
     pick, texts = random.Random(seed), Maker(seed)
     messages = []
     for index in range(MESSAGES):
@@ -311,11 +311,11 @@ def some_messages(seed: int) -> list[tuple[Lookup, Facts]]:
 
 
 class Disagreement(AssertionError):
-    """Both evaluators say something else of one expression and one message."""
+    """Raised if the evaluators give different results for one expression and one message."""
 
 
 def compare(count: int, seed: int) -> tuple[int, int]:
-    """Ask both evaluators; returns how many expressions were asked, and of how many messages the answer was true, of them in all."""
+    """Run both evaluators. Return the number of expressions, of true results, and of all results."""
     maker, printer, pick = Maker(seed), Printer(seed), random.Random(seed)
     messages = some_messages(seed)
     seen: set[str] = set()
@@ -323,7 +323,7 @@ def compare(count: int, seed: int) -> tuple[int, int]:
     while len(seen) < count:
         node = maker.condition_of(pick.randint(1, LEAVES_MAX))
         if pick.random() < 0.5:
-            node = ("not", 3, node)  # what tells false from unknown
+            node = ("not", 3, node)  # distinguishes false from unknown
         text = printer.printed(node)
         if text in seen:
             continue
@@ -342,7 +342,7 @@ def compare(count: int, seed: int) -> tuple[int, int]:
 def test_both_evaluators_agree_on_every_expression(expressions: int) -> None:
     asked, true = compare(expressions, SEED)
     assert asked == expressions
-    # Neither answer is rare: expressions that are nearly always false would show little.
+    # Neither result is rare: expressions that are nearly always false would show little.
     assert 0.1 < true / (asked * ASKED) < 0.9
 
 

@@ -1,4 +1,4 @@
-"""Transactions and decision logs under random faults: the small models stand for all orders that nobody has thought of."""
+"""Transactions and decision logs under random faults: small models, in orders that no hand-written test covers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bascule.xa.file_log import FileLog
 from bascule.xa.log import Decision, Outcome
 from tests.unit.xa.crashes import ENDINGS, VOTES, Crash, World, run, verdict
 
-#: A transaction over four resources comes by about so many points, a pass of recovery by fewer.
+#: A transaction over four resources passes about this number of points; a recovery pass fewer.
 POINTS = 60
 
 
 class Weather:
-    """At each point something may happen, as drawn."""
+    """Something may happen at each point, as drawn."""
 
     def __init__(self, world: World, plan: dict[int, str]) -> None:
         self._world = world
@@ -54,14 +54,14 @@ plans = st.dictionaries(st.integers(0, POINTS), st.sampled_from(["crash", "recov
 def test_random_faults_split_no_transaction(votes: list[str], ending: str, plan: dict[int, str], later: list[dict[int, str]]) -> None:
     world = World(votes)
     told = run(world, ending, Weather(world, plan))
-    for each in later:  # recoveries with a weather of their own
+    for each in later:  # recoveries with faults of their own
         try:
             world.recover(Weather(world, each))
         except (Crash, Unavailable):
             continue
     for _ in range(2):
         world.recover()
-    # One resource alone may have been committed, and nobody is there who knows.
+    # One resource alone may have been committed, and nothing records it.
     assert verdict(world, told) == []
 
 

@@ -1,4 +1,4 @@
-"""Topics around an endpoint, as its neighbours see them."""
+"""Topics around an endpoint, as the endpoint's neighbours see them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def create(bootstrap: str, *topics: str, partitions: int = PARTITIONS) -> None:
 
 
 def produce(bootstrap: str, topic: str, values: Iterable[str], *, keys: Sequence[str] | None = None, partition: int = -1) -> None:
-    """Records, stored when this returns. The key is the value, unless keys are given."""
+    """Produce records, and return when they are stored. The key of a record is its value, unless keys are given."""
     producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
     for number, value in enumerate(values):
         key = keys[number % len(keys)] if keys else value
@@ -31,7 +31,7 @@ def produce(bootstrap: str, topic: str, values: Iterable[str], *, keys: Sequence
 
 
 class Watcher:
-    """Reads all that is committed in topics, from their start on."""
+    """Reads all committed records of topics from their start."""
 
     def __init__(self, bootstrap: str, *topics: str) -> None:
         self._consumer = clients.consumer(
@@ -52,7 +52,7 @@ class Watcher:
         return self.values
 
     def wait(self, count: int, timeout_s: float = 90.0) -> list[str]:
-        """Until there are so many records, or more."""
+        """Read until there are at least a number of records."""
         wait_for(lambda: len(self.look()) >= count, f"{count} records; there are {len(self.records)}", timeout_s)
         return self.values
 

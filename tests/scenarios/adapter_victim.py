@@ -1,7 +1,7 @@
-"""An application with an endpoint in a process of its own, to be killed: a row and a receipt for each record, in one transaction.
+"""An application with an endpoint, in a process that tests kill.
 
-With a JMS broker the transaction also takes a voucher and sends a bill. A record ``fail-K-...`` fails its first K times; ``hold-...`` is at
-work until its file is there.
+For each record, the endpoint writes a row and a receipt in one transaction. With a JMS broker, the transaction also receives a voucher and
+sends a bill. A record ``fail-K-...`` fails its first K times. A record ``hold-...`` is in its endpoint until a file exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_S = 90.0
 
 @dataclass(frozen=True)
 class Where:
-    """What the members of a group share. Transactions live in topics of the group's own."""
+    """What the members of a group share. The decisions are in topics of the group."""
 
     conninfo: str
     bootstrap: str
@@ -50,20 +50,23 @@ class Where:
 
     @property
     def vouchers(self) -> Queue:
-        """The queue from which each record takes a message."""
+        """Return the queue from which the endpoint receives a message for each record."""
         return Queue(f"{self.group}.vouchers")
 
     @property
     def bills(self) -> Queue:
-        """The queue to which each record sends a message."""
+        """Return the queue to which the endpoint sends a message for each record."""
         return Queue(f"{self.group}.bills")
 
     def kafka(self, member: str) -> dict[str, str | int]:
-        """With a name for each member, so that one that is killed and started again is what it was, at once."""
+        """Return the settings of a member.
+
+        Each member has a name, so that a restarted member immediately takes the place of the killed one.
+        """
         return {"bootstrap.servers": self.bootstrap, "session.timeout.ms": 6000, "group.instance.id": member}
 
     def transactions(self, member: str) -> tuple[TransactionManager, InboundLog, PostgresResource, KafkaResource, JmsResource]:
-        """The manager has the JMS broker only if there is one."""
+        """Return the transaction manager. It has the JMS broker only if the test has one."""
         plain = {"bootstrap.servers": self.bootstrap}
         database = PostgresResource("db", self.conninfo)
         kafka = KafkaResource("kafka", plain, prefix=f"{self.group}.xa", instance=member)
@@ -109,7 +112,7 @@ def main(where: Where, member: str) -> None:
 
 
 class Member:
-    """The process."""
+    """Start the process."""
 
     def __init__(self, where: Where, member: str = "m1", environment: Mapping[str, str] | None = None) -> None:
         self.log = Path(where.directory, f"{member}.log")
@@ -124,7 +127,7 @@ class Member:
         self._process.send_signal(number)
 
     def ended(self) -> int:
-        """How it has ended; waits for that."""
+        """Wait until the process has ended, and return its exit code."""
         try:
             return self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The pipelines process on a journal that the test writes, and the readers of what it makes."""
+"""The pipelines process on a journal that the test writes, and readers of its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.system import SELDOM, descendants
 from tests.support.usage import memory_mib
 
 START_TIMEOUT_S = 180.0
-#: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.
+#: Time for all batches in progress. Each failure in them costs Spark a worker, which takes more than a minute on a busy machine.
 ARRIVAL_TIMEOUT_S = 420.0
 
 
@@ -35,7 +35,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRI
 
 
 def await_end(pids: Iterable[int]) -> None:
-    """Return when none of these processes does anything any more: Spark ends some time after its driver, and writes until then."""
+    """Return when none of these processes is active: Spark ends some time after its driver, and writes until then."""
 
     def there(pid: int) -> bool:
         with suppress(OSError):
@@ -47,10 +47,10 @@ def await_end(pids: Iterable[int]) -> None:
 
 
 class Bridge:
-    """A Kafka, a journal written by hand, and the pipelines process."""
+    """A Kafka, a journal that the test writes, and the pipelines process."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path, *, servers: str | None = None) -> None:
-        """``servers`` is where the pipelines find Kafka, if not directly."""
+        """``servers`` is the address at which the pipelines reach Kafka, if not directly."""
         self.servers, self.prefix, self.directory = kafka.bootstrap, prefix, directory
         self.topics = Topics({"bootstrap.servers": kafka.bootstrap})
         self.topics.create(f"{prefix}.journal", 1, {})
@@ -99,7 +99,7 @@ class Bridge:
 
 
 class Reader:
-    """What a reader of some topics has seen, of what is committed or of everything."""
+    """The committed records, or all records, that a reader of some topics has received."""
 
     def __init__(self, servers: str, topics: tuple[str, ...], *, committed: bool = True) -> None:
         isolation = "read_committed" if committed else "read_uncommitted"

@@ -1,4 +1,4 @@
-"""Topics of Bascule, changed by hand."""
+"""Bascule's topics, changed with Kafka's own tools."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
     kafka = {"bootstrap.servers": bootstrap}
     entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = clients.admin(kafka)  # what it answers ends with it
+    admin = clients.admin(kafka)  # keep the reference: its futures end with it
     admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
     wait_for(lambda: Topics(kafka).config(topic)[setting] == value, f"{setting} of {topic} to be {value}")
 
 
 def make_transactions(positions: Positions) -> None:
-    """Kafka makes its own topic for them with the first one."""
+    """Create Kafka's own topic for transactions, which the first transaction creates."""
     with closing(positions.writer("any")) as writer:
         writer.current()
 
 
 class Hand:
-    """Somebody with Kafka's own tools."""
+    """Changes topics as a user with Kafka's own tools does."""
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self.kafka = {"bootstrap.servers": bootstrap}
@@ -57,7 +57,7 @@ class Hand:
         name, topics = f"{self.prefix}.{topic}", Topics(self.kafka)
         settings = {"cleanup.policy": "delete", "retention.ms": "-1"}
         self._admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: name not in topics.partitions(), "the topic to be gone")
+        wait_for(lambda: name not in topics.partitions(), "the deletion of the topic")
         topics.create(name, 1, settings)
         topics.await_visible([name])
 
@@ -86,7 +86,7 @@ def send(system: System, text: str) -> None:
 
 
 def refused(system: System) -> str:
-    """What the broker says, which does not start."""
+    """Return the error of a broker that does not start."""
     system.broker.launch()
     wait_for(lambda: not system.broker.running, "the broker to refuse")
     return system.broker.said()

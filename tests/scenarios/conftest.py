@@ -1,4 +1,4 @@
-"""A broker that tests kill; they leave it running."""
+"""Brokers that tests kill. Each test leaves its broker running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.qpid import Connection
 from tests.support.system import System
 
 Connect = Callable[..., Connection]
-#: Nobody stands by: a session may be longer than a busy machine ever leaves broker or Kafka without a turn.
+#: No standby exists, so the session may be longer than any pause of the broker or of Kafka on a busy machine.
 CONFIG = """
 [broker]
 session_timeout_s = 120
@@ -31,7 +31,7 @@ def _shared_system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def system(_shared_system: System) -> System:
-    """The broker that the tests of a process share. A test that failed may have left it dead: the next one starts it again."""
+    """Return the broker that the tests of a process share. If a failed test has left it dead, start it again."""
     if not _shared_system.broker.running:
         _shared_system.broker.start()
     return _shared_system
@@ -39,6 +39,6 @@ def system(_shared_system: System) -> System:
 
 @pytest.fixture(autouse=True)
 def _no_worker_goes_on() -> Iterator[None]:
-    """The tasks of one test know nothing of those of another: theirs may have been on another Kafka."""
+    """Clear what the tasks of an earlier test have left in this process: they may have used another Kafka."""
     yield
     workers_end()

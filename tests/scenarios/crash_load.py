@@ -1,4 +1,4 @@
-"""Traffic over every kind of effect that a broker has, and the tally of it: each message that was sent is at its end once."""
+"""Traffic that causes every kind of effect of a broker, and a check that each message is at its destination exactly once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.support.journal import text_message
 from tests.support.system import PYTHON_FAILOVER, System
 
-#: A broker's death and its next start lie well within.
+#: Timeout of a call: much longer than the death and the restart of a broker.
 CALL_S = 90.0
-#: Between two messages that stay for some snapshots, also on a slow machine, so that they move to the store and leave it again.
+#: Pause between two messages that stay for some snapshots, so that they move to the store and leave it again, also on a slow machine.
 LAP_S = 0.2
 KEPT = 30
 INGRESS_EACH_LAP = 3
-#: What was sent to Kafka last is in the broker's queue within.
+#: Time within which the last record written to Kafka is in the broker's queue.
 ARRIVAL_S = 60.0
 
 
 class Load:
-    """Clients of a system under ``failover:`` until the block ends; then ``check``. ``urls`` are those of all its brokers."""
+    """Run clients of a system under ``failover:`` until the block ends; then check. ``urls`` are the URLs of all brokers of the system."""
 
     def __init__(self, system: System, name: str, urls: str = "") -> None:
         self.system = system
@@ -62,7 +62,7 @@ class Load:
         return connect(self._url, acknowledge=acknowledge, timeout_s=CALL_S)
 
     def _messages(self) -> None:
-        """Each is sent, and moved on in a transaction."""
+        """Send messages, and move each to another queue in a transaction."""
         with self._connect() as sending, self._connect(Acknowledge.TRANSACTED) as moving:
             producer = sending.producer(self._first)
             for number in itertools.count():
@@ -73,7 +73,7 @@ class Load:
                 self._move(moving, self._first, 2)
 
     def _laps(self) -> None:
-        """Messages that stay for a while, messages from Kafka, queues that come and go."""
+        """Send messages that stay for a while, write messages to Kafka, create and delete queues."""
         kafka = clients.producer({"bootstrap.servers": self.system.bootstrap, "linger.ms": 0})
         with self._connect() as sending, self._connect(Acknowledge.TRANSACTED) as moving:
             for lap in itertools.count():
@@ -85,19 +85,19 @@ class Load:
                     self._move(moving, self._kept, 1)
                 for number in range(INGRESS_EACH_LAP):
                     self.sent.append(f"from Kafka {lap} {number}")
-                    # Also for a queue that nobody has named yet.
+                    # also for a queue that no client has used
                     keep = [(UNBOUND_HEADER, b"keep")]
                     kafka.produce(f"{self.system.prefix}.ingress", from_kafka(self._first.name, self.sent[-1]), headers=keep)
                 assert kafka.flush(30) == 0
-                if self._several:  # an administrator would have to know which one serves
+                if self._several:  # an administrator would have to know which broker serves
                     continue
-                with suppress(OSError, BasculeError):  # the broker is dead, or does not know any more what it was asked for
+                with suppress(OSError, BasculeError):  # the broker is dead, or no longer knows the request
                     self.system.act("queues/create", name=f"{self._name}.passing")
                 with suppress(OSError, BasculeError):
                     self.system.act("queues/delete", name=f"{self._name}.passing")
 
     def _move(self, moving: Context, queue: Queue, count: int) -> None:
-        # Rolled back: they come again; in doubt: the tally tells.
+        # After a rollback, messages are redelivered; after a transaction in doubt, the check decides.
         with suppress(TransactionError), moving.consumer(queue, prefetch=count) as consumer:
             for _ in range(count):
                 message = consumer.receive_no_wait()
@@ -106,7 +106,7 @@ class Load:
             moving.commit()
 
     def check(self) -> None:
-        """Nothing is lost, nothing doubled, wherever it stands now."""
+        """Check that no message is lost or duplicated, whichever queue it is in."""
         assert self.failures == []
         found: Counter[str] = Counter()
         with self._connect() as context:
@@ -119,12 +119,12 @@ class Load:
         assert wrong == {}, f"of {len(self.sent)} messages, how often: {wrong}"
 
     def _on_its_way(self, consumer: Consumer, queue: Queue, found: Counter[str]) -> Message | None:
-        """One that the broker did not have yet: it comes from Kafka, into the queue that is looked at last."""
+        """Write a message that the broker does not have yet: it comes from Kafka, into the queue that is checked last."""
         return consumer.receive(ARRIVAL_S) if queue is self._first and found.total() < len(self.sent) else None
 
 
 def from_kafka(address: str, text: str) -> bytes:
-    """A message as an ingress hands it to the broker."""
+    """Return a message in the form in which an ingress passes it to the broker."""
     flags = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
     send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("load", 0, 0), text_message(text))
     return encode_record(Kind.DATA, 0, 0, send_entry(send))

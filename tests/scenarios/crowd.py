@@ -1,7 +1,7 @@
-"""Many connections to a broker, from a process of their own: ``python -m tests.scenarios.crowd idle|churn PORT COUNT``.
+"""Many connections to a broker, in a process of their own: ``python -m tests.scenarios.crowd idle|churn PORT COUNT``.
 
-``idle`` opens COUNT connections, says how many the broker has taken, and keeps them until its input ends. ``churn`` opens and closes COUNT
-connections each second until its input ends; then it says how many there were, how many each second, and the longest time to open one.
+``idle`` opens COUNT connections, prints how many the broker has accepted, and keeps them until its input ends. ``churn`` opens and closes
+COUNT connections each second until its input ends; then it prints their number, the rate, and the longest time to open a connection.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bascule.amqp.performatives import Begin, Close, Open, SaslInit
 SASL_ANONYMOUS: Final = SASL_HEADER + frame(0, encode_composite(SaslInit("ANONYMOUS", b"")), SASL_FRAME) + AMQP_HEADER
 SESSION: Final = frame(0, encode_composite(Begin(None, 0, 100, 100)))
 CLOSE: Final = frame(0, encode_composite(Close()))
-#: How an open frame begins, behind its header.
+#: The beginning of an open frame, after its header.
 OPEN: Final = b"\x00\x53\x10"
-#: Connections that are on their way at once.
+#: Maximum number of connections that are being opened.
 AT_ONCE: Final = 200
 HEARTBEAT_S: Final = 10.0
 TIMEOUT_S: Final = 60.0
@@ -32,7 +32,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def opened(port: int, container: str) -> Streams:
-    """Open a connection, and return when the broker has."""
+    """Open a connection, and return when the broker has opened it."""
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(SASL_ANONYMOUS + frame(0, encode_composite(Open(container))) + SESSION)
@@ -49,7 +49,7 @@ async def closed(streams: Streams) -> None:
 
 
 def say(*figures: float) -> None:
-    """To the test."""
+    """Print a line for the test."""
     sys.stdout.write(f"{' '.join(map(str, figures))}\n")
     sys.stdout.flush()
 
@@ -117,24 +117,24 @@ class Crowd:
         self.count = 0
 
     def begun(self) -> int:
-        """Return how many connections it has, when it is there."""
+        """Wait until the process has opened its connections, and return their number."""
         return int(self._stdout.readline())
 
     def end(self) -> list[float]:
-        """End it in order, and return its figures."""
+        """Stop the process in order, and return its figures."""
         said, _ = self._process.communicate(timeout=TIMEOUT_S)
         assert self._process.returncode == 0
         return [float(word) for word in said.split()]
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """End the process, whatever its state."""
         self._process.kill()
         self._process.communicate()
 
 
 @contextmanager
 def crowd(what: str, port: int, count: int) -> Iterator[Crowd]:
-    """A crowd that is there, and gone afterwards."""
+    """Start a crowd, and end it with the block."""
     found = Crowd(what, port, count)
     try:
         found.count = found.begun()

@@ -1,4 +1,4 @@
-"""A process of a Django project: pays one item and sends a receipt, in one transaction, unless it is killed at a crash point."""
+"""A process of a Django project. It pays for an item and sends a receipt in one transaction, unless a crash point kills it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.django_orm import Payment, add
 
 
 def resources(broker: str, *, prepared: bool) -> tuple[JmsResource, Any]:
-    """Those of each process of the project."""
+    """Return the settings that each process of the project has."""
     return JmsResource("broker", broker, timeout_s=60), django_resource("db", "shop", prepared=prepared)
 
 

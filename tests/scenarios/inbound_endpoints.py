@@ -20,7 +20,7 @@ QUICK = Backoff(0.05, 2.0, 0.2)
 
 @contextmanager
 def active(kafka: EmbeddedKafka | KafkaProxy, spec: ActivationSpec, endpoint: Any, **client: str) -> Iterator[Activation]:
-    """``client``: settings of the Kafka client, with underscores for dots."""
+    """Return the options of an activation. ``client`` are settings of the Kafka client, with underscores for dots."""
     settings = {name.replace("_", "."): value for name, value in client.items()}
     activation = Activation({"bootstrap.servers": kafka.bootstrap, **settings}, spec, endpoint)
     activation.start()
@@ -32,7 +32,7 @@ def active(kafka: EmbeddedKafka | KafkaProxy, spec: ActivationSpec, endpoint: An
 
 @pytest.fixture
 def topic(kafka: EmbeddedKafka, topic_prefix: str) -> str:
-    """Of two partitions."""
+    """Create a topic of two partitions."""
     create(kafka.bootstrap, topic_prefix)
     return topic_prefix
 
@@ -46,7 +46,7 @@ def text(record: Record) -> str:
 
 
 class Seen:
-    """An endpoint that keeps what it is given; ``act`` may fail."""
+    """An endpoint that keeps the records that it receives; ``act`` may raise."""
 
     def __init__(self, act: Callable[[Record], None] = lambda _: None) -> None:
         self.records: list[Record] = []

@@ -1,4 +1,4 @@
-"""An epoch on a journal of a real Kafka, for sequences that make systems fail."""
+"""An epoch on a journal in a real Kafka, for sequences of events that break naive systems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGES = {name: message_bytes(name, message_id=f"ID:{name}") for name in ("fir
 
 
 class Journaled:
-    """A journal, and epochs of it that answer ``sender``."""
+    """A journal, and its epochs, which answer ``sender``."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
@@ -51,12 +51,12 @@ class Journaled:
         return epoch
 
     def end(self) -> int:
-        """Where the next record will be."""
+        """Return the offset of the next record."""
         with closing(PartitionReader(self.kafka, self.place.topics.journal, 0)) as reader:
             return reader.range()[1]
 
     def send(self, epoch: Epoch, *names: str) -> None:
-        """Each in a record of its own; not waited for."""
+        """Send messages, each in a record of its own, without waiting."""
         for name in names:
             self.decide(epoch, name)
             epoch.flush()

@@ -1,4 +1,4 @@
-"""The application of java/xa/payments, and its surroundings: queues, tables, and the log of a transaction manager."""
+"""The application of java/xa/payments, with its queues, tables, and the log of its transaction manager."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from tests.support.maven import XA_PROJECT
 from tests.support.speed import SLOWNESS
 from tests.support.system import System
 
-#: Two passes of recovery, each with its pauses, on a loaded machine.
+#: Duration of two recovery passes with their pauses, on a loaded machine.
 RUN_TIMEOUT_S = 120.0 * SLOWNESS
-#: Of a transaction, for which the recovery of Atomikos waits; the second one has room for the next start of a service.
+#: Timeouts of a transaction, for which the recovery of Atomikos waits. The second one leaves time for a restart of a service.
 TIMEOUT_S = round(10 * SLOWNESS)
 LONG_TIMEOUT_S = round(30 * SLOWNESS)
 SOURCES = [*(XA_PROJECT / "bascule-xa-jakarta" / "src" / "main" / "java").rglob("*.java"), *(XA_PROJECT / "payments").glob("*.java")]
-#: Transaction managers, by their sets of jars.
+#: Transaction managers, by the names of their sets of jars.
 MANAGERS = ("narayana", "atomikos")
-#: For tests that the ordinary suite runs with one of them.
+#: The manager of tests that the default suite runs with only one.
 MANAGER_PARAMS = [MANAGERS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MANAGERS[1:])]
 COMMITTED, ROLLED_BACK = "committed", "rolled back"
-#: How many orders wait, rows and bills there are.
+#: The number of waiting orders, of rows, and of bills.
 Outcome = tuple[int, int, int]
 OUTCOMES: dict[str, Outcome] = {COMMITTED: (0, 1, 1), ROLLED_BACK: (1, 0, 0)}
-#: What a resource that was away has kept is found by the next recovery.
+#: The next recovery finds what a resource kept while it was unavailable.
 RECOVERIES_MAX = 3
 
 
 class Shop:
-    """The surroundings of an application whose transactions share a transaction log; each has queues and a table of its own."""
+    """The environment of an application whose transactions share a transaction log. Each has its own queues and table."""
 
     def __init__(self, manager: str, system: System, database: EmbeddedPostgres, directory: Path, name: str) -> None:
         self.manager = manager
@@ -62,7 +62,7 @@ class Shop:
         ]  # fmt: skip
 
     def run(self, action: str, name: str = "") -> str:
-        """Return what became of the transaction."""
+        """Run the application, and return the outcome of its transaction."""
         command = self._command(action, name)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=RUN_TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stdout
@@ -70,9 +70,9 @@ class Shop:
 
     @contextmanager
     def stopped(self, action: str, name: str, point: str) -> Iterator[Callable[[], str]]:
-        """The application stands at a point until it is killed at the end of the block.
+        """Hold the application at a point until the end of the block, which kills it.
 
-        What is given lets it go on, and returns what became of its transaction.
+        The function that the block receives lets the application continue, and returns the outcome of its transaction.
         """
         command = self._command(action, name, point)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as application:
@@ -85,12 +85,12 @@ class Shop:
                 application.kill()
 
     def kill(self, action: str, name: str, point: str) -> None:
-        """Let the application come to a point, and kill it there."""
+        """Kill the application at a point."""
         with self.stopped(action, name, point):
             pass
 
     def order(self) -> str:
-        """Make a table, and send an order: returns their name, which is the text of the order."""
+        """Create a table, and send an order. Return the name of the table, which is the text of the order."""
         name = next(self._names)
         with psycopg.connect(self.database.conninfo, autocommit=True) as rows:
             rows.execute(f"CREATE TABLE {name} (item text)")
@@ -99,20 +99,20 @@ class Shop:
         return name
 
     def recover(self) -> None:
-        """Until nothing is in doubt."""
+        """Run recovery until nothing is in doubt."""
         for _ in range(RECOVERIES_MAX):
             if self.in_doubt():
                 assert self.run("recover") == "recovered"
         assert self.in_doubt() == []
 
     def in_doubt(self) -> list[str]:
-        """Return the prepared branches in the database and in the broker."""
+        """Return the prepared branches of the database and of the broker."""
         with psycopg.connect(self.database.conninfo) as rows:
             prepared = [str(gid) for (gid,) in rows.execute("SELECT gid FROM pg_prepared_xacts")]
         return prepared + [branch["xid"] for branch in self.system.status()["branches"]]
 
     def outcome(self, name: str) -> Outcome:
-        """Return what became of an order, as database and broker have it."""
+        """Return what the database and the broker have of an order."""
         with psycopg.connect(self.database.conninfo) as rows:
             (count,) = rows.execute(f"SELECT count(*) FROM {name} WHERE item = '{name}'").fetchone() or (0,)
         return self.system.depth(f"{name}.orders"), int(count), self.system.depth(f"{name}.bills")
@@ -128,7 +128,7 @@ def _result(application: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def mortal_postgres() -> Iterator[EmbeddedPostgres]:
-    """Unlike that of the whole run it may be killed, and no other test has branches in it."""
+    """Start a PostgreSQL of this test. Unlike the shared one, it may be killed, and no other test has branches in it."""
     directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
     directory.chmod(0o755)
     try:

@@ -1,4 +1,4 @@
-"""Clients that want more than a broker has memory for, beside a canary."""
+"""Clients that need more memory than a broker has, and a canary client beside them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.support.system import System
 from tests.support.usage import memory_mib
 
 LARGE_BODY = "x" * 100_000
-#: Of one transaction: together a quarter of 64 MiB and more.
+#: Messages of one large transaction: their total exceeds a quarter of 64 MiB.
 LARGE_MESSAGES = 200
-#: A client looks so often whether it is to end.
+#: How often a client checks whether it has to end.
 LOOK_S = 0.5
 
 
 @dataclass
 class Figures:
-    """What was seen."""
+    """What the clients have observed."""
 
     sent: int = 0
     received: int = 0
     round_trips: int = 0
-    longest_gap_s: float = 0.0  # of the canary
-    longest_gap_broker_s: float = 0.0  # the most processor time of the broker's event loop in one of its round trips
+    longest_gap_s: float = 0.0  # between two round trips of the canary
+    longest_gap_broker_s: float = 0.0  # largest processor time of the broker's event loop in a round trip
     blocked_seen: int = 0
     idle_mib: float = 0.0
     peak_mib: float = 0.0
-    longest_turn_s: float = 0.0  # of the broker's event loop, in processor time: a bound that it kept
+    longest_turn_s: float = 0.0  # of the broker's event loop, in processor time: an upper bound
     normal_after_s: float = 0.0
-    refused: int = 0  # transactions
-    refusal: str = ""  # of the last of them
+    refused: int = 0  # refused transactions
+    refusal: str = ""  # why the last one was refused
 
 
 class Overload:
@@ -57,7 +57,7 @@ class Overload:
         self._errors: list[Exception] = []
 
     def start(self, client: Callable[[threading.Event], None], *, load: bool = True) -> None:
-        """Run a client until its event is set: that of the load, or that of all."""
+        """Run a client until its event is set: the event of the load, or the event of all clients."""
         over = self._load_over if load else self._over
 
         def run() -> None:
@@ -71,11 +71,11 @@ class Overload:
         thread.start()
 
     def end_load(self) -> None:
-        """End the load; the canary and the consumers go on."""
+        """End the load. The canary and the consumers continue."""
         self._end(self._load_over)
 
     def stop(self) -> None:
-        """End all, and raise what went wrong."""
+        """End all clients, and raise the errors that they met."""
         self._end(self._load_over)
         self._end(self._over)
         self.canary.stop()
@@ -93,8 +93,8 @@ class Overload:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def produce(self, over: threading.Event) -> None:
-        """Send as fast as the broker gives credit."""
-        with suppress(BasculeError), connect(self.system.url) as context:  # the end of a send that waits for credit is no orderly one
+        """Send as fast as the broker grants credit."""
+        with suppress(BasculeError), connect(self.system.url) as context:  # a send that waits for credit has no orderly end
             producer = context.producer(self.queue, persistent=False)
             while not over.is_set():
                 with suppress(BasculeError):
@@ -102,7 +102,7 @@ class Overload:
                     self.figures.sent += 1
 
     def consume(self, pause_s: float) -> Callable[[threading.Event], None]:
-        """A consumer that takes so long for each message."""
+        """Consume, with a pause for each message."""
 
         def client(over: threading.Event) -> None:
             with connect(self.system.url) as context, context.consumer(self.queue, prefetch=10) as consumer:
@@ -112,12 +112,12 @@ class Overload:
         return client
 
     def transact(self, over: threading.Event) -> None:
-        """Send more in one transaction than memory has room for, and then try to commit it; again and again."""
+        """Send more in one transaction than fits into memory, try to commit, and repeat."""
         with suppress(BasculeError), connect(self.system.url) as connection:
             context = connection.create_context(Acknowledge.TRANSACTED)
             producer = context.producer(Queue(f"{self.queue.name}.transactions"))
             while not over.is_set():
-                with suppress(TimedOut):  # it has no credit
+                with suppress(TimedOut):  # the sender has no credit
                     for _ in range(LARGE_MESSAGES):
                         producer.send(LARGE_BODY, timeout_s=LOOK_S)
                 try:
@@ -127,7 +127,7 @@ class Overload:
                     self.figures.refusal = str(error)
 
     def hang(self, over: threading.Event) -> None:
-        """A consumer with much credit that reads nothing."""
+        """Grant much credit, and read nothing."""
         client = Connection(Role.CLIENT, container_id=f"hung-{threading.get_ident()}", sasl=SaslClient([AnonymousClient()]))
         client.open()
         with socket.socket() as sock:
@@ -142,7 +142,7 @@ class Overload:
             over.wait()
 
     def look(self, over: threading.Event) -> None:
-        """See what the broker says of its memory."""
+        """Record the status of the broker's memory."""
         while not over.wait(0.1):
             memory = self.system.status()["memory"]
             self.figures.blocked_seen += bool(memory["blocked"])

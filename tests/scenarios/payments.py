@@ -1,7 +1,7 @@
-"""An application: takes payment orders from a queue and writes a row for each, in one of the ways there are to acknowledge.
+"""An application that receives payment orders from a queue and writes a row for each.
 
-At each step it says so on standard output, and at the one that it is told of it waits for a line, or for its death. After the order
-"end" it ends.
+It uses one of the possible ways to acknowledge. It prints each step on standard output, and stops at one chosen step until it reads a line
+or is killed. After the order "end" it ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bascule.xa.postgres import PostgresResource
 from tests.support.system import PYTHON_FAILOVER
 
 END = "end"
-#: Far beyond the next start of a broker.
+#: Much longer than a restart of the broker.
 RECEIVE_S = 120.0
 
 
 class Application:
-    """One process of it. ``wait_at`` is a step: received, written, stored, acknowledged."""
+    """One process of the application. ``wait_at`` is a step: received, written, stored, acknowledged."""
 
     def __init__(self, url: str, conninfo: str, table: str, queue: str, log: str, wait_at: str) -> None:
         self.url, self.conninfo, self.queue = PYTHON_FAILOVER.format(url), conninfo, Queue(queue)
@@ -58,7 +58,7 @@ class Application:
     # -- the ways ------------------------------------------------------------------------------------------------------
 
     def automatic(self) -> None:
-        """The client acknowledges as soon as it has handed the order over."""
+        """Let the client acknowledge as soon as it has passed the order to the application."""
         with self.consumer(Acknowledge.AUTO) as (_, consumer), psycopg.connect(self.conninfo) as database:
             while (order := self.receive(consumer)).body != END:
                 self.write(database, order)
@@ -66,7 +66,7 @@ class Application:
                 self.step("stored")
 
     def explicit_before(self) -> None:
-        """Acknowledged, then written."""
+        """Acknowledge, then write."""
         with self.consumer(Acknowledge.CLIENT) as (_, consumer), psycopg.connect(self.conninfo) as database:
             while (order := self.receive(consumer)).body != END:
                 order.acknowledge()
@@ -76,7 +76,7 @@ class Application:
                 self.step("stored")
 
     def explicit(self) -> None:
-        """Written, then acknowledged."""
+        """Write, then acknowledge."""
         with self.consumer(Acknowledge.CLIENT) as (_, consumer), psycopg.connect(self.conninfo) as database:
             while (order := self.receive(consumer)).body != END:
                 self.write(database, order)
@@ -87,13 +87,13 @@ class Application:
             order.acknowledge()
 
     def jms_first(self) -> None:
-        """Two local transactions: the broker's is committed first."""
+        """Use two local transactions, and commit the broker's first."""
         with self.consumer(Acknowledge.TRANSACTED) as (context, consumer), psycopg.connect(self.conninfo) as database:
             while (order := self.receive(consumer)).body != END:
                 self.write(database, order)
                 try:
                     context.commit()
-                except TransactionError:  # the order comes again
+                except TransactionError:  # the order is redelivered
                     database.rollback()
                     continue
                 self.step("acknowledged")
@@ -102,7 +102,7 @@ class Application:
             context.commit()
 
     def database_first(self) -> None:
-        """Two local transactions: the database's is committed first."""
+        """Use two local transactions, and commit the database's first."""
         with self.consumer(Acknowledge.TRANSACTED) as (context, consumer), psycopg.connect(self.conninfo) as database:
             while (order := self.receive(consumer)).body != END:
                 self.write(database, order)
@@ -110,13 +110,13 @@ class Application:
                 self.step("stored")
                 try:
                     context.commit()
-                except TransactionError:  # the order comes again
+                except TransactionError:  # the order is redelivered
                     continue
                 self.step("acknowledged")
             context.commit()
 
     def joint(self) -> None:
-        """One transaction over both."""
+        """Use one transaction over both."""
         name = f"payments-{self.queue.name.rpartition('.')[2]}"
         with (
             closing(JmsResource("broker", self.url)) as broker,
@@ -127,7 +127,7 @@ class Application:
                 pass
 
     def _one_jointly(self, manager: TransactionManager, broker: JmsResource, database: PostgresResource) -> bool:
-        """Whether it was the last one."""
+        """Print a step. Return whether the order was the last one."""
         with suppress(TransactionRolledBack), manager.begin(timeout_s=RECEIVE_S) as transaction:
             order = self.receive(transaction.enlist(broker).consumer(self.queue))
             if order.body != END:

@@ -1,4 +1,4 @@
-"""A Kafka that lets nobody in without TLS and a password, beside its open listener for the test itself."""
+"""A Kafka that requires TLS and a password, with a second, open listener for the test itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ listener.name.secure.ssl.keystore.password={store_password}
 
 
 class SecuredKafka(EmbeddedKafka):
-    """One with a listener for TLS and SASL PLAIN; ``authority`` has signed its certificate."""
+    """Start a Kafka with a listener for TLS and SASL PLAIN; ``authority`` has signed its certificate."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
@@ -33,7 +33,7 @@ class SecuredKafka(EmbeddedKafka):
 
     @property
     def secured(self) -> str:
-        """``bootstrap.servers`` of the guarded listener."""
+        """Return ``bootstrap.servers`` of the protected listener."""
         return f"{HOST}:{self._secure_port}"
 
     def _server_properties(self) -> str:

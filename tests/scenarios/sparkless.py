@@ -1,4 +1,4 @@
-"""The driver and its tasks on a real Kafka, with a stand-in for Spark: a batch is run when the test says so."""
+"""The driver and its tasks on a real Kafka, with a model of Spark: a batch runs when the test says so."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import wait_for
 
-#: The thresholds of Python's garbage collector in a process that is no worker.
+#: The thresholds of Python's garbage collector in a process that is not a worker.
 COLLECT_AFTER = gc.get_threshold()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of the journal, to its end if it has none of its own."""
+    """A range of the journal, up to the end of the journal if ``end`` is not given."""
 
     pipelines: PipelinesSpec
     start: int
@@ -83,14 +83,14 @@ class Job:
 
 
 class Session:
-    """As much of Spark as is left."""
+    """The part of Spark that the driver needs."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no Spark to stop."""
 
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Drivers made from now on need no Spark."""
+    """Make later drivers run without Spark."""
 
     def part(_: object, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> Rows:
         return Rows(pipelines, start, end)
@@ -108,19 +108,21 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
 
 
 def workers_end() -> None:
-    """What the tasks of a driver have left in this process goes, as it does with Spark's workers."""
+    """Remove what the tasks of a driver have left in this process, as the end of Spark's workers does."""
     for writer in carry._kept.idle.values():
         writer.close()
     carry._kept.idle.clear()
     carry._kept.targets = None
     carry._kept.lineages = None
-    if gc.get_threshold() != COLLECT_AFTER:  # a worker collects seldom: clients that a cycle holds would stay for the rest of the run
+    if (
+        gc.get_threshold() != COLLECT_AFTER
+    ):  # a worker collects seldom, so clients in a reference cycle would remain until the end of the run
         gc.set_threshold(*COLLECT_AFTER)
         gc.collect()
 
 
 class Bridge:
-    """A journal written by hand, diverts that come and go, and what became of the messages."""
+    """A journal that the test writes, diverts that are added and removed, and the fate of the messages."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.pipelines = PipelinesSpec(
@@ -132,7 +134,7 @@ class Bridge:
         self.positions = Positions(self.pipelines, "")
 
     def divert(self, name: str, **more: Any) -> DivertSpec:
-        """Of all that is sent, into a topic of its own name."""
+        """Return a divert of all messages, into a topic of its own name."""
         return DivertSpec(name, "#", f"{self.pipelines.topics.prefix}.{name}", **more)
 
     def send(self, *texts: str, taken_by: Sequence[str] = (), flags: int = 1) -> None:
@@ -141,7 +143,7 @@ class Bridge:
         self.journal.flush()
 
     def renew(self) -> None:
-        """Another journal of the same name."""
+        """Replace the journal by another one of the same name."""
         admin, name = clients.admin(self.pipelines.kafka), self.pipelines.topics.journal
         admin.delete_topics([name])[name].result()
         wait_for(lambda: name not in self.topics.partitions(), "the journal to be deleted")
@@ -150,7 +152,7 @@ class Bridge:
         self.journal.sequence = 0
 
     def trim(self, before: int) -> None:
-        """Deletes the journal's records before an offset."""
+        """Delete the records of the journal before an offset."""
         trim(self.pipelines.kafka, self.pipelines.topics.journal, {0: before})
 
     def end(self) -> int:
@@ -158,7 +160,7 @@ class Bridge:
 
     @contextmanager
     def running(self, *diverts: DivertSpec, ingresses: tuple[IngressSpec, ...] = ()) -> Iterator[Running]:
-        """A driver with these diverts, and ingresses whose queries take no batch."""
+        """Return a driver with these diverts, and with ingresses whose queries run no batch."""
         found = driver.Driver(replace(self.pipelines, diverts=diverts, ingresses=ingresses))
         try:
             found.start()
@@ -171,18 +173,18 @@ class Bridge:
         return self.positions.stored()
 
     def keepers(self) -> PipelineHolds:
-        """A broker's look at what it keeps the journal for."""
+        """Return what a broker keeps the journal for."""
         place: Any = SimpleNamespace(
             kafka=self.pipelines.kafka, topics=self.pipelines.topics, bridge=self.pipelines.bridge_id, pinned_bytes_max=0,
         )  # fmt: skip
         return PipelineHolds(place)
 
     def snapshot(self) -> Snapshot:
-        """One of a broker that has stored nothing, at the end of the journal."""
+        """Return an empty snapshot at the end of the journal."""
         return Snapshot(0, 0, self.end(), 1, OffsetMap(), [], {})
 
     def pins(self) -> dict[str, int]:
-        """What a broker that has just started keeps of the journal, and for which pipeline."""
+        """Return what a broker that has just started keeps of the journal, by pipeline."""
         return {pin.name: pin.offset for pin in self.keepers().found(self.snapshot())}
 
     def records(self, name: str) -> list[Message]:
@@ -193,28 +195,28 @@ class Bridge:
         return list(history.records(history.earliest(), history.latest(), committed=True))
 
     def carried(self, name: str) -> list[str]:
-        """What is in a divert's topic."""
+        """Return the records in the topic of a divert."""
         return [(record.value() or b"").decode() for record in self.records(name)]
 
     def dead(self) -> list[str]:
-        """The dead letters: by which divert, and what."""
+        """Return the dead letters, each with its divert."""
         return [
             f"{_header(record, 'bascule.divert')}: {decode_message(bytes(record.value() or b'')).body}" for record in self.records("dead")
         ]
 
 
 class Running:
-    """A driver at work."""
+    """A running driver."""
 
     def __init__(self, bridge: Bridge, running: driver.Driver) -> None:
         self.bridge, self.driver = bridge, running
 
     def query(self, name: str) -> Any:
-        """As Spark runs it."""
+        """Run a task as Spark runs it."""
         return self.driver.queries[name].running
 
     def batch(self, *names: str, end: int | None = None) -> None:
-        """One batch of the queries named, or of all."""
+        """Run one batch of the named queries, or of all."""
         for name in names or list(self.driver.queries):
             query = self.query(name)
             if query is not None:
@@ -227,7 +229,7 @@ class Running:
         return not failed
 
     def settle(self) -> None:
-        """All read the journal to its end, and join. A query that failed, because Kafka did not answer in time, is started again first."""
+        """Let all diverts read the journal to its end, and join. Restart queries that failed because Kafka did not answer in time."""
         wait_for(self._all_started, "queries that failed to start again")
         self.batch()
         self.driver.poll()

@@ -1,4 +1,4 @@
-"""Endpoints of the adapter with a real Kafka: at least once, retries, dead letters, order, hanging endpoints, handing over."""
+"""Endpoints of the adapter on a real Kafka: at least once, retries, dead letters, order, hanging endpoints, handover."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_topic_pattern_subscribes_to_all_matching_topics(kafka: EmbeddedKafka, t
 
 
 class Counting:
-    """An endpoint as a class, of which each worker has an instance; async."""
+    """An asynchronous endpoint class, of which each worker has an instance."""
 
     made: list[Counting] = []  # noqa: RUF012 - of the class, on purpose
     seen: list[str] = []  # noqa: RUF012
@@ -83,7 +83,7 @@ class Counting:
     async def on_record(self, record: Record) -> None:
         Counting.at_work += 1
         Counting.most = max(Counting.most, Counting.at_work)
-        while len(Counting.made) < Counting.workers:  # however late a thread has its turn, something is left for it
+        while len(Counting.made) < Counting.workers:  # leaves work for a thread that is scheduled late
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         Counting.seen.append(text(record))
@@ -256,7 +256,7 @@ def test_activation_refuses_to_start_on_unreadable_inbound_log(kafka: EmbeddedKa
 
 
 def test_static_member_rejoins_after_duplicated_join_request(kafka: EmbeddedKafka, topic: str) -> None:
-    """As over a pause of Kafka: the client repeats the request, and is fenced by itself."""
+    """As after a pause of Kafka, the client repeats the request, and its own repetition fences it."""
     produce(kafka.bootstrap, topic, values(10))
     seen = Seen()
     with KafkaProxy(kafka.port) as proxy:
@@ -269,7 +269,7 @@ def test_static_member_rejoins_after_duplicated_join_request(kafka: EmbeddedKafk
 def test_of_two_members_with_same_instance_id_one_stops_with_reason_and_the_other_reads_on(kafka: EmbeddedKafka, topic: str) -> None:
     spec, seen = ActivationSpec(topics=(topic,), group=topic), Seen()
     with active(kafka, spec, seen, group_instance_id="one") as first, active(kafka, spec, seen, group_instance_id="one") as second:
-        wait_for(lambda: not (first.status().running and second.status().running), "one of them to stand still", 90)
+        wait_for(lambda: not (first.status().running and second.status().running), "one of them to be suspended", 90)
         told = [each.status() for each in (first, second) if not each.status().running]
         assert len(told) == 1
         assert "under the same name" in told[0].trouble

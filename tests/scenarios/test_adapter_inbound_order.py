@@ -1,4 +1,4 @@
-"""Order, failures and hanging endpoints of the adapter, and letters too large for their topics, with a real Kafka."""
+"""Order, failures and hanging endpoints of the adapter, and dead letters that are too large for their topic, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_hanging_worker_is_reported_and_replaced_and_its_late_result_is_ignored(
         counts = activation.status().counts
     assert (counts["hung"], counts["delivered"], counts["retried"]) == (1, 2, 1)
     assert "go_on.wait" in caplog.text
-    assert "was given up before its endpoint returned" in caplog.text
+    assert "was handled as failed before its endpoint returned" in caplog.text
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def limit(kafka: EmbeddedKafka, topic: str, size_bytes: int) -> None:
 
 
 def test_letter_too_large_for_retry_topic_is_named_and_returned_after_limit_is_raised(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    """Else it stood before all others, and nobody knew which it was."""
+    """Otherwise the record would block all others, and no operator would know which record it is."""
     retry, dead = f"{topic_prefix}.retry", f"{topic_prefix}.dead-letter"
     create(kafka.bootstrap, retry, dead, partitions=1)
     limit(kafka, retry, 10_000)

@@ -1,4 +1,4 @@
-"""Endpoints that receive and send over JMS in their transactions, with a real Kafka, broker and PostgreSQL."""
+"""Endpoints that receive and send over JMS in their transactions, on a real Kafka, broker and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.scenarios.test_adapter_xa import Shop
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 SOON_S = 20.0
-#: Between the first prepare and the last commit of the branches: inbound log, database, Kafka and broker.
+#: Points between the first prepare and the last commit of the branches: inbound log, database, Kafka and broker.
 PREPARED = [
     *(f"xa.prepare.after:{branch}" for branch in (1, 2, 3, 4)),
     "xa.decide.before:1",
     "xa.decide.after:1",
     *(f"xa.finish.after:{branch}" for branch in (1, 2, 3)),
 ]
-#: In the ordinary suite: the broker's branch is the last to be prepared and the last to be told.
+#: The points of the default suite: the broker's branch is the last to be prepared and the last to be committed.
 SHORT = ["xa.prepare.after:4", "xa.decide.after:1", "xa.finish.after:2"]
 
 
@@ -71,19 +71,19 @@ def test_endpoint_commits_received_message_row_record_and_sent_message_in_one_tr
 
 
 class Billing:
-    """A group whose members take a voucher and send a bill with each record."""
+    """A group whose members receive a voucher and send a bill for each record."""
 
     def __init__(self, group: Group, url: str) -> None:
         self.group, self._url = group, url
 
     def send(self, count: int) -> None:
-        """Records, and a voucher for each."""
+        """Produce records, and send a voucher for each."""
         with connect(self._url) as context:
             context.producer(self.group.where.vouchers).send_many(["voucher"] * count)
         self.group.send(*["plain"] * count)
 
     def check(self) -> None:
-        """Each record has its row, its receipt and its bill once, and has taken one voucher."""
+        """Check that each record has one row, one receipt and one bill, and has used one voucher."""
         self.group.await_handled()
         self.group.check()
         wait_for(lambda: len(bodies(self._url, self.group.where.bills)) >= len(self.group.sent), "the bills")

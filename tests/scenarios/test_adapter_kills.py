@@ -1,4 +1,4 @@
-"""A group of endpoints under ``kill -9`` and SIGSTOP: each record has its row and its receipt, once, or is in the dead letters."""
+"""A group of endpoints under ``kill -9`` and SIGSTOP: each record has one row and one receipt, or is a dead letter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INBOUND = [name for name in POINTS if name.startswith("inbound.")]
 
 
 class Group:
-    """Members, what was sent to them, and what became of it."""
+    """The members, the records that were sent to them, and the results."""
 
     def __init__(self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, broker: str = "") -> None:
         self.bootstrap, self._conninfo = kafka.bootstrap, postgres.conninfo
@@ -53,7 +53,7 @@ class Group:
         return self._members[-1]
 
     def rows(self) -> dict[str, list[str]]:
-        """By value, the members that have written it."""
+        """Return the members that have written each value."""
         found: dict[str, list[str]] = {}
         with psycopg.connect(self._conninfo) as connection:
             for value, member in connection.execute(f"SELECT value, member FROM {self.where.table}").fetchall():
@@ -61,7 +61,7 @@ class Group:
         return found
 
     def members(self) -> int:
-        """As Kafka counts them."""
+        """Return the number of members that Kafka counts."""
         admin = clients.admin({"bootstrap.servers": self.bootstrap})
         return len(admin.describe_consumer_groups([self.where.group])[self.where.group].result(60).members)
 
@@ -69,7 +69,7 @@ class Group:
         return set(self.sent) <= set(self.rows())
 
     def await_handled(self, *also: str) -> None:
-        """Until each has a row, or is dead; and nothing is prepared or in flight any more."""
+        """Wait until each record has a row or is a dead letter, and nothing is prepared or in flight."""
         try:
             wait_for(lambda: set(self.sent) - set(also) <= set(self.rows()), "a row for each record", 120)
         except Late:
@@ -81,10 +81,10 @@ class Group:
         log.close()
 
     def check(self, *dead: str) -> None:
-        """Each in both places once, and those that are dead in none."""
+        """Check that each record has one row and one receipt, and that dead letters have none."""
         alive = [value for value in self.sent if value not in dead]
         receipts = Watcher(self.bootstrap, self.where.receipts)
-        # Of what is decided the database and the log may have their part, and Kafka not yet.
+        # After a decision, the database and the log may have committed before Kafka has.
         receipts.wait(len(alive))
         ends = [f"end-{next(self._numbers)}" for _ in range(2)]
         for partition, end in enumerate(ends):
@@ -110,7 +110,7 @@ def group(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, t
     running.close()
 
 
-#: Of all points, those where something would be lost or doubled first.
+#: The points at which a fault is most likely to lose or duplicate a record.
 SHORT = [
     "inbound.log.after",
     "inbound.commit.after",
@@ -145,7 +145,7 @@ def test_finished_record_is_not_reread_after_member_kill_before_offset_commit(gr
 @pytest.mark.timeout(900)
 def test_member_kill_at_every_inbound_crash_point_handles_each_record_once(group: Group) -> None:
     kill_at(group, [f"{name}:1" for name in INBOUND])
-    # With others at work beside it.
+    # Beside other running members.
     kill_at(group, [f"{name}:3" for name in INBOUND if name.startswith(("inbound.deliver", "inbound.claim", "inbound.done"))])
 
 
@@ -169,7 +169,7 @@ def test_terminated_member_finishes_its_running_record_and_leaves_the_rest_in_fl
 
 
 def test_paused_member_commits_no_record_that_its_successor_has_finished(group: Group) -> None:
-    """Of both its partitions one record is at work, and its offset is committed."""
+    """One record of each partition is in its endpoint, and its offset is committed."""
     group.where = replace(group.where, workers=2)
     for partition in (0, 1):
         group.send("hold", "plain", "plain", "fail-1", partition=partition)
@@ -184,7 +184,7 @@ def test_paused_member_commits_no_record_that_its_successor_has_finished(group: 
     group.await_handled()
     assert [group.rows()[value] for value in held] == [["m2"], ["m2"]]
     first.signal(signal.SIGCONT)
-    # It finds out by its claims, drops what it had scheduled, and comes back as a member.
+    # The member learns of it by its claims, drops what it has scheduled, and rejoins the group.
     wait_for(lambda: "taken over by another member" in first.log.read_text(), "the end of its illusions")
     group.send(*["plain"] * 20)
     group.await_handled()
@@ -195,7 +195,7 @@ def test_paused_member_commits_no_record_that_its_successor_has_finished(group: 
 def test_member_paused_before_taking_its_partitions_takes_none_from_their_new_owner(group: Group) -> None:
     group.where = replace(group.where, workers=2)
     first = group.start("m1", armed="inbound.take.before:1:stop")
-    wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the first member to stand still")
+    wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the suspension of the first member")
     second = group.start("m2")
     for partition in (0, 1):
         group.send("hold", "plain", partition=partition)
@@ -203,7 +203,7 @@ def test_member_paused_before_taking_its_partitions_takes_none_from_their_new_ow
     for value in held:
         await_file(Path(group.where.directory, f"{value}.at-work"))
     first.signal(signal.SIGCONT)
-    # It comes back as a member when it has been told; what it would have taken before, it has taken by then.
+    # The member rejoins when it is told; by then it has taken everything that it could have taken before.
     wait_for(lambda: group.members() == 2, "the first member to come back")
     for value in held:
         Path(group.where.directory, value).touch()

@@ -24,7 +24,7 @@ PLACE = Place("payments", 0)
 
 @contextmanager
 def compacted_soon(kafka: EmbeddedKafka, topic: str) -> Iterator[None]:
-    """And deletions with what they delete; meanwhile Kafka looks for something to compact every second, not every 15."""
+    """Make Kafka compact deletions too, and check for work every second instead of every 15 seconds."""
     settings = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "0"}
     alter(kafka, ResourceType.TOPIC, topic, settings, AlterConfigOpType.SET)
     pause = {"log.cleaner.backoff.ms": "1000"}
@@ -35,7 +35,7 @@ def compacted_soon(kafka: EmbeddedKafka, topic: str) -> Iterator[None]:
 
 def alter(kafka: EmbeddedKafka, kind: ResourceType, name: str, settings: Mapping[str, str], how: AlterConfigOpType) -> None:
     entries = [ConfigEntry(setting, value, incremental_operation=how) for setting, value in settings.items()]
-    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})  # kept: without it the futures never end
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})  # keep the reference: without it the futures never complete
     for future in admin.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=entries)]).values():
         future.result()
 
@@ -43,13 +43,13 @@ def alter(kafka: EmbeddedKafka, kind: ResourceType, name: str, settings: Mapping
 def test_member_paused_past_log_compaction_does_not_see_finished_record_as_in_flight(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What says that it is done may be gone by then."""
+    """The entry that marks the record as done may already be deleted."""
     one, two = (InboundLog("inbound", {"bootstrap.servers": kafka.bootstrap}, group=topic_prefix) for _ in range(2))
     ref = Ref(PLACE, one.take(PLACE, None), 17)
     flight = key_of(FLIGHT, ref)
     one.schedule([ref])
     assert set(one.flights(PLACE).keys) == {17}
-    consumer = one._at._open().reader._consumer  # which does not read ahead in a process that stands still
+    consumer = one._at._open().reader._consumer  # a client that does not prefetch in a suspended process
     consumer.pause(consumer.assignment())
     two.take(PLACE, two.owner(PLACE))
     two.done(PLACE, [flight], wait=True)
@@ -57,7 +57,7 @@ def test_member_paused_past_log_compaction_does_not_see_finished_record_as_in_fl
     history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, one.topic, partition_of(PLACE))
 
     def compacted() -> bool:
-        two.schedule([Ref(PLACE, ref.token, 0)])  # so that there is a newer segment
+        two.schedule([Ref(PLACE, ref.token, 0)])  # creates a newer segment
         return all(record.key() != flight for record in history.records(history.earliest(), history.stable()))
 
     with compacted_soon(kafka, one.topic):

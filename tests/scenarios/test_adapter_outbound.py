@@ -1,4 +1,4 @@
-"""Connections of the adapter with a real Kafka: plain, in Kafka transactions, as a part of the current transaction; both faces."""
+"""Connections of the adapter on a real Kafka: plain, in Kafka transactions, and in the current transaction; blocking and asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that share a worker pool, with a real Kafka."""
+"""Endpoints that share a worker pool, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.scenarios.adapter_topics import create, produce
 from tests.scenarios.inbound_endpoints import QUICK, Seen, nothing_in_flight, values
 from tests.support.system import wait_for
 
-#: Records that are never done before the test says so.
+#: Records whose endpoint runs until the test ends it.
 SLOW = 40
 
 
@@ -28,7 +28,7 @@ def test_slow_endpoint_blocks_no_other_endpoint_of_its_pool_and_both_stop_cleanl
 
     def hold(_: Record) -> None:
         at_work.release()
-        go_on.wait()  # for as long as the test looks at the other endpoint
+        go_on.wait()  # as long as the test checks the other endpoint
 
     slow, quick = Seen(hold), Seen()
     adapter, pool = ResourceAdapter({"bootstrap.servers": kafka.bootstrap}), WorkerPool(4, topic_prefix)
@@ -39,22 +39,22 @@ def test_slow_endpoint_blocks_no_other_endpoint_of_its_pool_and_both_stop_cleanl
     produce(kafka.bootstrap, slow_topic, values(SLOW))
     with adapter:
         try:
-            for _ in range(3):  # the fourth thread is the other endpoint's
+            for _ in range(3):  # the fourth thread belongs to the other endpoint
                 assert at_work.acquire(timeout=60)
             for count in (10, 20, 30):
                 produce(kafka.bootstrap, quick_topic, values(10))
                 quick.wait(count)
-            # No slow thread has ended, with its record or without, and none was given up.
+            # No slow thread has ended, with or without its record, and none has been replaced.
             assert (slow.records, pool.status()) == ([], PoolStatus(topic_prefix, 4, 3, 0, (quick_topic, slow_topic)))
             assert set(adapter.status()[0].counts.values()) == {0}
-            assert not at_work.acquire(blocking=False)  # nor has a fourth one begun
+            assert not at_work.acquire(blocking=False)  # and no fourth one has begun
             with urlopen(f"http://127.0.0.1:{serve_metrics(adapter, 0)}/metrics", timeout=30) as answer:
                 said = answer.read().decode()
             assert f'bascule_adapter_pool_at_work{{pool="{topic_prefix}"}} 3.0' in said
             assert f'bascule_adapter_at_work{{group="{slow_topic}"}} 3.0' in said
         finally:
             go_on.set()
-    # What was at work is done, what waited is in flight; a start takes it.
+    # Records whose endpoint ran are done, and waiting records are in flight; a restart handles them.
     assert pool.status().groups == ()
     wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith(f"bascule-pool-{topic_prefix}-")], "no thread")
     with adapter:

@@ -1,4 +1,4 @@
-"""Endpoints in transactions with a real Kafka, a broker, and a model of a database, which fails where it is told to."""
+"""Endpoints in transactions on a real Kafka and broker, with a model of a database that fails on demand."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bascule.xa.resource import Resource
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
-#: The second try, which asks Kafka for this and that, is not to be taken for one that hangs as well.
+#: The timeout leaves time for the second attempt, which asks Kafka, so that the attempt does not count as hanging.
 HANGS_S = 10.0
 
 
 class Shop:
-    """A manager over a model of a database and a real Kafka; ``fail`` says at which calls something breaks, and how often."""
+    """A manager over a model of a database and a real Kafka. ``fail`` has the calls that fail, and how often."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str, *more: Resource[Any]) -> None:
         create(kafka.bootstrap, prefix, f"{prefix}.receipts", partitions=1)
@@ -65,7 +65,7 @@ class Shop:
                 activation.stop(5.0)
 
     def done(self, *values: str) -> None:
-        """Each in both places, once; nothing is in flight."""
+        """Check that each record is in both places once, and that nothing is in flight."""
         wait_for(lambda: set(self.rows.committed) >= set(values), f"rows {values}; there are {self.rows.committed}", 90)
         wait_for(lambda: self.log.all_flights() == {}, "nothing in flight")
         watcher = Watcher(self.settings["bootstrap.servers"], self.receipts)

@@ -1,4 +1,4 @@
-"""What is wrong is answered by one clear error, and harms nobody else."""
+"""Each invalid input gets one clear error, and does not affect other clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.system import System
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
-#: A SASL init frame that says ANONYMOUS.
+#: A SASL init frame for ANONYMOUS.
 SASL_ANONYMOUS = hostile.frame(hostile.described(0x41, hostile.listed(hostile.symbol(b"ANONYMOUS"), hostile.binary(b""))), kind=1)
 TIMEOUT_S = 60.0
 
 
 def talk(port: int, said: bytes) -> bytes:
-    """What the broker answers before it closes the connection."""
+    """Return what the broker answers before it closes the connection."""
     heard = bytearray()
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         client.sendall(said)
@@ -33,7 +33,7 @@ def talk(port: int, said: bytes) -> bytes:
             while data := client.recv(4096):
                 heard += data
         except ConnectionResetError:
-            pass  # closed with something of ours unread
+            pass  # closed while it had unread data from this client
     return bytes(heard)
 
 

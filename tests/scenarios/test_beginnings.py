@@ -1,4 +1,4 @@
-"""Where pipelines begin that a driver has not finished to register: its transaction was rolled back, and counts for nothing."""
+"""Start positions of pipelines whose driver failed while registering them: the transaction was rolled back and has no effect."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RECORDS = 3
 
 
 class Killed(BaseException):
-    """Instead of a signal: what it was doing stays as it is."""
+    """Raised in place of a signal: everything stays as it is."""
 
 
 @contextmanager
 def killed_by_a_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """When the first source partition is taken."""
+    """Fail when the first source partition is taken over."""
 
     def point(passed: str) -> None:
         if passed == "driver.source.after":
@@ -50,7 +50,7 @@ def killed_by_a_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def killed_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """When all records of a transaction are stored, and its end is not."""
+    """Fail when all records of a transaction are stored, and its end is not."""
 
     class Killing(Producer):
         def commit_transaction(self, *_: Any) -> None:
@@ -96,7 +96,7 @@ def test_divert_keeps_its_position_after_driver_kill_during_the_join(
 def test_driver_start_ends_the_transaction_that_a_killed_writer_left_open(
     kafka: EmbeddedKafka, topic_prefix: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself it ends after five minutes, whatever the driver takes."""
+    """Kafka would end the transaction by itself after five minutes, whatever the driver does."""
     without_spark(monkeypatch)
     bridge, alert = Bridge(kafka, topic_prefix), IngressSpec("shelved", "alerts", topics=("a",))
     bridge.journal.start_epoch()
@@ -113,12 +113,12 @@ def test_driver_start_ends_the_transaction_that_a_killed_writer_left_open(
     begun_s = time.monotonic()
     with bridge.running(bridge.divert("x"), ingresses=(replace(alert, enabled=False),)):
         assert time.monotonic() - begun_s < READ_TIMEOUT_S / 2
-        # Of a commit that is answered the end may be on its way into the partition; what was left open ends much later.
+        # The end of a confirmed commit may not be in the partition yet; the end of an open transaction comes much later.
         wait_for(lambda: at.stable() == at.latest(), "the end of each transaction")
 
 
 class Source:
-    """A topic with a few records in each partition, and drivers of an ingress that begins behind them."""
+    """A topic with a few records in each partition, and drivers of an ingress that starts after them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
@@ -139,7 +139,7 @@ class Source:
     def create_anew(self) -> None:
         admin = clients.admin(self.pipelines.kafka)
         admin.delete_topics([self.topic])[self.topic].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: self.topic not in self.topics.partitions(), "the topic to be gone")
+        wait_for(lambda: self.topic not in self.topics.partitions(), "the deletion of the topic")
         self.topics.create(self.topic, 2, {})
         self.topics.await_visible([self.topic])
         self.put(0, 1)
@@ -151,7 +151,7 @@ class Source:
         self.put(*range(2, partitions))
 
     def take(self, positions: Positions, partitions: int = 2) -> list[int]:
-        """As a driver does when it starts the ingress; where each partition stands."""
+        """Register the ingress as a driver does at its start. Return the position of each partition."""
         topic_id = self.topics.ids([self.topic])[self.topic]
         sources = {(self.topic, partition): topic_id for partition in range(partitions)}
         return [position.offset for position in positions.take_sources("ingress:in", sources, StartPosition(LATEST))]

@@ -1,4 +1,4 @@
-"""The bench of transactions, for a second each: everybody runs all that it can, and nobody fails."""
+"""The benchmark of transactions, for one second each: every mode runs, and none fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal stays as short as queues, pipelines and the owner's retention let it be, and what is old and wanted survives that."""
+"""The journal is as short as queues, pipelines and the owner's retention allow, and old messages that are needed survive trimming."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ snapshot_records = 100
 retention_s = 0
 pinned_bytes = "1MiB"
 """
-#: A send and its acknowledgement are two records, and each in a turn of its own: so many make some snapshots.
+#: A send and its acknowledgement are two records, each in its own turn: this number of messages causes some snapshots.
 MESSAGES = 300
-#: So many make less than one snapshot.
+#: This number of messages causes less than one snapshot.
 FEW = 20
 
 
@@ -56,18 +56,18 @@ def stored(system: System) -> int:
 
 
 def pin_of(system: System, keeper: str) -> dict[str, Any]:
-    """What the broker says of the first of a kind for whom it keeps the journal."""
+    """Return the status of the first pin of a kind."""
     return next((pin for pin in system.status()["pins"] if pin["keeper"] == keeper), {})
 
 
 def printed(system: System) -> str:
-    """What people see."""
+    """Return the status as the command line prints it."""
     command = [sys.executable, "-m", "bascule.cli", "status", "--admin", f"http://127.0.0.1:{system.admin_port}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def traffic(session: Session, queue: str, messages: int = MESSAGES) -> None:
-    """Messages that come and go, some at a time."""
+    """Send and receive messages, some at a time."""
     producer, consumer = session.producer(queue), session.consumer(queue)
     for _ in range(messages // FEW):
         producer.send("{n}", count=FEW)
@@ -77,7 +77,7 @@ def traffic(session: Session, queue: str, messages: int = MESSAGES) -> None:
 
 
 def wait_in_traffic(session: Session, queue: str, condition: Callable[[], Any], what: str) -> Any:
-    """Look while messages come and go, as a round of housekeeping needs new records: fewer between two looks than a round takes."""
+    """Check while messages are sent and received: housekeeping needs new records, but fewer between two checks than a round handles."""
 
     def found() -> Any:
         traffic(session, queue, FEW)
@@ -99,14 +99,14 @@ def test_old_message_does_not_stop_the_trim_of_the_journal_and_survives_in_the_s
     (old,) = connect_to(bounded.url).session().consumer(f"{queue}.old").receive_many(1)
     assert (old.body, old.properties["n"], old.redelivered) == ("old", 1, False)
     session = connect_to(bounded.url).session()
-    wait_in_traffic(session, queue, lambda: stored(bounded) == 0, "the store to forget what is gone")
+    wait_in_traffic(session, queue, lambda: stored(bounded) == 0, "the store to delete removed messages")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 0
 
 
 def test_ingress_topic_is_trimmed_after_the_journal_has_its_messages(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
     session = connect_to(bounded.failover_url).session()
-    session.producer(queue)  # it is there
+    session.producer(queue)  # creates the queue
     producer = clients.producer({"bootstrap.servers": bounded.bootstrap})
     for number in range(MESSAGES):
         producer.produce(f"{PREFIX}.ingress", from_kafka(name, str(number)))
@@ -145,7 +145,7 @@ def test_stalled_pipeline_pins_the_journal_up_to_the_configured_quota(bounded: S
     at = TopicHistory(kafka, f"{PREFIX}.journal", 0).latest()
     key = position_key("divert:idle", f"{PREFIX}.journal", 0)
     writer = TransactionalWriter(kafka, f"{PREFIX}.idle", f"{PREFIX}.positions", key)
-    began = Position(f"{PREFIX}.journal", "id", 0, 0, members=("idle",))  # which keeps nothing
+    began = Position(f"{PREFIX}.journal", "id", 0, 0, members=("idle",))  # this divert pins nothing
     writer.write([], None, replace(began, offset=at), {f"{BEGUN}idle": began})
     writer.close()
 
@@ -162,10 +162,10 @@ def test_stalled_pipeline_pins_the_journal_up_to_the_configured_quota(bounded: S
     assert len(large.receive_many(1)) == 1
     large.close()
 
-    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted although unread", re.MULTILINE)
+    row = re.compile(r"^ *pipeline +divert:idle .* MiB .*; exceeds journal.pinned_bytes, unread records are deleted", re.MULTILINE)
 
     def released() -> bool:
-        # The first round of housekeeping that counts the large message shows the row, and the round after the trim does not.
+        # The first round of housekeeping that counts the large message lists the queue; the round after the trim does not.
         return bool(pin_of(bounded, "pipeline").get("released")) and row.search(printed(bounded)) is not None
 
     wait_in_traffic(session, queue, released, "the quota to be used up")
@@ -176,15 +176,15 @@ def test_waiting_messages_and_records_without_snapshot_are_shown_as_pins(
     bounded: System, connect_to: Connect, name: str, queue: str
 ) -> None:
     session = connect_to(bounded.failover_url).session()
-    session.producer(queue).send("{n}", count=20)  # so dense that it takes some snapshots until they are moved to the store
+    session.producer(queue).send("{n}", count=20)  # so dense that several snapshots pass until the messages are moved to the store
 
-    row = re.compile(rf"^ *queue +{re.escape(name)} .* the oldest message of the queue has not been taken", re.MULTILINE)
+    row = re.compile(rf"^ *queue +{re.escape(name)} .* the oldest message of the queue has not been consumed", re.MULTILINE)
 
     def shown() -> bool:
         return pin_of(bounded, "queue").get("name") == name and row.search(printed(bounded)) is not None
 
     wait_in_traffic(session, f"{queue}.other", shown, "the queue to be shown")
-    # Of the other messages some may wait at the moment of a snapshot: then they are the oldest.
+    # Another message may be in a queue at the moment of a snapshot; then it is the oldest.
     wait_in_traffic(
         session, f"{queue}.other", lambda: pin_of(bounded, "queue").get("name") != name, "the messages to be moved to the store"
     )

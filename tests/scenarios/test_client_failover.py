@@ -1,4 +1,4 @@
-"""The Python client under a failover URL, while its broker is killed and its connections are cut."""
+"""The Python client with a failover URL, while its broker is killed and its connections are cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.client import SOON_S, all_bodies_async, all_in
 from tests.support.proxy import Proxy
 from tests.support.system import PYTHON_FAILOVER, System, paused, wait_for
 
-#: Of one test: each ends in the middle of the sends.
+#: Kills in one test: each happens in the middle of the sends.
 KILLS = 3
 
 
@@ -69,7 +69,9 @@ def test_blocking_send_with_lost_answer_is_repeated_and_stored_once(system: Syst
     with Proxy(system.port) as proxy, client(proxy.url) as context:
         context.send(queue, "first")
         proxy.hold_answers()
-        cutting = threading.Thread(target=lambda: (system.wait_depth(name, 2), proxy.cut()))  # stored, and the answer is lost
+        cutting = threading.Thread(
+            target=lambda: (system.wait_depth(name, 2), proxy.cut())
+        )  # the message is stored, and the answer is lost
         cutting.start()
         context.send(queue, "second")
         cutting.join()
@@ -163,7 +165,7 @@ def test_durable_subscriptions_and_temporary_queues_are_restored_after_broker_ki
         received = subscription.receive(SOON_S)
         assert received is not None
         assert received.body == "after"
-        wait_for(lambda: temporary.name != before, "the temporary queue that is made anew")
+        wait_for(lambda: temporary.name != before, "the new temporary queue")
         service.send(temporary, "answer")
         answer = answers.receive(SOON_S)
         assert answer is not None
@@ -210,7 +212,7 @@ def test_worker_repeating_failed_transactions_moves_each_message_once_across_bro
                             context.send(target, Message(message.body, properties={"_AMQ_DUPL_ID": str(message.body)}))
                         moved.append(message.body)
                     except TransactionError:
-                        continue  # in doubt or rolled back: the message comes again if it did not move
+                        continue  # in doubt or rolled back: the message is redelivered if it was not moved
 
         worker = threading.Thread(target=work)
         worker.start()

@@ -1,4 +1,4 @@
-"""The broker is ended at every boundary of an effect, under load: nothing is lost, nothing doubled."""
+"""The broker is killed at every crash point, under load: no message is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.support.system import System, wait_for
 
 PARTS = ("election", "epoch", "handover", "journal", "queue", "transaction", "ingress.take", "snapshot", "store")
 BROKER = [name for name in POINTS if name.startswith(PARTS)]
-#: Passed once in the life of a broker.
+#: Points that a broker passes once.
 ONCE_A_LIFE = ("election", "epoch", "handover")
-#: At its end, not under load.
+#: Points that a broker passes at its end, without load.
 LEAVING = [name for name in BROKER if name.startswith("handover")]
-#: Of a short run.
+#: Points of a short run.
 SHORT = [
     "epoch.start.before", "epoch.start.after", "epoch.loaded", "journal.append.before", "journal.append.after", "journal.confirm.before",
     "journal.confirm.after", "queue.create.after", "transaction.commit.before", "transaction.commit.after", "ingress.take.before",
     "ingress.take.after", "snapshot.taken", "store.write.after", "snapshot.write.before", "snapshot.write.after", "snapshot.announce.after",
     "journal.trim.before", "journal.trim.after", "handover.snapshot",
 ]  # fmt: skip
-#: Each after the other under one load.
+#: Time to pass the points of one run, one after the other under one load.
 WALK_S = 240.0
 CONFIG = """
 [journal]
@@ -36,7 +36,7 @@ session_timeout_s = 6
 
 
 class Mortal:
-    """A broker that is ended once at each of some points, and started again each time."""
+    """A broker that is killed once at each of some points, and restarted each time."""
 
     def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, points: dict[str, int]) -> None:
         self.once = directory / "crashed"
@@ -46,14 +46,14 @@ class Mortal:
         self.system = System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG, env=armed)
 
     def left(self) -> set[str]:
-        """Points at which it has not died yet."""
+        """Return the points at which it has not been killed yet."""
         return self.points.keys() - {each.name for each in self.once.iterdir()}
 
     def live(self, load: Load) -> None:
-        """As often as it dies."""
+        """Restart the broker as often as it is killed."""
         broker = self.system.broker
         broker.launch()
-        ends = 0  # counted themselves: a point leaves its mark a moment before it ends the process
+        ends = 0  # counted here, because a point writes its mark a moment before it ends the process
 
         def done() -> bool:
             nonlocal ends

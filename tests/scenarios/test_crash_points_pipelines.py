@@ -1,4 +1,4 @@
-"""Driver and workers of the pipelines are ended at every boundary of an effect: each record is written once."""
+"""The driver and the workers of the pipelines are killed at every crash point: each record is written exactly once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.scenarios.test_pipelines import EXAMPLE
 from tests.scenarios.test_pipelines import sent as sent_in
 from tests.support.journal import text_message
 
-#: In a worker, which Spark replaces.
+#: Points in a worker, which Spark replaces.
 WORKER = [name for name in POINTS if name.startswith(("writer.", "task.", "divert.", "ingress.dead"))]
 DRIVER = ["driver.topics.after", "driver.take.before", "driver.take.after", "driver.source.after"]
 JOIN = ["join.before", "join.caught_up", "join.after"]
 SINK = ["sink.commit.before", "sink.commit.after"]
 LEAVING = ["driver.stop.before", "driver.stop.after"]
-#: Of a short run: where a record could be written twice, or not at all.
+#: Points of a short run: those where a record could be duplicated or lost.
 SHORT = ["writer.commit.before", "writer.commit.after", "task.transaction.after", "task.divert.end", "task.ingress.end", "join.caught_up"]
-#: What one run goes by, one after the other. Who has died of joining may find at its next start that there is nothing left to join.
+#: The points of each run, in order. A driver that was killed while joining may find nothing left to join after its restart.
 WALKS = {"where it matters most": SHORT, "at work": [*WORKER, *DRIVER, *LEAVING], **{name: [name] for name in JOIN}}
 WALK_S = 1200.0
 PAUSE_S = 0.3
@@ -122,16 +122,16 @@ def test_pipelines_crash_at_points_in_turn_writes_each_record_once(
         return len(written.seen) >= sent
 
     deadline = time.monotonic() + WALK_S
-    send()  # the first two diverts begin behind the third, and join it
+    send()  # the first two diverts start behind the third, and join it
     try:
         while left() - {*LEAVING}:
             assert time.monotonic() < deadline, left()
             live()
             send()
-            time.sleep(PAUSE_S)  # a batch each, so that there are many
-        send()  # what was written twice stands before it
+            time.sleep(PAUSE_S)  # one batch each, so that there are many batches
+        send()  # a duplicate would come before this record
         written, late, taken, dead = (bridge.reader(f"{prefix}.{name}") for name in ("all", "late", "ingress", "dead"))
-        # A point leaves its mark a moment before it ends the driver.
+        # A point writes its mark a moment before it ends the driver.
         eventually(arrived, "what was sent")
         for _ in left():
             bridge.child.stop(60)

@@ -1,4 +1,4 @@
-"""A transaction over PostgreSQL and Kafka, or its recovery, is ended at every named boundary: it is in both places or in none."""
+"""A transaction over PostgreSQL and Kafka, or its recovery, is killed at every crash point: both resources commit, or none does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.scenarios.test_xa_kills import check, made, recover
 from tests.scenarios.xa_victim import Case
 
 NAMES = [name for name in POINTS if name.startswith(("xa.", "slot."))]
-#: Of a short run.
+#: Points of a short run.
 SHORT = ["xa.prepare.after", "xa.decide.after", "slot.commit.after"]
-#: What passes a point; the others are passed by any commit.
+#: The shapes of transactions that pass special points; any commit passes the others.
 CASES = {
     "xa.one_phase.before": Case("", votes=("read-only", "yes")),
     "xa.one_phase.after": Case("", votes=("read-only", "yes")),

@@ -1,4 +1,4 @@
-"""Many connections, idle or coming and going, and one client among them that must notice nothing."""
+"""Many connections, idle or opening and closing, and one client among them that must not be affected."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.support.usage import memory_mib
 
 log = get_log(__name__)
 
-#: Processor time of the broker in one round trip of the canary: a gap of no more than a second, where the machine is the broker's.
+#: Processor time of the broker in one round trip of the canary. It stands for a gap of at most one second on a dedicated machine.
 GAP_BROKER_S = 1.0
-#: The round trip by the clock, on a machine that may be busy with other tests; the figures are in docs/guarantees.md.
+#: Time of a round trip by the clock, on a machine that also runs other tests. The figures are in docs/guarantees.md.
 GAP_S = 10.0
-#: Of the broker, for each idle connection with a session.
+#: Memory of the broker for each idle connection with a session.
 IDLE_KIB_MAX = 64
-#: Descriptors of a broker that has few.
+#: Limit on file descriptors of a broker with few descriptors.
 FEW = 300
 
 
 @contextmanager
 def few_descriptors(pid: int) -> Iterator[None]:
-    """A process has no more than so many, for a while."""
+    """Raise this process's limit on file descriptors for the block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (FEW, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     try:
         yield
@@ -47,7 +47,7 @@ def check(bird: Canary) -> None:
 
 
 def idle(kafka: EmbeddedKafka, directory: Path, prefix: str, count: int) -> None:
-    """So many idle connections."""
+    """Check a number of idle connections."""
     with System(kafka.bootstrap, directory, prefix=prefix) as system, canary(system, prefix) as bird:
         before_mib = memory_mib(system.broker.pid)
         begun_s = time.monotonic()
@@ -69,7 +69,7 @@ def idle(kafka: EmbeddedKafka, directory: Path, prefix: str, count: int) -> None
 
 
 def churn(kafka: EmbeddedKafka, directory: Path, prefix: str, per_second: int, seconds: float) -> None:
-    """So many connections each second that come and go."""
+    """Check a number of connections that open and close each second."""
     with System(kafka.bootstrap, directory, prefix=prefix) as system, canary(system, prefix) as bird:
         before_mib = memory_mib(system.broker.pid)
         with crowd("churn", system.port, per_second) as many:
@@ -108,7 +108,7 @@ def test_500_connections_per_second_do_not_disturb_a_client(kafka: EmbeddedKafka
 def test_connections_beyond_descriptor_limit_are_refused_without_harm_to_connected_clients(
     kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
-    """Those beyond are refused; the broker still gets to Kafka and its files, and its administrator to it."""
+    """The broker refuses connections beyond the limit. It still reaches Kafka and its files, and its administrator reaches the broker."""
     with System(kafka.bootstrap, tmp_path, prefix=topic_prefix) as system, canary(system, topic_prefix) as bird:
         with few_descriptors(system.broker.pid), crowd("idle", system.port, FEW) as many:
             assert 0 < many.count < FEW

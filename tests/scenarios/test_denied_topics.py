@@ -22,13 +22,13 @@ allow.everyone.if.no.acl.found=true
 
 
 class GuardedKafka(EmbeddedKafka):
-    """One that does what its ACLs say."""
+    """Start a Kafka that enforces ACLs."""
 
     def _server_properties(self) -> str:
         return super()._server_properties() + AUTHORIZER
 
     def deny(self, prefix: str) -> None:
-        """Nobody may create or write topics that begin so; all read them."""
+        """Deny everybody to create or write topics with a prefix; all may read them."""
         admin = clients.admin({"bootstrap.servers": self.bootstrap})
         binding = AclBinding(
             ResourceType.TOPIC, prefix, ResourcePatternType.PREFIXED, "User:ANONYMOUS", "*", AclOperation.READ, AclPermissionType.ALLOW
@@ -50,7 +50,7 @@ def bridge(guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyP
 
 
 def deny(kafka: GuardedKafka, bridge: Bridge, prefix: str, seen: str) -> None:
-    """Returns when Kafka knows it of a topic."""
+    """Return when Kafka reports a topic to its clients."""
     kafka.deny(prefix)
 
     def denied() -> bool:
@@ -84,7 +84,7 @@ def test_message_for_denied_topic_is_dead_lettered_and_blocks_no_other_message(
     assert bridge.carried("open") == ["1", "3"]
     assert bridge.dead() == ["by-address: 0", "by-address: 2", "by-address: 4"]
 
-    # A topic that the configuration names is awaited.
+    # The ingress waits for a topic that is in its configuration.
     for topic in (seen, new):
         with bridge.running(DivertSpec("fixed", "#", topic)) as running:
             bridge.send("5")
@@ -106,7 +106,7 @@ def test_write_permission_revoked_from_running_pipeline_blocks_no_other_message(
         running.batch()
         assert bridge.dead() == ["by-address: 3"]
 
-        # A topic that the configuration names is awaited, and told.
+        # The ingress waits for a topic that is in its configuration, and reports it.
         deny(guarded, bridge, fixed, fixed)
         send(bridge, ("6", "open"), ("7", "named"))
         with pytest.raises(Denied, match=fixed):

@@ -1,4 +1,4 @@
-"""Kafka as a child process: its data outlive it, it outlives nobody."""
+"""Kafka as a child process: its data survive its end, and it does not survive its parent."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(dat
 
 
 def test_offset_query_is_answered_soon_after_kafka_restart(data_dir: Path) -> None:
-    """Not when the client looks at the topic's leader anew by itself, which takes it minutes."""
+    """The client does not wait for its own periodic refresh of the leader, which takes minutes."""
     with EmbeddedKafka(data_dir) as kafka:
         produce(kafka, "t", [b"one"])
         history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, "t", 0, timeout_s=30)
@@ -106,7 +106,7 @@ def test_failed_start_of_kafka_shows_the_end_of_its_log(data_dir: Path) -> None:
 
 
 def test_kafka_ends_when_its_parent_is_killed_and_the_next_kafka_waits_for_the_end(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bascule.embedded.kafka.ORPHAN_TIMEOUT_S", 60.0)  # where none has stopped in order yet it writes its archive first
+    monkeypatch.setattr("bascule.embedded.kafka.ORPHAN_TIMEOUT_S", 60.0)  # without an earlier orderly stop, Kafka first writes its archive
     command = [sys.executable, "-m", "bascule.embedded.kafka", "--data-dir", str(data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -118,4 +118,4 @@ def test_kafka_ends_when_its_parent_is_killed_and_the_next_kafka_waits_for_the_e
     with EmbeddedKafka(data_dir, port=port) as again:
         assert again.pid != pid
         stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or ") Z " in stat.read_text()  # it has ended, whether or not the system has cleared it away
+        assert not stat.exists() or ") Z " in stat.read_text()  # ended, whether or not the system has reaped the process

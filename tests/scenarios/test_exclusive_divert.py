@@ -1,4 +1,4 @@
-"""An exclusive divert is changed, and removed, under load: each message is in one place, the queue or Kafka."""
+"""An exclusive divert is changed and removed under load: each message is in exactly one place, the queue or Kafka."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ to = "PREFIX.taken"
 exclusive = true
 """
 SMALL, BIG = "size < 5", "size >= 5"
-#: From Kafka, with a size that the divert's selector wants; above Kafka's default for a record.
+#: A message from Kafka with a size that matches the divert's selector; it is larger than Kafka's default limit.
 LARGE = "x" * 3_000_000
-#: Sent under each configuration, and in between.
+#: Number of messages sent under each configuration, and in between.
 SOME = 60
 ARRIVAL_S = 240.0
 
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Sender:
-    """Sends one message after the other until the block ends; ``sent`` are those that were answered."""
+    """Send one message after the other until the block ends. ``sent`` has the confirmed ones."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -102,7 +102,7 @@ def config(prefix: str, selector: str) -> str:
 
 
 def records(bootstrap: str, topic: str) -> list[KafkaMessage]:
-    """All that is committed in a topic."""
+    """Return all committed records of a topic."""
     reader = PartitionReader({"bootstrap.servers": bootstrap}, topic, 0, committed_only=True)
     found: list[KafkaMessage] = []
     try:
@@ -116,13 +116,13 @@ def records(bootstrap: str, topic: str) -> list[KafkaMessage]:
 
 
 def queued(system: System) -> list[str]:
-    """What the queue holds."""
+    """Return the messages in the queue."""
     with connect(system.url) as context:
         return [str(message.body) for message in context.browse(ORDERS)]
 
 
 def change(system: System, sender: Sender, selector: str) -> int:
-    """The broker first, and the pipelines at some time after it. The number of the message that met the one or the other broker."""
+    """Restart the broker first, and the pipelines some time later. Return the number of the first message after each restart."""
     (system.broker.log_file.parent / "bascule.toml").write_text(config(system.prefix, selector))
     sender.some_more()
     system.broker.kill()
@@ -141,12 +141,12 @@ def test_change_and_removal_of_exclusive_divert_under_load_keep_each_message_in_
     assert from_kafka.flush(30) == 0
     with Sender(system) as sender:
         sender.some_more()
-        system.pipelines.start()  # what the broker has taken by now is the divert's all the same
+        system.pipelines.start()  # messages that the broker has assigned to the divert by now still belong to it
         wait_for(lambda: LARGE in queued(system), "the record from Kafka", ARRIVAL_S)
         wait_for(lambda: records(system.bootstrap, f"{system.prefix}.taken"), "the first message that the divert carries", ARRIVAL_S)
         changed = change(system, sender, BIG)
         removed = change(system, sender, "")
-    # What was taken and not carried when the divert was removed is among the dead letters; the plain one's end is behind it.
+    # Messages that were taken and not carried when the divert was removed are dead letters; the end of the plain divert is behind them.
     with connect(system.url) as context:
         context.producer(Queue("plain")).send("the end")
     with closing(Reader(system.bootstrap, f"{system.prefix}.plain")) as plain:

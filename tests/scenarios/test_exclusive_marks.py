@@ -1,4 +1,4 @@
-"""What an exclusive divert took is in no queue: it is carried or dead-lettered, whatever becomes of the divert."""
+"""A message that an exclusive divert took is in no queue: it is carried or dead-lettered, whatever happens to the divert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 
 def leave_the_second(bridge: Bridge) -> None:
-    """Of two messages that the exclusive divert "x" took, it has carried "1"."""
+    """The exclusive divert "x" took two messages, and has carried "1"."""
     bridge.journal.start_epoch(["x"])
     with bridge.running(bridge.divert("x", exclusive=True)) as running:
         bridge.send("1", taken_by=["x"])
@@ -155,7 +155,7 @@ def test_messages_of_exclusive_divert_removed_while_lagging_are_dead_lettered(br
         bridge.send("1", taken_by=["x"])
         running.settle()
     with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
-        bridge.send("2", taken_by=["x"])  # the broker has not been told yet
+        bridge.send("2", taken_by=["x"])  # the broker does not know of the divert yet
         running.settle()
     if away == "apart":
         with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
@@ -242,7 +242,7 @@ def test_messages_of_the_last_removed_divert_are_dead_lettered_and_reading_stops
     assert bridge.carried("x") == ["1"]
     assert bridge.dead() == ["x: 2"]
     assert bridge.pins() == {}
-    # A divert that comes later begins as the first one did.
+    # A divert that is added later starts as the first one did.
     began = bridge.journal.start_epoch(["x"])
     bridge.send("3", taken_by=["x"])
     assert bridge.pins() == {"divert:x": began}

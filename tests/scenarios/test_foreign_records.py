@@ -1,4 +1,4 @@
-"""Records in the journal that are not what they should be, and topics made again: named, refused or told."""
+"""Damaged and foreign records in the journal, and recreated topics: the broker names, refuses or reports them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.system import WAIT_S, System, wait_for
 
 __all__ = ["hand", "system"]  # fixtures
 
-#: Of a transaction: as long as any machine needs to look at it twice.
+#: Time of a transaction: longer than any machine needs to check it twice.
 OPEN_MS = 600_000
 
 
@@ -32,7 +32,7 @@ def tidying(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator
 
 
 def ended_at_work(system: System) -> str:
-    """What the broker says, which ends instead of answering a send."""
+    """Return the error of a broker that ends instead of answering a send."""
     with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
         context.send(ORDERS, "nobody may answer this")
     wait_for(lambda: not system.broker.running, "the broker to end")
@@ -90,7 +90,7 @@ def test_recreated_journal_stops_the_broker(system: System, hand: Hand, at_work:
     if not at_work:
         system.broker.kill()  # there is no snapshot
     hand.create_anew("journal")
-    for _ in range(20 if grown else 0):  # beyond the other's end
+    for _ in range(20 if grown else 0):  # beyond the end of the old topic
         hand.put(b"somebody's own")
     said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal was recreated" in said
@@ -146,7 +146,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     bring("a", "b", "c")
     wait_for(lambda: system.depth("orders") == 3, "what came from Kafka")
     with pytest.raises(InvalidInput, match=f"topic {topic} was not recreated"):
-        system.act("ingress/begin-anew")
+        system.act("ingress/reset")
     if not at_work:
         system.broker.kill()  # there is no snapshot
     hand.create_anew("ingress")
@@ -154,7 +154,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     bring(*anew)
     if not at_work:
         system.broker.start()
-    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
+    wait_for(lambda: "has stopped" in status(), "the intake to stop")
     for said in (status(), system.broker.said()):
         assert f"ingress {topic} has stopped: the topic was recreated" in said
     wait_for(lambda: trimmed_behind(0), "the journal to be trimmed")
@@ -162,15 +162,15 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     wait_for(lambda: trimmed_behind(end), "the journal to be trimmed once more")
     assert TopicHistory(hand.kafka, topic, 0).earliest() == 0
     system.broker.restart()  # from a snapshot
-    wait_for(lambda: "has stopped" in status(), "the tail to stand still")
-    assert system.act("ingress/begin-anew") == {"begun anew": topic}
+    wait_for(lambda: "has stopped" in status(), "the intake to stop")
+    assert system.act("ingress/reset") == {"reset": topic}
     bring("E")
     wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")
     assert status() == ""
     system.broker.kill()
     system.broker.start()
     bring("F")
-    wait_for(lambda: system.depth("orders") == 5 + len(anew), "what comes later")
+    wait_for(lambda: system.depth("orders") == 5 + len(anew), "the later messages")
     with connect(system.url) as context:
         consumer = context.consumer(ORDERS)
         found = [consumer.receive(WAIT_S) for _ in range(5 + len(anew))]

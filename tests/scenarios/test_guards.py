@@ -1,4 +1,4 @@
-"""Bascule's own topics changed by hand, and records in the journal that are not what they should be: named, refused or told."""
+"""Bascule's topics with settings that a user has changed: the broker names, refuses or reports them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.system import WAIT_S, System, paused, wait_for
 
 __all__ = ["hand", "system"]  # fixtures
 
-#: Of a message: longer than a busy machine takes from its send to the next step.
+#: Time to live of a message: longer than a busy machine needs from its send to the next step.
 LIFE_S = 6.0
 
 
@@ -60,7 +60,7 @@ def test_broker_refuses_to_start_with_unsafe_topic_settings(system: System, hand
 def test_broker_warns_about_weak_topic_settings(system: System, hand: Hand) -> None:
     system.broker.stop()
     hand.set("ingress", "max.message.bytes", "1000000")
-    hand.set("ingress", "unclean.leader.election.enable", "true")  # of one replica
+    hand.set("ingress", "unclean.leader.election.enable", "true")  # harmless with one replica
     system.broker.start()
     for said in ("has max.message.bytes=1000000: large transactions", "has unclean.leader.election.enable=true: a replica that lags"):
         assert f"WARNING bascule.server.life: weak topic setting finding=\"topic '{system.prefix}.ingress' {said}" in system.broker.said()
@@ -68,7 +68,7 @@ def test_broker_warns_about_weak_topic_settings(system: System, hand: Hand) -> N
 
 def test_unsafe_topic_setting_at_runtime_is_reported_until_corrected(system: System, hand: Hand) -> None:
     hand.set("journal", "retention.ms", "604800000")
-    broken = f"topic '{system.prefix}.journal' has retention.ms=604800000: Kafka deletes messages that nobody has taken; set -1"
+    broken = f"topic '{system.prefix}.journal' has retention.ms=604800000: Kafka deletes messages that a queue still needs; set -1"
     wait_for(lambda: system.status()["reason"] == broken, "the status to say so")
     assert f'unsafe topic setting reason="{broken}' in system.broker.said()
     send(system, "it serves all the same")
@@ -87,7 +87,7 @@ def test_running_broker_checks_settings_of_dead_letter_and_decision_topics(syste
         for topic, wrong in ((dead_letters, "compact"), (DECISIONS, "delete")):
             set_topic(system.bootstrap, topic, "cleanup.policy", wrong)
             wait_for(lambda topic=topic: f"topic '{topic}' has cleanup.policy=" in system.status()["reason"], "the status to say so")  # type: ignore[misc]
-    finally:  # other tests use the log, too
+    finally:  # other tests write to this log, too
         set_topic(system.bootstrap, DECISIONS, "cleanup.policy", "compact")
     set_topic(system.bootstrap, dead_letters, "cleanup.policy", "delete")
     wait_for(lambda: system.status()["reason"] == "", "the status to be well")
@@ -128,10 +128,10 @@ def test_record_limit_lowered_at_runtime_ends_one_epoch_and_then_refuses_large_m
 
 @pytest.mark.slow
 def test_broker_keeps_expired_message_too_large_for_the_journal_and_serves_others(system: System, hand: Hand) -> None:
-    """It has to move the message, and no sender answers for its size."""
+    """The broker has to move the message, and no sender could be told that it is too large."""
     with connect(system.url) as context:
         context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=LIFE_S))
-    with paused(system.broker.pid):  # its time is not over before the limit holds
+    with paused(system.broker.pid):  # its time does not expire before the limit is active
         hand.set("journal", "max.message.bytes", "1000000")
     kept = "error contained kind=move error=\"RecordTooLarge('a journal record has"
     wait_for(lambda: kept in system.broker.said(), "the broker to keep the message")
@@ -240,7 +240,7 @@ def test_pipelines_refuse_unsafe_topic_settings(system: System, hand: Hand) -> N
         positions.prepare_topics()
     hand.set("positions", "cleanup.policy", "compact")
     hand.set("ingress", "retention.ms", "1000")
-    with pytest.raises(UnsafeTopic, match=r"ingress' has retention\.ms=1000: Kafka deletes messages that nobody has taken; set -1"):
+    with pytest.raises(UnsafeTopic, match=r"ingress' has retention\.ms=1000: Kafka deletes messages that a queue still needs; set -1"):
         positions.prepare_topics()
     hand.set("ingress", "retention.ms", "-1")
     hand.set("journal", "cleanup.policy", "compact")
@@ -250,7 +250,7 @@ def test_pipelines_refuse_unsafe_topic_settings(system: System, hand: Hand) -> N
 
 @pytest.fixture
 def unclean(kafka: EmbeddedKafka) -> Iterator[None]:
-    """A setting of Kafka's own topic that one replica makes harmless."""
+    """One replica makes a setting of Kafka's own topic harmless."""
     positions = Positions(PipelinesSpec("unclean", {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("unclean")), "test")
     positions.prepare_topics()
     make_transactions(positions)
@@ -271,7 +271,7 @@ def test_pipelines_warn_about_unclean_leader_election_of_the_transaction_state_t
 
 
 class Lonely(EmbeddedKafka):
-    """One node, which is to keep three copies of what is decided of transactions."""
+    """A single node that is configured to keep three replicas of the state of transactions."""
 
     def _server_properties(self) -> str:
         setting = "transaction.state.log.replication.factor={}"

@@ -1,4 +1,4 @@
-"""Sources that are written in transactions: what ends a transaction is no record, and is deleted with those before it."""
+"""Source topics written in transactions: the marker that ends a transaction is not a record, and is deleted with the records before it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDS = 3
 
 
 class Source:
-    """A topic of one partition that is written in transactions, and an ingress that takes them."""
+    """A topic of one partition that is written in transactions, and an ingress of this topic."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix))
@@ -52,34 +52,34 @@ class Source:
             self._producer.commit_transaction()
         else:
             self._producer.abort_transaction()
-        # What ends it comes into the partition a moment after the answer.
+        # The end marker reaches the partition a moment after the answer.
         wait_for(lambda: self.end() == begun + RECORDS + 1, "the end of the transaction")
 
     def end(self) -> int:
         return TopicHistory(self.pipelines.kafka, self.topic, 0).latest()
 
     def take(self, owner: str) -> Position:
-        """As a driver does when it starts the ingress."""
+        """Register the ingress as a driver does at its start."""
         ids = self.topics.ids([self.topic])
         (position,) = Positions(self.pipelines, owner).take_sources(PIPELINE, {(self.topic, 0): ids[self.topic]}, StartPosition(EARLIEST))
         return position
 
     def carry(self, position: Position, offset: int) -> Position:
-        """What a task does with records up to one."""
+        """Carry records up to a number, as a task does."""
         with closing(self.positions.writer(self.key)) as writer:
             after = replace(position, offset=offset)
             writer.write([], position, after)
         return after
 
     def pass_over(self, position: Position) -> int:
-        """A driver finds it idle; where the position stands after that."""
+        """Let a driver find the source idle. Return the position of the partition after that."""
         self.positions.pass_over({self.positions.claim(self.key, position): None})
         return self.positions.stored()[self.key].offset
 
 
 @pytest.fixture
 def source(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Source:
-    for limit in ("IDLE_TIMEOUT_S", "PASSED_WITHIN_S"):  # here nobody else has to be looked after
+    for limit in ("IDLE_TIMEOUT_S", "PASSED_WITHIN_S"):  # no other pipeline needs attention here
         monkeypatch.setattr(module, limit, 60.0)
     return Source(kafka, topic_prefix)
 
@@ -180,5 +180,5 @@ def test_deleted_and_unavailable_topics_do_not_block_an_idle_source(source: Sour
 
     monkeypatch.setattr(Positions, "_next_record", next_record)
     assert [claim.topic for claim in source.positions.pass_over(dict.fromkeys(claims))] == [source.topic]
-    assert gone not in asked  # whose answer would be waited for, for the whole time
+    assert gone not in asked  # without an answer, the driver would wait for the whole time
     assert source.positions.stored()[source.key].offset == source.end()

@@ -1,6 +1,6 @@
-"""A transacted Qpid JMS session whose connection breaks in the middle of a transaction, and an application that does not know of it.
+"""A transacted Qpid JMS session whose connection breaks during a transaction, and an application that does not learn of it.
 
-Without the broker's doing (bascule.server.coordinator) the client processes messages twice, or keeps them to itself.
+Without the measures of the broker (bascule.server.coordinator), the client would process messages twice or withhold them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tests.support.system import System, failover, wait_for
 
 COUNT = 60
 BATCH = 10
-#: A message that is there arrives within, also after an interruption.
+#: Time within which a waiting message is delivered, also after an interruption.
 SOON_S = 20.0
-#: With a prefetch of 1 a session that was in a send gets a message each time that this is over: the client asks once more then.
+#: With a prefetch of 1, a session that was in a send gets a message each time this elapses: the client then asks again.
 AGAIN_S = 2.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
-#: After which a client gives a request up; each of its other requests is to be answered by then, on a busy machine too.
+#: Time after which a client abandons a request. The broker must answer each other request within it, also on a busy machine.
 ANSWER_MS = int(4_000 * SLOWNESS)
-#: How a client begins a transaction: a described list, in a message.
+#: The beginning of the message with which a client begins a transaction: a described list.
 DECLARE = b"\x00\x53\x31"
 
 
 class LosesADeclare(Proxy):
-    """Ends the connection on which a client begins a transaction, once, and before the broker hears of it."""
+    """Cuts the connection once, when a client begins a transaction, before the broker receives the request."""
 
     armed = False
 
@@ -42,7 +42,7 @@ class LosesADeclare(Proxy):
 
 
 class HoldsADeclare(LosesADeclare):
-    """Carries nothing more of what a client says from the moment when it begins a transaction, once; its answers come."""
+    """Stops forwarding what a client sends, once, when the client begins a transaction. Answers still pass."""
 
     def __init__(self, port: int) -> None:
         self._over = threading.Event()
@@ -60,17 +60,17 @@ class HoldsADeclare(LosesADeclare):
 
 
 def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:
-    """What an application that repeats failed transactions has processed, until it is so many messages and no more come."""
+    """Run an application that repeats failed transactions, until it has processed a number of messages and no more arrive."""
     done: list[str] = []
     while batch := consumer.receive_many(BATCH, SOON_S if len(done) < count else 0):
-        with suppress(JmsError):  # rolled back: all of it comes again
+        with suppress(JmsError):  # rolled back: all of its messages are redelivered
             session.commit()
             done += [message.body for message in batch]
     return done
 
 
 def end(session: Session, how: str) -> None:
-    """As an application does that thinks its transaction whole, or that has failed at its own work."""
+    """Commit like an application that considers its transaction complete, or roll back like one whose own work has failed."""
     if how == "rollback":
         session.rollback()
     else:
@@ -79,7 +79,7 @@ def end(session: Session, how: str) -> None:
 
 
 def stopped_in_its_recovery(connection: Connection, queue: str, proxy: LosesADeclare) -> tuple[Session, Consumer]:
-    """A session whose connection breaks when it has received three messages, and whose first Declare after that the proxy has stopped."""
+    """A session whose connection breaks after three received messages, and whose next Declare the proxy has stopped."""
     session = connection.session("TRANSACTED")
     consumer = session.consumer(queue)
     assert len(consumer.receive_many(3)) == 3
@@ -90,7 +90,7 @@ def stopped_in_its_recovery(connection: Connection, queue: str, proxy: LosesADec
 
 
 def wait_restored(connection: Connection) -> None:
-    wait_for(lambda: any(event.get("event") == "restored" for event in connection.events()), "the connection that is made anew")
+    wait_for(lambda: any(event.get("event") == "restored" for event in connection.events()), "the new connection")
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
@@ -102,7 +102,7 @@ def test_messages_are_processed_once_in_order_after_connection_loss_in_a_transac
 ) -> None:
     others = connect_to(system.url).session()
     others.producer(queue).send("{n}", count=COUNT)
-    full = f"queue:full.{name}"  # holds up a send: one that is under way when the connection breaks
+    full = f"queue:full.{name}"  # delays a send: one is in progress when the connection breaks
     others.producer(full).send("fills it")
     with Proxy(system.port) as proxy:
         connection = connect_to(failover(proxy.url) + f"&jms.prefetchPolicy.all={prefetch}")
@@ -144,13 +144,13 @@ def test_sessions_sharing_an_interrupted_connection_process_each_message_once(
     count = 2000
     connect_to(system.url).session().producer(queue).send("{n}", count=count)
     done: list[str] = []
-    in_doubt: set[str] = set()  # the connection broke while the commit was on its way
+    in_doubt: set[str] = set()  # the connection broke while the commit was in flight
     over = threading.Event()
     with Proxy(system.port) as proxy, ThreadPoolExecutor() as workers:
         connection = connect_to(failover(proxy.url))
 
         def work(session: Session, consumer: Consumer) -> None:
-            # One to which nothing comes works on: after the next interruption it may be sent what the others had.
+            # A session without messages continues; after the next interruption it may get the messages of the others.
             while not over.is_set():
                 if not (messages := consumer.receive_many(batch, 1.0)):
                     continue
@@ -176,15 +176,15 @@ def test_sessions_sharing_an_interrupted_connection_process_each_message_once(
     assert len(done) == len(set(done))
     assert {str(number) for number in range(count)} - set(done) <= in_doubt
     assert len(in_doubt) <= 3 * len(sessions) * batch
-    assert len(connection.events()) <= 2 * 3 * 3 * SLOWNESS  # an interruption, and what it brings with it, are few
+    assert len(connection.events()) <= 2 * 3 * 3 * SLOWNESS  # the interruption and its consequences are few
 
 
 def test_messages_are_processed_once_in_order_when_receive_outlasts_the_interruption(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
-    """It then asks for all that there is, as a rollback does."""
+    """The client then asks for all messages, as a rollback does."""
     count = 1200  # more than a prefetch
-    others = connect_to(system.url).session("TRANSACTED")  # in a moment: what is delayed comes when the broker is away
+    others = connect_to(system.url).session("TRANSACTED")  # immediately: the proxy delays while the broker is unavailable
     producer = others.producer(queue)
     producer.send("{n}", count=3)
     producer.send("{n}", count=count - 3, first=3, delay_ms=2000)
@@ -229,7 +229,7 @@ def test_rollback_without_earlier_interruption_does_not_interrupt_the_connection
 def test_client_with_request_timeout_recovers_from_connection_loss_during_recovery(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
-    """Without ``jms.requestTimeout`` it waits for ever for the answer to that Declare, and connects no more."""
+    """Without ``jms.requestTimeout`` the client waits for ever for the answer to that Declare, and does not reconnect."""
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with LosesADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")
@@ -243,7 +243,7 @@ def test_client_with_request_timeout_recovers_from_connection_loss_during_recove
 def test_client_in_recovery_reconnects_after_orderly_broker_stop_without_request_timeout(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
-    """It needs no ``jms.requestTimeout`` for that: the broker ends the link of the Declare before it ends the connection."""
+    """The client needs no ``jms.requestTimeout`` here: the broker ends the link of the Declare before it ends the connection."""
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with HoldsADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url))
@@ -259,7 +259,7 @@ def test_client_in_recovery_reconnects_after_orderly_broker_stop_without_request
 def test_rollback_of_a_client_stalled_in_recovery_may_fail_and_succeeds_when_repeated(
     connect_to: Connect, system: System, name: str, queue: str
 ) -> None:
-    """When the limit of its requests ends such a rollback, the client hands out nothing more, until a later one has succeeded."""
+    """If the timeout of its requests ends such a rollback, the client delivers nothing more until a later rollback succeeds."""
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with LosesADeclare(system.port) as proxy:
         connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")

@@ -1,4 +1,4 @@
-"""When diverts that stand elsewhere join the others."""
+"""Diverts at another offset than the others join them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_divert_joins_the_common_position_only_when_close_and_while_the_others_r
 
 
 def leave_in_doubt(patch: pytest.MonkeyPatch, *, away: bool) -> None:
-    """The next join is committed, and nobody is told; with ``away`` Kafka does not answer the next question after that either."""
+    """The next join is committed, and the driver gets no answer. With ``away``, Kafka does not answer the next question either."""
     move, read = Positions.move, Positions.read
 
     def moved(self: Positions, *moving: Any) -> Position:

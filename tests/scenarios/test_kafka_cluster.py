@@ -1,4 +1,7 @@
-"""A broker on a Kafka of three nodes that are stopped, killed and missing under load: what was answered is there once, the rest waits."""
+"""A broker on a Kafka of three nodes that are stopped, killed and isolated under load.
+
+Each confirmed message is there once; the others wait.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.support.system import Late, System, wait_for
 
 PREFIX = "cluster"
 STILL_S = 2.0
-#: In the log of a broker, before what is wrong with a topic.
+#: Marks the reason in the broker's log why a topic is unsafe.
 WARNED = "weak topic setting"
 
 pytestmark = pytest.mark.timeout(900)
@@ -149,7 +152,7 @@ def test_sends_continue_with_two_of_three_nodes_and_wait_while_one_node_is_left(
 def test_transaction_committed_while_a_partition_has_no_leader_is_visible_after_its_return(
     cluster: EmbeddedCluster, topic_prefix: str
 ) -> None:
-    """Kafka 4.3 and 4.4 forget it: whoever reads what is committed waits for its end for ever (docs/adr/0011)."""
+    """Kafka 4.3 and 4.4 forget the transaction: readers of committed records wait for its end for ever (docs/adr/0011)."""
     kafka, node = {"bootstrap.servers": cluster.bootstrap}, cluster.nodes[2]
     topics = Topics(kafka)
     topics.create(topic_prefix, len(cluster.nodes), {}, replication_factor=1)

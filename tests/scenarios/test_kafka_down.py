@@ -1,4 +1,4 @@
-"""Kafka stands still, or dies: no sender is told what is not stored, and all goes on when it is back."""
+"""Kafka is suspended, or dies: no send is confirmed that is not stored, and the broker continues when Kafka is back."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.scenarios.conftest import Connect
 from tests.support.qpid import JmsError
 from tests.support.system import System, paused, wait_for
 
-#: Kafka, stopped for a moment, has the rest of it to wake up and to store what waits.
+#: Time for a Kafka that was suspended for a moment to resume and to store waiting records.
 APPEND_TIMEOUT_S = 7
-#: A send that would be answered too early would be within this.
+#: A premature confirmation would arrive within this time.
 EARLY_S = 0.7
-#: Due after the broker has noticed that Kafka stands still.
+#: Due after the broker has noticed that Kafka does not answer.
 DUE_MS = 16_000
-#: A broker without Kafka gives up its last snapshot and its place in the election; each took more than 30 s before.
+#: Without Kafka, a broker abandons its last snapshot and its place in the election; each took more than 30 s before.
 END_TIMEOUT_S = 35
 
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One that may be stopped."""
+    """A Kafka that a test may suspend."""
     with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def system(own_kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    # A session that is longer: it is the append that is told first.
+    # A longer session: the append fails first.
     config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n[broker]\nsession_timeout_s = 30\n"
     with System(own_kafka.bootstrap, tmp_path_factory.mktemp("kafka-down"), prefix="down", config=config) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Requests to Kafka that come late, come twice, or whose answer is lost: nothing is lost, doubled or torn."""
+"""Requests to Kafka that arrive late or twice, or whose answer is lost: nothing is lost, duplicated or torn."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.support.client import all_in
 from tests.support.kafka_proxy import Action, Api, Injection, KafkaProxy
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
-#: A client repeats a request after this time. Kafka's clients want it 1 s above the time that a fetch waits.
+#: A client repeats a request after this time. Kafka's client requires 1 s more than the maximum wait of a fetch.
 REQUEST_TIMEOUT_MS = 1500
-#: Throttle time and error code: how the answer to an EndTxn begins.
+#: Throttle time and error code: the beginning of the answer to an EndTxn.
 END_TXN_ANSWER = struct.Struct(">ih")
 INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 
@@ -56,7 +56,7 @@ def test_late_end_of_a_transaction_commits_half_of_the_next_transaction_of_a_nai
     naive.begin_transaction()
     naive.produce(topic, b"a1")
     late = proxy.inject(Api.END_TXN, Action.HOLD)
-    naive.commit_transaction(30)  # repeated inside the client; nobody is told
+    naive.commit_transaction(30)  # repeated inside the client; no caller is told
     assert late.hit
     naive.begin_transaction()
     naive.produce(topic, b"b1")
@@ -67,7 +67,7 @@ def test_late_end_of_a_transaction_commits_half_of_the_next_transaction_of_a_nai
     with pytest.raises(KafkaException):
         naive.abort_transaction(30)
     with closing(Reader(kafka.bootstrap, topic)) as reader:
-        # The application has said that there is no b; readers of committed records got the half of it.
+        # The application was told that b does not exist; readers of committed records got half of the transaction.
         assert reader.read_until("b1") == ["a1", "b1"]
 
 
@@ -76,7 +76,7 @@ def at(offset: int) -> Position:
 
 
 class Out:
-    """A topic of its own for a writer behind a proxy."""
+    """Return a topic for a writer behind a proxy."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.bootstrap, self.prefix, self.topic = kafka.bootstrap, prefix, f"{prefix}.out"
@@ -120,7 +120,7 @@ def test_late_end_of_a_transaction_is_refused_when_each_transaction_has_its_own_
     assert out.values("c1") == ["a1", "a2", "c1"]
 
 
-#: What a writer of pipelines asks of Kafka.
+#: Requests of a pipeline's writer to Kafka.
 WRITER_APIS = (
     Api.END_TXN,
     Api.INIT_PRODUCER_ID,
@@ -134,7 +134,7 @@ WRITER_APIS = (
 #: Only a new writer asks these: the incarnation of one that has written is kept, and knows the position.
 FIRST_APIS = (Api.INIT_PRODUCER_ID, Api.FIND_COORDINATOR, Api.METADATA, Api.LIST_OFFSETS, Api.FETCH)
 FAULTS = (Action.HOLD, Action.DELAY, Action.DROP_REPLY, Action.DUPLICATE)
-#: A commit in doubt, and what it consists of: with each fault in every run. Of the rest every run has the lost answer.
+#: A commit in doubt, and its requests. Every run injects each fault into these; the other requests get a lost answer only.
 CORE_APIS = WRITER_APIS[:4]
 WRITER_CASES = [
     pytest.param(
@@ -156,7 +156,7 @@ def test_writer_writes_each_record_once_under_every_request_fault(proxy: KafkaPr
         fault = proxy.inject(api, action)
         writer.write(out.records("b", "c"), at(1), at(2))
         assert fault.hit
-        # What is held comes into the middle of another transaction, which is then given up.
+        # The delayed request arrives in the middle of another transaction, which is then aborted.
         assert writer.current() == at(2)
         writer.ahead(out.records("never"), at(2))
         fault.release()
@@ -167,14 +167,14 @@ def test_writer_writes_each_record_once_under_every_request_fault(proxy: KafkaPr
     assert out.values("d") == ["a", "b", "c", "d"]
 
 
-#: What standing for election asks of Kafka.
+#: Requests of a candidate in the election to Kafka.
 ELECTION_APIS = (Api.FIND_COORDINATOR, Api.JOIN_GROUP, Api.SYNC_GROUP, Api.OFFSET_FETCH, Api.HEARTBEAT, Api.OFFSET_COMMIT)
-#: Some of these requests are lost for a while, heartbeats among them, and nobody is to take the place meanwhile.
+#: Some of these requests are lost for a while, heartbeats included, and no other candidate may be elected meanwhile.
 SESSION_S = 12
 
 
 class Candidate:
-    """Stands for election behind a proxy of its own."""
+    """Stand for election behind a proxy."""
 
     def __init__(self, stack: ExitStack, proxy: KafkaProxy, group: str, instance: str) -> None:
         self.elected = False
@@ -197,12 +197,12 @@ class Candidate:
 
 
 def inject_all(proxy: KafkaProxy, apis: Sequence[Api], action: Action) -> dict[Api, Injection]:
-    """A fault for the next request of each kind."""
+    """Inject a fault into the next request of each kind."""
     return {api: proxy.inject(api, action) for api in apis}
 
 
 def let_join(faults: Mapping[Api, Injection]) -> None:
-    """The client would wait for the answer to JoinGroup as long as a group may take to gather."""
+    """The client would wait for the answer to JoinGroup for the whole rebalance timeout."""
     join = faults.get(Api.JOIN_GROUP)
     if join is not None and join.action is Action.HOLD:
         wait_for(lambda: join.hit, "a request to join")
@@ -273,14 +273,14 @@ def test_error_for_session_timeout_refused_by_kafka_names_the_setting(kafka: Emb
     election.close(resign=True)
 
 
-#: What a broker asks of Kafka when it begins an epoch.
+#: Requests of a broker to Kafka at the start of an epoch.
 START_APIS = (Api.METADATA, Api.LIST_OFFSETS, Api.FETCH, Api.INIT_PRODUCER_ID, Api.PRODUCE, *ELECTION_APIS[:4])
-#: What it asks all the time.
+#: Requests that a broker sends all the time.
 STEADY_APIS = (Api.PRODUCE, Api.HEARTBEAT)
 
 
 class Behind:
-    """A broker whose Kafka is behind a proxy, and a client of it."""
+    """A broker whose Kafka is behind a proxy, and a client of the broker."""
 
     def __init__(self, system: System, proxy: KafkaProxy) -> None:
         self.system, self.proxy = system, proxy

@@ -1,4 +1,4 @@
-"""A broker on a Kafka of three nodes of which its clients and its peers do not reach the same: nothing is lost or doubled."""
+"""A broker on a Kafka of three nodes, some reachable for clients only or for peers only: nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_broker_continues_when_a_leader_is_unreachable_only_for_its_peers(load: 
 
 
 def test_sends_wait_when_a_leader_is_unreachable_only_for_the_broker(load: Load, system: System, cluster: DividedCluster) -> None:
-    """Kafka elects no other leader: of what clients reach it knows nothing."""
+    """Kafka elects no other leader: it does not know which nodes clients reach."""
     cluster.shut_out(load.leader())
     wait_for(lambda: not system.status()["serving"], "the broker to find out")
     cluster.heal()

@@ -1,4 +1,4 @@
-"""How far a pipeline is, shown to monitors as a consumer group's offsets, while links break."""
+"""The lag of a pipeline, shown to monitoring tools as the offsets of a consumer group, while links break."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_MS = 3
 
 @pytest.fixture(autouse=True)
 def _until_kafka_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits long for what only monitors look at; here it is asked for, on a machine that does other things, too."""
+    """Wait longer than the pipelines do: they do not wait for offsets that only monitoring needs."""
     monkeypatch.setattr("bascule.kafka.history.CLOSE_TIMEOUT_S", 60.0)
 
 
@@ -37,7 +37,7 @@ def test_last_shown_offset_remains_when_the_link_breaks_during_an_earlier_commit
 
 
 def test_last_shown_offset_remains_whenever_the_coordinator_is_found(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    """What the client kept until then it sends behind what came at that moment."""
+    """# The client sends the offsets that it has kept after those of that moment."""
     direct = {"bootstrap.servers": kafka.bootstrap}
     Topics(direct).create(topic_prefix, 1, {})
     wrong = []

@@ -1,4 +1,4 @@
-"""A bad network between client and broker, broker and Kafka, pipelines and Kafka: nothing is lost, nothing doubled."""
+"""A bad network between client and broker, broker and Kafka, pipelines and Kafka: nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 REQUEST_TIMEOUT_MS = 1500
 SOON_S = 60.0
-#: How long a link that breaks connections goes on doing so: longer than clients wait for an answer of Kafka.
+#: Duration of faults that break connections: longer than clients wait for an answer of Kafka.
 BROKEN_S = 2.0
-#: And longer than a writer waits for the outcome of its commit, so that another one has to find out.
+#: Longer than a writer waits for the outcome of its commit, so that another writer has to find it out.
 LONG_S = COORDINATOR_TIMEOUT_S + 5.0
 MESSAGES = 60
 BATCH = 5
-#: For pipelines, in some batches: one of them is under way when a fault begins.
+#: Records for the pipelines, in several batches: one of them is in progress when a fault begins.
 MANY = 10 * MESSAGES
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-#: Of the slow links the one with jitter is the slowest: the ordinary suite has it between broker and Kafka.
+#: The slowest of the slow links is the one with jitter: the default suite has it between broker and Kafka.
 EACH_FAULT_BUT_JITTER = pytest.mark.parametrize(
     "fault", [pytest.param(fault, id=name, marks=[pytest.mark.slow] if name == "jitter" else []) for name, fault in FAULTS.items()]
 )
@@ -48,14 +48,14 @@ EACH_FAULT_BUT_JITTER = pytest.mark.parametrize(
 
 @contextmanager
 def link_to_kafka(kafka: EmbeddedKafka) -> Iterator[BadLink]:
-    """Clients of Kafka that come over the link are kept on it."""
+    """Keep clients of Kafka that come over the link on the link."""
     with KafkaProxy(kafka.port) as proxy, BadLink(proxy.port) as link:
         proxy.advertise(link.port)
         yield link
 
 
 class Bad:
-    """A broker, its link to Kafka, and the link to it."""
+    """A broker, its link to Kafka, and the link to the broker."""
 
     def __init__(self, system: System, to_kafka: BadLink, to_broker: BadLink) -> None:
         self.system, self.to_kafka, self.to_broker = system, to_kafka, to_broker
@@ -72,7 +72,7 @@ def bad(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @contextmanager
 def under(fault: Fault, link: BadLink, broken_s: float = BROKEN_S) -> Iterator[None]:
-    """What is done meets the fault: all of it if the link is only slow, else what falls into ``broken_s``."""
+    """Run work during the fault: all of it on a slow link, else the part that falls into ``broken_s``."""
     met = link.met
     link.fault(fault)
     healer = threading.Thread(target=_heal_later, args=(link, met, broken_s))
@@ -134,7 +134,7 @@ def _with_earlier(messages: list[Message]) -> Iterator[tuple[Message, set[object
 
 
 def drained(bad: Bad, queue: Queue, messages: list[Message]) -> bool:
-    """What is left was taken, and its acknowledgement lost."""
+    """A message that is left was consumed, and its acknowledgement was lost."""
     with client(bad.system.url) as context, context.consumer(queue) as consumer:
         while (message := consumer.receive_no_wait()) is not None:
             assert message.redelivered
@@ -209,10 +209,10 @@ def test_pipelines_write_each_record_once_under_successive_link_faults(kafka: Em
         try:
             for fault, broken_s in [*((fault, BROKEN_S) for fault in FAULTS.values()), (FAULTS["black hole"], LONG_S)]:
                 put(MANY)
-                arrived(sent - MANY + 1)  # the other batches are under way
+                arrived(sent - MANY + 1)  # the other batches are in progress
                 with under(fault, link, broken_s):
                     arrived(sent)
-            put(1)  # what was written twice stands before it
+            put(1)  # a duplicate would come before this record
             arrived(sent)
         finally:
             bridge.child.stop(SOON_S)

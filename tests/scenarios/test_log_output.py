@@ -1,4 +1,4 @@
-"""Where the processes write: the ready line alone on standard output, the log as JSON on standard error."""
+"""Output of the processes: only the ready line on standard output, the log as JSON on standard error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ to = "queue"
 
 
 def run(command: list[str], env: dict[str, str], directory: Path, timeout_s: float) -> tuple[list[str], list[str]]:
-    """Standard output and standard error, by lines, of a command that is ended when it has printed its first line."""
+    """Return the lines of standard output and standard error of a command that is ended after its first line."""
     errors = directory / f"{command[0]}.err"
     argv = [sys.executable, "-m", "bascule.cli", *command]
     with (

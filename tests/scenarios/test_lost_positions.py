@@ -1,4 +1,4 @@
-"""What one divert has not read is gone: the others go on, and so do the ingresses; what is left of it is answered for."""
+"""Unread records of one divert are deleted: the other diverts and the ingresses continue, and the rest of its messages is accounted for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def plain(bridge: Bridge) -> DivertSpec:
-    """A divert that has read what there is, beside ``x``, which is put aside and has lost its first message."""
+    """A divert that has read everything, and beside it ``x``, which is disabled and has lost its first message."""
     plain = bridge.divert("plain")
     bridge.journal.start_epoch(["x"])
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:

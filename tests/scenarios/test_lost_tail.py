@@ -1,4 +1,4 @@
-"""A Kafka whose disk has lost the end of a source topic: its ingress stops, also once the topic has grown past the position again."""
+"""A Kafka whose disk has lost the end of a source topic: its ingress stops, even after the topic has grown past the position again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.scenarios.sparkless import workers_end
 TOPIC = "orders"
 PIPELINE = f"{INGRESS}in"
 RECORDS = 10
-#: How many of them the disk still has.
+#: Number of records that the disk still has.
 LEFT = 5
-#: Of a batch: its first offset, and how many bytes follow.
+#: The start of a batch: its first offset, and the number of bytes that follow.
 _BATCH_HEAD = struct.Struct(">qi")
-#: What Kafka makes anew from the log.
+#: Files that Kafka rebuilds from the log.
 _DERIVED = ("*/*index", "*/*.snapshot", ".kafka_cleanshutdown", "recovery-point-offset-checkpoint", "replication-offset-checkpoint")
 
 
@@ -37,7 +37,7 @@ def broken(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 
 def put(kafka: EmbeddedKafka, count: int) -> None:
-    """Each record is a batch of its own."""
+    """Produce records, each in a batch of its own."""
     producer = clients.producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(count):
         producer.produce(TOPIC, b"%d" % number)
@@ -82,7 +82,7 @@ def test_ingress_whose_topic_lost_its_tail_stops_also_after_the_topic_has_grown(
     broken.start()
     position = take(pipelines)
     assert position.offset == RECORDS - 1
-    carry(pipelines, position, RECORDS)  # a new leader that has everything
+    carry(pipelines, position, RECORDS)  # a new leader with all records
     workers_end()
     broken.stop()
     lose_tail(tmp_path / "kafka")

@@ -1,4 +1,4 @@
-"""Data that the first version stored is read by this one: journal, snapshot, positions, branches, decisions, inbound log."""
+"""This version reads data that the first version stored: journal, snapshot, positions, branches, decisions, inbound log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.system import PYTHON_FAILOVER, System
 DATA = Path(__file__).parents[1] / "golden" / "data-v1"
 FACTS: dict[str, Any] = json.loads((DATA / "facts.json").read_text())
 GTRID, ROLLED_BACK = FACTS["gtrid"].encode(), FACTS["rolled_back"].encode()
-#: Messages that were waiting or in a consumer's hands.
+#: Messages that were waiting, or delivered to a consumer and not settled.
 DEPTHS: dict[str, int] = FACTS["depths"]
 SOON_S = 30.0
 CONFIG = """

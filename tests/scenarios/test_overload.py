@@ -1,4 +1,4 @@
-"""More than memory has room for: producers wait, transactions are refused, all others are served, and memory stays bounded."""
+"""Load beyond the memory limit: producers wait, transactions are refused, other clients are served, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.system import System, wait_for
 
 log = get_log(__name__)
 
-#: What a process takes beyond its account: the allocator, and what a turn of the loop needs in passing.
+#: Memory of a process beside its accounted memory: the allocator, and the temporary needs of a turn.
 BEYOND_MIB = 64
-#: Processor time of the broker in one round trip of the canary: a gap of no more than a second, where the machine is the broker's.
+#: Processor time of the broker in one round trip of the canary. It stands for a gap of at most one second on a dedicated machine.
 GAP_BROKER_S = 1.0
-#: The round trip by the clock, on a machine that may give the broker a tenth of a processor.
+#: Time of a round trip by the clock, on a machine that may give the broker a tenth of a processor.
 GAP_S = 20.0
 CONFIG = """
 [broker]
@@ -33,7 +33,7 @@ session_timeout_s = 30
 
 
 def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
-    """Producers ten times as fast as consumers, consumers that do not read, large open transactions; until all is normal again."""
+    """Producers ten times as fast as consumers, consumers that do not read, large open transactions; until everything is normal again."""
     with System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG.format(memory_mib=memory_mib)) as system:
         load = Overload(system, f"{prefix}.load")
         try:
@@ -51,7 +51,7 @@ def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int
             ended_s = time.monotonic()
             for _ in range(2):
                 load.start(load.consume(0), load=False)
-            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to go on", 4 * SOON_S)
+            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to continue", 4 * SOON_S)
             load.figures.normal_after_s = time.monotonic() - ended_s
             round_trips = load.canary.look()
             wait_for(lambda: load.canary.look() > round_trips, "the canary")

@@ -1,4 +1,4 @@
-"""Who moves a position: the driver that took it last and the tasks that this driver has started since, and no task of another driver."""
+"""Only the driver that took a position last, and the tasks that it has started since, may move it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from bascule.writer.position import Position, PositionTaken
 from tests.scenarios.sparkless import Rows
 from tests.scenarios.test_positions import Journal
 
-#: The journal has the start of an epoch and ten messages.
+#: The journal has the start record of an epoch and ten messages.
 END = 11
 TASK_TIMEOUT_S = 60.0
 
 
 class Run:
-    """A driver run of the diverts ``orders`` and ``late``. ``late`` is behind ``orders``, so it has a position of its own."""
+    """A driver run with the diverts ``orders`` and ``late``. ``late`` lags behind ``orders``, so it has a position of its own."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self.positions = Positions(journal.pipelines, name)
@@ -45,10 +45,10 @@ class Run:
 
 
 class Task:
-    """A task of a query of diverts as a worker of Spark runs it. It has read its position and waits for its rows until ``finish``."""
+    """A task of a divert query, as a Spark worker runs it. It has read its position and waits for its rows until ``finish``."""
 
     def __init__(self, journal: Journal, key: str, end: int = END) -> None:
-        """It gets the rows of the journal from its position to ``end``."""
+        """The task gets the rows of the journal from its position to ``end``."""
         positions = journal.positions
         position = positions.stored()[key]
         diverts = tuple(divert(journal, name) for name in position.members)
@@ -61,7 +61,7 @@ class Task:
         assert self._started.wait(TASK_TIMEOUT_S)
 
     def finish(self) -> None:
-        """Carries the rows. Raises what the task raises."""
+        """Carry the rows. Raises the error of the task."""
         self._rows_come.set()
         self._work.result(TASK_TIMEOUT_S)
 
@@ -79,7 +79,7 @@ def divert(journal: Journal, name: str) -> DivertSpec:
 
 
 def carried(journal: Journal, name: str) -> list[bytes]:
-    """What is in the divert's topic."""
+    """Return the records in the topic of the divert."""
     topic = f"{journal.name}.{name}"
     if topic not in journal.topics.partitions():
         return []
@@ -115,7 +115,7 @@ def second(journal: Journal) -> Run:
 
 
 def at(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
-    """``act`` happens once, when a driver comes by a point."""
+    """Call ``act`` once, when a driver passes a point."""
     acts = [act]
 
     def point(passed: str) -> None:
@@ -143,7 +143,7 @@ def test_task_of_replaced_driver_cannot_move_a_position_that_the_successor_is_ta
 def test_position_moved_by_a_task_just_before_the_driver_takes_the_position_counts(
     first: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the driver has read the position and is about to write its name into it."""
+    """At the moment when the driver has read the position and is about to write its name into it."""
     orphan = Task(journal, first.late, 5)
     at(monkeypatch, "writer.position.read", orphan.finish)
     assert first.positions.read(first.late).offset == 5

@@ -1,4 +1,4 @@
-"""Wheel and sdist, installed with each extra into an empty environment without the checkout, do the first steps of their audience."""
+"""Wheel and sdist, installed with each extra into an empty environment without the checkout, run the first steps of their audience."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILD = "import setuptools.build_meta as build; build.build_{kind}({directory!r}
 #: PySpark is built from source.
 INSTALL_TIMEOUT_S = 900 * SLOWNESS
 STEP_TIMEOUT_S = 120 * SLOWNESS
-#: An installed program sees neither the checkout nor the tests' own packages.
+#: Environment of an installed program: neither the checkout nor the packages of the tests are visible.
 HIDDEN = ("PYTHONPATH", "VIRTUAL_ENV")
 
 SEND_AND_RECEIVE = """
@@ -74,7 +74,7 @@ Install = Callable[..., "Environment"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that is built from the sdist, which is built from the files of the repository."""
+    """Build the wheel from the sdist, and the sdist from the files of the repository."""
     directory = tmp_path_factory.mktemp("build")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     with tarfile.open(directory / "files.tar", "w") as files:
@@ -134,7 +134,7 @@ class Environment:
 
 @pytest.fixture
 def install(wheel: Path, tmp_path: Path) -> Install:
-    """Makes an environment with an extra: with the versions of the lock, or with the newest of each range."""
+    """Create an environment with an extra, with the versions of the lock file or the newest of each range."""
 
     def made(extra: str = "", *, locked: bool = True) -> Environment:
         environment = Environment(tmp_path)
@@ -143,7 +143,7 @@ def install(wheel: Path, tmp_path: Path) -> Install:
             return environment
         options: list[str | Path] = []
         if locked:
-            # With their hashes, pip would ask for that of the wheel, too.
+            # With hashes, pip would require a hash of the wheel, too.
             versions = re.findall(r"^[\w-]+==[^\\\n]+", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE)
             (tmp_path / "versions.txt").write_text("\n".join(versions) + "\n")
             options = ["--constraint", tmp_path / "versions.txt"]
@@ -174,7 +174,7 @@ def test_postgres_extra_works_in_a_database(install: Install, postgres: Embedded
 
 
 def serve_and_send(environment: Environment, *options: str) -> None:
-    """`bascule up` with the embedded Kafka, and the commands of the first steps."""
+    """Run `bascule up` with the embedded Kafka, and the commands of the first steps."""
     log = environment.work / "up.log"
     ports = ("--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0")
     command = [environment.bin / "bascule", "up", "--data-dir", environment.work / "data", *ports, *options]

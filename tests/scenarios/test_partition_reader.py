@@ -1,4 +1,4 @@
-"""A partition read from where nothing is, on a real Kafka."""
+"""A partition is read from an offset that has no record, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 30
 
 @pytest.fixture
 def reader(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[PartitionReader]:
-    """Of three records, the first of which is deleted."""
+    """Create a topic with three records, the first of which is deleted."""
     client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.read"
     Topics(client).create(topic, 1, {})
     producer = clients.producer(client)
@@ -60,5 +60,5 @@ def test_reader_reads_up_to_a_barrier_beyond_the_end_first_reported(kafka: Embed
         reader.seek(0)
         found = reader.to_end(barrier=1)
         assert next(found).value() == b"first"
-        append(b"barrier")  # not there yet when the reader came to the end
+        append(b"barrier")  # the record was not there when the reader reached the end
         assert [message.value() for message in found] == [b"barrier"]

@@ -1,4 +1,4 @@
-"""A pipeline that stands still is shown with the reason."""
+"""The status shows why a pipeline is stalled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.system import wait_for
 def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
     without_spark(monkeypatch)
     monkeypatch.setattr("bascule.pipelines.driver.MIRROR_S", 0.0)
-    # Nothing waits for what a driver notes at its end; here it is asked for.
+    # Drivers do not wait for the notes that they write at their end; the test does.
     monkeypatch.setattr("bascule.kafka.history.CLOSE_TIMEOUT_S", 60.0)
     monkeypatch.setattr("bascule.pipelines.driver.IDLE_TIMEOUT_S", 60.0)
     bridge = Bridge(kafka, topic_prefix)

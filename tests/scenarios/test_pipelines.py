@@ -1,4 +1,4 @@
-"""Diverts and ingresses with a real Kafka, a real Spark and a journal written by the test; drivers and workers die by kill -9."""
+"""Diverts and ingresses with a real Kafka, a real Spark and a journal that the test writes; drivers and workers are killed with kill -9."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_messages_arrive_exactly_once_when_driver_and_workers_are_killed(bridge: Bridge, kills: int) -> None:
-    """Half of the kills are of the driver, and half of the workers."""
+    """Kill the driver in half of the cases, and a worker in the other half."""
     bridge.configure(
         """
 [[divert]]
@@ -145,15 +145,15 @@ start = "earliest"
     bridge.start()
 
     new = journal.start_epoch(exclusive=["taken"])
-    # A dead broker's record, and a repeat of one that counts.
+    # A record of a replaced broker, and a repetition of a valid record.
     zombie = send_of(message("666", "red"), "orders.eu")
     journal.put(Kind.DATA, zombie, epoch=old, sequence=repeated + 1)
     foreign = journal.put(Kind.DATA, zombie, epoch=new, sequence=repeated) + 1
     producer = clients.producer({"bootstrap.servers": bridge.servers})
     producer.produce(f"{bridge.prefix}.journal", b"somebody's own", b"D", 0)
     assert producer.flush(30) == 0
-    journal.send(message("3"), address="orders.eu", diverts=["taken"])  # the broker said so, whatever the selector says
-    journal.send(message("4", "red"), address="orders.eu")  # the broker did not take it
+    journal.send(message("3"), address="orders.eu", diverts=["taken"])  # the broker took the message, whatever the selector says
+    journal.send(message("4", "red"), address="orders.eu")  # the broker did not take the message
     journal.send(message("5", "red"), address="orders.eu", flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
     journal.send(message("6"), address="orders.eu", flags=SendFlag.PIPELINES_ONLY)
     journal.send(message("7"), address="no/topic")
@@ -174,7 +174,7 @@ start = "earliest"
     assert first["jms.long.n"] == b"3"
     bridge.child.stop(60)
 
-    # Two more diverts, which begin in the past and join; one message is too large for its target.
+    # Two more diverts start in the past and join; one message is too large for its target.
     bridge.topics.create(f"{bridge.prefix}.small", 1, {"max.message.bytes": "2000"})
     bridge.configure(head + taken + past)
     bridge.start()
@@ -199,7 +199,7 @@ def send_of(body: bytes, address: str) -> bytes:
     return send_entry(Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body))
 
 
-# Besides one message. Each that is looked for costs Spark a worker; the slow suite has more of them than are looked for at once.
+# Beside one valid message. Each message that is searched for costs Spark a worker; the slow suite has more than are searched at once.
 @pytest.mark.parametrize("bad", [1, pytest.param(BAD_AT_ONCE + 1, marks=pytest.mark.slow)])
 def test_transformations_are_applied_and_messages_they_fail_on_are_dead_lettered(bridge: Bridge, bad: int) -> None:
     prefix = bridge.prefix
@@ -238,7 +238,7 @@ start = "earliest"
 """)
     journal = bridge.journal
     journal.start_epoch()
-    # Several senders' messages to a record; on those from 100 on one transformation fails.
+    # Messages of several senders in one record; from number 100 on, a transformation fails.
     sent = 100 + bad
     for first in range(0, sent, 3):
         journal.send(*(text_message(str(number), properties={"n": number}) for number in range(first, min(first + 3, sent))))
@@ -272,7 +272,7 @@ start = "earliest"
     producer.flush()
     (result,) = audit_diverts(pipelines, names=["plain"])
     assert not result.exact
-    assert (result.doubled, result.lost, result.first_difference.endswith("doubled")) == (1, 0, True)
+    assert (result.duplicated, result.lost, result.first_difference.endswith("duplicated")) == (1, 0, True)
     for reader in (plain, upper, twice, dead):
         reader.close()
 
@@ -346,7 +346,7 @@ def sent(message: Message) -> Send:
 
 
 class UsersJob:
-    """The job of the guide, on a journal that the test writes."""
+    """Run the job of the guide on a journal that the test writes."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._journal = bridge.journal
@@ -369,11 +369,11 @@ class UsersJob:
         self._journal.flush()
 
     def expected(self, end: int) -> list[int]:
-        """Of the messages before ``end`` those that the job answers."""
+        """Return the messages before ``end`` that the job answers."""
         return [number for number in range(end) if number % 2 and number % 3]
 
     def check(self, end: int) -> None:
-        """Each of them is answered once, in order, as the job says."""
+        """Check that each of them is answered once, in order, as the job does."""
         self.reader.poll()
         sends = [sent(message) for message in self.reader.seen]
         assert [int((decode_message(send.body).message_id or "").removeprefix("ID:")) for send in sends] == self.expected(end)
@@ -384,7 +384,7 @@ class UsersJob:
 
 @contextmanager
 def users_job(bridge: Bridge) -> Iterator[UsersJob]:
-    """Stopped at the end, and Spark with it."""
+    """Stop the job at the end of the block, and Spark with it."""
     job = UsersJob(bridge)
     spark: list[int] = []
     try:
@@ -396,7 +396,7 @@ def users_job(bridge: Bridge) -> Iterator[UsersJob]:
 
 
 def test_user_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
-    """As the guide has it, without a disturbance."""
+    """Run the job of the guide without a disturbance."""
     with users_job(bridge) as job:
         job.send(0, 300)
         job.child.start()
@@ -408,7 +408,7 @@ def test_user_spark_job_reads_and_writes_jms(bridge: Bridge) -> None:
 @pytest.mark.slow
 def test_user_spark_job_writes_exactly_once_after_kill_and_refuses_a_lost_checkpoint(bridge: Bridge) -> None:
     with users_job(bridge) as job:
-        # No JMS message: it has a row without properties, which the job leaves out.
+        # No JMS message: it has a row without properties, which the job ignores.
         bridge.journal.send(section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"), address="flights")
         job.send(0, 300)
         job.child.start()
@@ -421,7 +421,7 @@ def test_user_spark_job_writes_exactly_once_after_kill_and_refuses_a_lost_checkp
         job.reader.wait_for(len(job.expected(900)))
     job.check(900)
 
-    # Without its checkpoint it would begin again, and write what it has written.
+    # Without its checkpoint the job would start again, and write everything twice.
     shutil.rmtree(bridge.directory / "checkpoint")
     job.child.start()
     assert job.child.wait(START_TIMEOUT_S * SLOWNESS)

@@ -1,4 +1,4 @@
-"""Pipelines whose place is lost stop and say so; what is put aside keeps its place; an orderly end leaves nothing open."""
+"""Pipelines whose position is lost stop and report it; a disabled divert keeps its position; an orderly end leaves no open transaction."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Journal:
         self._written.flush()
 
     def take(self, owner: str) -> Position:
-        """As a driver does when it starts."""
+        """Register the pipelines as a driver does at its start."""
         plan = Positions(self.pipelines, owner).take_diverts(self.pipelines.diverts, self.topics.ids([self.name])[self.name])
         assert plan is not None
         return plan.common
@@ -81,7 +81,7 @@ def journal(kafka: EmbeddedKafka, topic_prefix: str) -> Journal:
 
 
 def delete(servers: str, topic: str) -> None:
-    """Returns when the topic is gone, so that another may have its name."""
+    """Return when the topic is deleted, so that another topic may have its name."""
     admin = clients.admin({"bootstrap.servers": servers})
     admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
     topics = Topics({"bootstrap.servers": servers})
@@ -95,7 +95,7 @@ def delete_records(servers: str, topic: str, before: int) -> None:
 
 
 def forget(servers: str, prefix: str, key: str) -> None:
-    """Deletes a position's record as a careless hand would."""
+    """Delete the record of a position, as a user might by mistake."""
     producer = clients.producer({"bootstrap.servers": servers})
     producer.produce(f"{prefix}.positions", None, key, position_partition(key))
     assert producer.flush(ADMIN_TIMEOUT_S) == 0
@@ -156,7 +156,7 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
     bridge.configure(config(prefix, *ingresses))
 
     def put(value: str, *names: str) -> None:
-        producer = clients.producer({"bootstrap.servers": bridge.servers})  # one that knows of no topic that it is gone
+        producer = clients.producer({"bootstrap.servers": bridge.servers})  # a driver that does not notice the deletion of a topic
         for name in names:
             producer.produce(f"{prefix}-in.{name}", value)
         assert producer.flush(60) == 0
@@ -180,8 +180,8 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
     assert plain.wait_for(3) == shelved.wait_for(3) == ["0", "1", "2"]
     bridge.child.stop(60)
 
-    # One position is lost, one topic is another, one record is bad, one divert is put aside, all that one ingress has taken is deleted
-    # and the end of the transaction with it: the rest runs.
+    # One position is lost, one topic is recreated, one record is bad, one divert is disabled, and all records that one ingress has read are
+    # deleted, with the end of their transaction. The other pipelines continue.
     delete_records(bridge.servers, f"{prefix}-in.ended", OFFSET_END)
     forget(bridge.servers, prefix, position_key("ingress:lost", f"{prefix}-in.lost", 0))
     delete(bridge.servers, f"{prefix}-in.anew")
@@ -193,7 +193,7 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
     send(3, 4)
     assert plain.wait_for(5) == ["0", "1", "2", "3", "4"]
     taken.wait_for(10)
-    # Another topic before Spark looks again, grown past where the ingress stands in the one that it knows.
+    # A recreated topic before Spark checks again, already longer than the position of the ingress in the old topic.
     with paused(bridge.jvm()):
         delete(bridge.servers, f"{prefix}-in.swapped")
         bridge.topics.create(f"{prefix}-in.swapped", 1, {})
@@ -212,7 +212,7 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
     assert kept.members == ("shelved",)
     bridge.child.stop(60)
 
-    # What was put aside goes on where it was. An ingress without a topic says so once, not at every look.
+    # A disabled divert continues from its position. An ingress without a topic reports this once, not at each check.
     bridge.configure(config(prefix, "fine", "absent"))
     bridge.start()
     assert shelved.wait_for(5) == ["0", "1", "2", "3", "4"]
@@ -225,7 +225,7 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
     everything.wait_for(2000)
     bridge.child.stop(120)
     for topic, partition in ((f"{prefix}.plain", 0), *((f"{prefix}.positions", partition) for partition in range(16))):
-        # Kafka would end it by itself after 30 s.
+        # Kafka would abort the transaction by itself after 30 s.
         ended = partial(ends, bridge.servers, topic, partition)
         eventually(lambda ended=ended: ended() == 1, f"no transaction is open in {topic}-{partition}", 10)
     for reader in (taken, plain, shelved, everything):
@@ -234,7 +234,7 @@ def test_pipelines_that_cannot_continue_stop_with_a_reason_and_the_others_run(br
 
 @pytest.mark.slow
 def test_running_pipeline_stops_when_unread_records_are_deleted_and_the_others_run(bridge: Bridge) -> None:
-    """As the owner's quota of the journal does it to one that stands still."""
+    """Delete unread records, as the owner's quota of the journal does if a pipeline is stalled."""
     prefix, journal = bridge.prefix, bridge.journal
     bridge.topics.create(f"{prefix}-in.fine", 1, {})
     bridge.configure(config(prefix, "fine"))
@@ -265,7 +265,7 @@ def test_running_pipeline_stops_when_unread_records_are_deleted_and_the_others_r
 
 
 def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeout_s: float) -> None:
-    """A divert begins behind so many messages; killed on its way, it loses what Spark and Kafka's groups know, and starts again."""
+    """A divert starts far behind. It is killed on its way, loses the state in Spark and in Kafka's groups, and restarts."""
     prefix, journal, checkpoints = bridge.prefix, bridge.journal, bridge.directory / "checkpoints"
     bridge.configure(
         f'transaction_records = {batch}\ncheckpoint_dir = "{checkpoints}"\n'
@@ -302,7 +302,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
     shutil.rmtree(checkpoints)
     admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, [at])])[group].result(ADMIN_TIMEOUT_S)
     assert shown() == 0
-    send(batch)  # there is something to do for it, and for the next one, however fast the one before was
+    send(batch)  # leaves work for this driver and the next one, however fast the previous one was
     bridge.start()
     written.wait_for(messages // 2, timeout_s)
     bridge.child.stop(60)
@@ -321,14 +321,14 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had; 0 when it has gone."""
+    """Return the largest memory that a process has had; 0 after its end."""
     with suppress(OSError):
         return int(memory_mib(pid, "VmHWM") * MIB)
     return 0
 
 
 def positions_of(servers: str, prefix: str) -> list[int]:
-    """Every offset that the diverts stood at, as far as compaction has left them."""
+    """Return every offset of the positions of diverts that compaction has left."""
     key = position_key("diverts", f"{prefix}.journal", 0)
     reader = PartitionReader({"bootstrap.servers": servers}, f"{prefix}.positions", position_partition(key), committed_only=True)
     found: list[int] = []
@@ -354,7 +354,7 @@ def test_backlog_of_a_million_messages_is_carried_once_in_bounded_memory(bridge:
 
 
 def ends(servers: str, topic: str, partition: int) -> int:
-    """How many ends the partition has: two while a transaction is open, the last stable offset and the high watermark."""
+    """Return the number of different ends of a partition: while a transaction is open, last stable offset and high watermark differ."""
     admin, at = clients.admin({"bootstrap.servers": servers}), TopicPartition(topic, partition)
     found = (admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=level)[at].result() for level in IsolationLevel)
     return len({result.offset for result in found})

@@ -1,7 +1,4 @@
-"""What is promised in seconds and in megabytes: the benches of it, whose exit code says whether it was kept.
-
-The seconds are those of a machine with nothing else to do.
-"""
+"""Promises in seconds and megabytes: the exit codes of their benchmarks. The times are those of a machine without other work."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Of steady traffic. The promise is about an hour: BASCULE_STEADY_S=3600.
+#: Seconds of steady traffic. The promise is about an hour: BASCULE_STEADY_S=3600.
 STEADY_S = float(os.environ.get("BASCULE_STEADY_S", "600"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(STEADY_S + 3600)]

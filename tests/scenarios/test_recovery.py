@@ -1,4 +1,4 @@
-"""The broker dies by kill -9 and comes back: what it promised is there, once."""
+"""The broker dies by kill -9 and restarts: everything that it has confirmed is there, once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.support.system import PYTHON_FAILOVER, WAIT_S, System, failover, paus
 
 
 def stored(connect_to: Connect, system: System) -> None:
-    """Return when all that the broker has decided is in Kafka: nobody answers an acknowledgement, but a send that is stored behind it."""
+    """Return when all decisions of the broker are in Kafka.
+
+    No answer confirms that an acknowledgement is stored, so send a message after it, whose confirmation does.
+    """
     connect_to(system.url).session().producer("queue:behind.all").send("stored")
 
 
@@ -49,7 +52,7 @@ def test_non_persistent_message_is_delivered_once_when_connection_or_broker_fail
             with ThreadPoolExecutor(1) as sending:
                 unanswered = sending.submit(producer.send_many, bodies[5:])
                 system.wait_depth(name, 10)
-                proxy.cut()  # they are sent once more
+                proxy.cut()  # they are sent again
                 unanswered.result(WAIT_S)
         system.wait_depth(name, 10)
         received = connect_to(proxy.url).session().consumer(queue).receive_many(10)
@@ -76,7 +79,7 @@ def test_broker_kill_redelivers_unacknowledged_messages_marked_and_no_acknowledg
     system.wait_depth(name, len(left))
     stored(connect_to, system)
     with paused(system.broker.pid):
-        # The client has them, and what it says of them the broker never reads.
+        # The client has the messages, and the broker never reads their acknowledgements.
         assert len(consumer.receive_many(5)) == 5
         os.kill(system.broker.pid, signal.SIGKILL)
     system.broker.restart()
@@ -191,7 +194,7 @@ def test_commit_with_lost_answer_fails_in_jms_client_and_is_complete_in_the_brok
         system.broker.start()
         with pytest.raises(JmsError):
             commit.result(WAIT_S)
-        assert len(connection.events(2)) == 2  # interrupted and restored: what follows is a new transaction
+        assert len(connection.events(2)) == 2  # interrupted and restored: a new transaction follows
         session.rollback()
         producer.send("3")
         session.commit()

@@ -1,4 +1,4 @@
-"""Records whose timestamps Kafka refuses: they are written with the time of their arrival."""
+"""Records whose timestamps Kafka refuses are written with the time of their arrival."""
 
 from __future__ import annotations
 

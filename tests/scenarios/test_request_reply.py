@@ -1,4 +1,4 @@
-"""Questions and answers over the bridge, both ways: a real JMS client on one side, a Kafka application on the other."""
+"""Requests and replies over the bridge, in both directions: a real JMS client on one side, a Kafka application on the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.system import System
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWERS = "rates.answers.desk-1"
-#: Two trips through Spark, on a loaded machine.
+#: Two passes through Spark, on a loaded machine.
 ANSWER_TIMEOUT_S = 240
 
 pytestmark = pytest.mark.timeout(600)

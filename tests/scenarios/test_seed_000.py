@@ -1,7 +1,7 @@
-"""The two sequences that made other bridges produce doubles (a crash between a step and the saving of its state), step by step.
+"""The two sequences of a crash that made other bridges duplicate messages: between an action and the storage of its state.
 
-A crash point stops the writer of the pipelines where the sequence wants it; then all dies, and the same broker comes back or its standby
-takes over.
+A crash point stops the writer of the pipelines at the chosen step. Then all processes are killed, and the same broker restarts or its
+standby takes over.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.support.system import FAILOVER, WAIT_S, System, descendants, paused, 
 
 pytestmark = pytest.mark.timeout(600)
 PREFIX = "seed-000"
-#: Of pipelines with what they have to do at once.
+#: Time for pipelines to do their pending work.
 START_S = 240.0
-#: Who serves afterwards.
+#: The broker that serves after the crash.
 SUCCESSORS = ("same", "standby")
 CONFIG = f"""
 [pipelines]
@@ -52,7 +52,7 @@ unbound = "keep"
 
 
 class Bridge:
-    """A broker, another one that stands by where a test wants it, and pipelines whose writer can be told to stop at a crash point."""
+    """A broker, a standby where a test wants one, and pipelines whose writer can be stopped at a crash point."""
 
     def __init__(self, kafka: EmbeddedKafka, directory: Path) -> None:
         self.bootstrap = kafka.bootstrap
@@ -62,7 +62,7 @@ class Bridge:
         self._config = directory / "one" / "bascule.toml"
 
     def launch_pipelines(self, stop_at: str = "") -> None:
-        """``stop_at`` is a crash point in a worker: who comes there first stands still, and no other."""
+        """``stop_at`` is a crash point in a worker. The first worker that reaches it is suspended there."""
         armed = f"{stop_at}:1:stop" if stop_at else ""
         once = tempfile.mkdtemp(dir=self._directory)
         variables = {ARMED_VARIABLE: armed, ONCE_VARIABLE: once}
@@ -71,13 +71,13 @@ class Bridge:
         self.pipelines.launch()
 
     def wait_for_writer(self) -> None:
-        """Returns when it stands where it was told to."""
+        """Return when the worker is suspended at its crash point."""
         wait_for(lambda: any(stands_still(Path(f"/proc/{pid}")) for pid in descendants(self.pipelines.pid)), "the writer to stand", START_S)
 
     def kill_pipelines(self) -> None:
-        """Driver, Spark and workers at once: a worker that outlived them would go on with what it was at."""
+        """Kill driver, Spark and workers at once: a surviving worker would continue its work."""
         for pid in (self.pipelines.pid, *descendants(self.pipelines.pid)):
-            with suppress(ProcessLookupError):  # ended with those before it
+            with suppress(ProcessLookupError):  # ended with an earlier one
                 os.kill(pid, signal.SIGKILL)
         self.pipelines.kill()
 
@@ -89,7 +89,7 @@ class Bridge:
             self.other.broker.stop()
 
     def die_and_come_back(self, successor: str) -> None:
-        """As in the crash of a machine: both come back at once, or the standby of the broker serves in its place."""
+        """Crash as a machine does: both processes restart, or the standby of the broker serves instead."""
         self.kill_pipelines()
         self.serving.broker.kill()
         self.launch_pipelines()
@@ -131,11 +131,11 @@ def test_jms_to_kafka_crash_with_messages_in_transit_and_unanswered_send_is_exac
         producer.send("message 3")
         bridge.launch_pipelines(stop_at=point)
         bridge.wait_for_writer()
-        # The writer's task knows of no commit, whether there was one or not.
+        # The task of the writer does not learn of a commit, whether there was one or not.
         known = ["message 1"] if point == "writer.commit.before" else ["message 1", "message 2", "message 3"]
         assert topic.read_until(known[-1]) == known
         with closing(Reader(bridge.bootstrap, topic_name, committed=False)) as everything:
-            # Where they are not known, they are in Kafka all the same, in a transaction that is open.
+            # Records without a known outcome are in Kafka all the same, in an open transaction.
             assert everything.read_until("message 3") == ["message 1", "message 2", "message 3"]
         proxy.hold_answers()
         unanswered = producer.submit_send("message 4")
@@ -164,14 +164,14 @@ def test_kafka_to_jms_crash_with_queued_records_and_record_in_transit_is_exactly
     bridge.serving.wait_depth(address, 3)
     produce(bridge.bootstrap, topic_name, ["record 4", "record 5"])
     bridge.serving.wait_depth(address, 5)
-    if successor == "same":  # 6 is with the pipelines, in an open transaction
+    if successor == "same":  # 6 is in the pipelines, in an open transaction
         bridge.kill_pipelines()
         produce(bridge.bootstrap, topic_name, ["record 6"])
         bridge.launch_pipelines(stop_at="writer.commit.before")
         bridge.wait_for_writer()
         assert bridge.serving.depth(address) == 5
         bridge.die_and_come_back(successor)
-    else:  # 6 is on its way from the pipelines to the broker
+    else:  # 6 is between the pipelines and the broker
         history = TopicHistory({"bootstrap.servers": bridge.bootstrap}, f"{PREFIX}.ingress", 0)
         taken = history.latest()
         with paused(bridge.serving.broker.pid):

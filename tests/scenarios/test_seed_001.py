@@ -1,4 +1,4 @@
-"""The transfer between two queues: a message is taken from one and sent to the other in one transaction, whatever dies in between."""
+"""Transfer between two queues: a message is received from one queue and sent to the other in one transaction, whatever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.system import System, paused, wait_for
 
 MESSAGES = 40
 ROUNDS = 8
-#: A round's kill comes at a random moment of this time; a transfer takes some milliseconds.
+#: The kill of a round comes at a random moment within this time; a transfer takes some milliseconds.
 MOMENT_MAX_S = 0.5
 
 

@@ -1,6 +1,7 @@
-"""Payment orders from a queue into a database: what becomes of an order in each way to send, acknowledge and die, "maybe" included.
+"""Payment orders from a queue into a database, for each way to send, to acknowledge and to die.
 
-A row's outcome is produced, not only allowed: "lost" rows lose, "doubled" rows double, wherever it is the application that lets it happen.
+A row states the possible outcomes of an order, and the test produces each of them: "lost" rows lose the order and "doubled" rows
+duplicate it, wherever the application allows this.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ LOST, ONCE, ONCE_MARKED, DOUBLED = [], [False], [True], [False, True]
 
 
 class Case(NamedTuple):
-    """``dies`` is the application or the broker, when the application has come to ``step``: one of its own or a crash point; "" is before.
+    """``dies`` is the application or the broker, when the application reaches ``step``, one of its own steps or a crash point; "" is
+    before all of them.
 
-    ``rows`` are those of the order in the end: whether it was marked JMSRedelivered, for each.
+    ``rows`` are the rows of the order at the end: for each, whether the message was marked JMSRedelivered.
     """
 
     persistent: bool
@@ -44,27 +46,27 @@ class Case(NamedTuple):
 
 # fmt: off
 MATRIX = [
-    # Not persistent: maybe, whatever the acknowledgement.
+    # Not persistent: any outcome is possible, whatever the acknowledgement.
     Case(False, "automatic",       "broker",      "",             LOST),
     Case(False, "explicit",        "broker",      "",             LOST),
     Case(False, "database first",  "broker",      "",             LOST),
     Case(False, "xa",              "broker",      "",             LOST),
     Case(False, "automatic",       "application", "received",     LOST),
-    # Persistent: nothing is lost in the broker.
+    # Persistent: the broker loses nothing.
     Case(True,  "automatic",       "broker",      "",             ONCE),
     Case(True,  "explicit",        "broker",      "",             ONCE),
     Case(True,  "database first",  "broker",      "",             ONCE),
-    # Automatic: maybe; the order is gone before it is written.
+    # Automatic: may be lost; the order is acknowledged before it is written.
     Case(True,  "automatic",       "application", "received",     LOST),
     Case(True,  "automatic",       "application", "stored",       ONCE),
-    # Explicit, behind the work: at least once.
+    # Explicit, after the work: at least once.
     Case(True,  "explicit",        "application", "received",     ONCE_MARKED),
     Case(True,  "explicit",        "application", "stored",       DOUBLED),
     Case(True,  "explicit",        "broker",      "stored",       DOUBLED),
     Case(True,  "explicit",        "application", "acknowledged", ONCE),
-    # Explicit, ahead of the work: maybe.
+    # Explicit, before the work: may be lost.
     Case(True,  "explicit before", "application", "acknowledged", LOST),
-    # Two local transactions: lost or doubled, by their order.
+    # Two local transactions: lost or duplicated, by their order.
     Case(True,  "jms first",       "application", "received",     ONCE_MARKED),
     Case(True,  "jms first",       "application", "acknowledged", LOST),
     Case(True,  "jms first",       "broker",      "acknowledged", ONCE),
@@ -109,12 +111,12 @@ class Bank:
         return [self.system.url, self._conninfo, self._table, self.queue, str(self._directory / "payments.xalog"), wait_at]
 
     def start_again(self, way: str) -> None:
-        """Returns when it has come to the end."""
+        """Return when the application has ended."""
         WAYS[way](Application(*self._arguments()))
 
     @contextmanager
     def application(self, way: str, wait_at: str) -> Iterator[subprocess.Popen[str]]:
-        """A process of it, which waits at a step."""
+        """Start a process of the application that waits at a step."""
         armed = f"{wait_at}:1:stop" if wait_at in POINTS else ""
         argv = [sys.executable, PROGRAM, way, *self._arguments("" if armed else wait_at)]
         process = subprocess.Popen(
@@ -128,7 +130,7 @@ class Bank:
                 process.communicate()
 
     def wait_for(self, case: Case, process: subprocess.Popen[str]) -> None:
-        """Returns when the application waits at the step, and the broker has heard what it said of the order so far."""
+        """Return when the application waits at the step and the broker has received what the application has sent so far."""
         assert process.stdout is not None
         if case.step in POINTS:
             stopped = os.WSTOPPED | os.WNOHANG | os.WNOWAIT

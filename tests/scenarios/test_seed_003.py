@@ -1,4 +1,4 @@
-"""The flows of a bridge, from a JMS publisher to a Kafka consumer and back, with what goes wrong on the way."""
+"""The flows of a bridge, from a JMS publisher to a Kafka consumer and back, with disturbances."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support.system import System, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 LARGE = str(8 << 20)
-#: Above Kafka's default for a record.
+#: Larger than Kafka's default limit of a record.
 LARGE_BODY_BYTES = 3_000_000
-#: Of pipelines: Spark starts and takes its first batch.
+#: Time for pipelines to start Spark and to run the first batch.
 ARRIVAL_S = 240.0
 CONFIG = """
 [broker]
@@ -93,8 +93,8 @@ def test_exclusively_diverted_jms_message_reaches_kafka_and_no_jms_subscription(
         (headers,) = reader.headers
     names = ("bascule.origin", "jms.region", "jms.int.amount", "jms.JMSCorrelationID", "jms.JMSType", "jms.JMSDestination")
     assert [text(headers, name) for name in names] == ["seed-003", "EU", "90", "c-1", "order", "topic://orders"]
-    assert begun_ms <= int(text(headers, "jms.JMSTimestamp")) <= int(time.time() * 1000)  # a time, and no name of a topic
-    # The exclusive divert's message is in Kafka alone, and does not come back from there.
+    assert begun_ms <= int(text(headers, "jms.JMSTimestamp")) <= int(time.time() * 1000)  # a time, not the name of a topic
+    # The message of the exclusive divert is only in Kafka, and does not come back from there.
     assert [message.body for message in subscriber.receive_many(1, ARRIVAL_S)] == ["stays here"]
     assert subscriber.receive_many(1, 0) == []
 
@@ -107,7 +107,7 @@ def test_kafka_record_reaches_jms_subscriber_and_is_not_diverted_back(bridge: Sy
     assert producer.flush(30) == 0
     (message,) = subscriber.receive_many(1, ARRIVAL_S)
     assert message.body == "from Kafka"
-    # It is not diverted back, though the divert's selector may want it.
+    # It is not diverted again, although the selector of the divert may match it.
     producer.produce("seed-003.in", "no data cycle", headers={"source": b"kafka", "region": b"EU"})
     assert producer.flush(30) == 0
     (message,) = subscriber.receive_many(1, ARRIVAL_S)
@@ -125,11 +125,11 @@ def test_committed_kafka_records_wait_for_a_later_consumer_and_aborted_records_d
         producer.produce("seed-003.kept", value)
         assert producer.flush(30) == 0
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
-    # Nobody has asked for the queue.
+    # No client has used the queue.
     wait_for(lambda: bridge.depth("kept") == 2, "the records", ARRIVAL_S)
     found = connect_to(bridge.url).session().consumer("queue:kept").receive_all(2)
     assert [message.body["n"] for message in found] == [1, 3]
-    # What is no message goes back to Kafka, with the reason.
+    # A record that is not a valid message is dead-lettered in Kafka, with the reason.
     with closing(Reader(bridge.bootstrap, "seed-003.dead")) as dead:
         assert dead.read_until("no json")[-1] == "no json"
         assert "JSON" in text(dead.headers[-1], "__connect.errors.exception.message")

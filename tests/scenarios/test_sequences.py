@@ -1,4 +1,4 @@
-"""Sequences that make systems fail, brought about on purpose in the code that is shipped, on a real Kafka."""
+"""Sequences of events that break naive systems, produced on purpose in the code of the product, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tests.support.system import wait_for
 
 
 class FalseReports(JournalWriter):
-    """Kafka's client, all of whose records are stored, and which says of the one at ``false_offset`` that it is not.
+    """A Kafka client that reports the record at ``false_offset`` as not stored, although all records are stored.
 
-    That is told together with what comes up to ``told_with``, and each other outcome alone.
+    It reports this record together with the records up to ``told_with``, and each other record alone.
     """
 
     false_offset = told_with = -1
 
     def __init__(self, kafka: Any, topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
-        self.reported = -1  # the last offset whose outcome the epoch was told
+        self.reported = -1  # last offset whose outcome was reported to the epoch
         held: list[Outcome] = []
 
         def tell(outcomes: list[Outcome]) -> None:
@@ -78,13 +78,13 @@ def test_append_reported_failed_but_stored_ends_the_epoch_and_message_is_stored_
         assert epoch.ended
         assert [str(error) for error in ends] == [f"journal {journal.place.topics.journal}: append failed: timed out"]
         journal.send(epoch, "third")
-        assert journal.end() == failed + 3  # all of them are stored, and nothing more
+        assert journal.end() == failed + 3  # all of them are stored, and no other
         await epoch.close()
 
     async def go_on() -> None:
         epoch = await journal.epoch()
         assert waiting(epoch) == list(MESSAGES.values())
-        # What was not answered is sent again by its client.
+        # The client sends unconfirmed messages again.
         journal.send(epoch, "failed", "third", "fourth")
         await journal.answered(*MESSAGES)
         await epoch.close()
@@ -123,7 +123,7 @@ def test_append_timeout_of_a_large_message_does_not_count_earlier_idle_time(kafk
 
 
 def test_lost_answer_of_a_single_append_ends_the_epoch_and_message_is_stored_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    """Kafka's client tells of the later ones first: they would be taken for it, and it for something that never comes."""
+    """Kafka's client reports later records first. Without a check, the epoch would confuse the records and wait for ever."""
     journal = Journaled(kafka, topic_prefix)
 
     async def lose(proxy: KafkaProxy) -> None:
@@ -223,7 +223,7 @@ def test_epoch_with_unanswered_appends_ends_when_kafka_answers_a_new_client(
 
 
 def test_failed_effect_of_a_stored_record_ends_the_epoch_and_next_epoch_has_all_messages(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    """Whatever is confirmed after it would be taken for another record."""
+    """Without a check, the next confirmed record would count as this one."""
     journal = Journaled(kafka, topic_prefix)
 
     async def fail() -> None:
@@ -272,7 +272,7 @@ def test_append_refused_by_the_writer_ends_the_epoch(kafka: EmbeddedKafka, topic
 
 
 def test_no_record_is_stored_after_a_record_that_kafka_refuses(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    """The sequence would have a hole, and no broker could load the journal."""
+    """The sequence of the journal would have a gap, and no broker could load it."""
     client = {"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 1}
     Topics(client).create(topic_prefix, 1, {"max.message.bytes": "1000"})
     Topics(client).await_visible([topic_prefix])
@@ -299,7 +299,7 @@ def test_ended_epoch_appends_nothing(kafka: EmbeddedKafka, topic_prefix: str) ->
         stored = journal.end()
         epoch.end(BasculeError("the end"))
         journal.decide(epoch, "failed")
-        epoch.engine.journaling.flush()  # what a connection that is being closed may lead to
+        epoch.engine.journaling.flush()  # errors that a closing connection may cause
         assert await asyncio.to_thread(epoch.writer._producer.flush, 10) == 0
         assert journal.end() == stored
         await epoch.close()
@@ -315,9 +315,9 @@ def test_epoch_of_a_suspended_process_ends_and_does_nothing_more(kafka: Embedded
 
     async def stand_still() -> None:
         epoch = await journal.epoch()
-        epoch.engine.schedule.at(time.time_ns() // 1_000_000 + 100, done.append, "what was due meanwhile")
+        epoch.engine.schedule.at(time.time_ns() // 1_000_000 + 100, done.append, "the work that was due meanwhile")
         journal.send(epoch, *sent)
-        time.sleep(epoch.place.session_timeout_s)  # the process does nothing
+        time.sleep(epoch.place.session_timeout_s)  # the process is suspended
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch")
         await asyncio.to_thread(wait_for, lambda: journal.end() == 1 + len(sent), "what had been appended")
         await epoch.close()
@@ -329,7 +329,7 @@ def test_epoch_of_a_suspended_process_ends_and_does_nothing_more(kafka: Embedded
 
 
 def just_before_init(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """``act`` happens once, at the last moment before the next producer ends what others have begun under its id."""
+    """Call ``act`` once, at the last moment before the next producer ends the open transactions of its id."""
     acts = [act]
 
     class Late(Producer):

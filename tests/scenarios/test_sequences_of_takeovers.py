@@ -1,4 +1,4 @@
-"""Takeovers of a journal that is trimmed, and brokers that were replaced, brought about on purpose on a real Kafka."""
+"""Takeovers of a journal that is trimmed, and brokers that were replaced, produced on purpose on a real Kafka."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.system import wait_for
 def test_takeover_knows_messages_moved_to_the_store_while_the_broker_was_standby(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal may be trimmed behind these messages: a snapshot that looks for them there is of no use."""
+    """The journal may be trimmed after these messages: a snapshot that needs them from there is useless."""
     journal = Journaled(kafka, topic_prefix)
     stands_by = threading.Event()
     read = StoredMessages.read
@@ -69,7 +69,7 @@ def test_takeover_knows_messages_moved_to_the_store_while_the_broker_was_standby
 
 
 class Still:
-    """Whoever comes to a place first stands still there until it is let go."""
+    """Suspends the first thread that reaches a place, until the test releases it."""
 
     def __init__(self) -> None:
         self.came, self.go_on = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ def test_standby_reloads_when_the_journal_is_trimmed_past_its_read_offset(
 def test_broker_replaced_while_loading_does_not_report_the_trimmed_journal_as_damaged(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was trimmed is covered by a snapshot that is announced behind its own epoch's start."""
+    """A snapshot that is announced after the start of its own epoch covers the trimmed records."""
     journal, still = Journaled(kafka, topic_prefix), Still()
 
     async def replace_it() -> None:
@@ -175,7 +175,7 @@ def test_broker_replaced_while_loading_does_not_report_the_trimmed_journal_as_da
 
 
 def collected(epoch: Epoch) -> Snapshot:
-    """The state of an epoch, in one turn: the epoch may end in the next one."""
+    """Read the state of an epoch in one turn: the epoch may end in the next one."""
     collector = Collector(epoch.engine, epoch.offsets)
     for _ in collector.walk():
         pass
@@ -196,7 +196,7 @@ def test_decisions_appends_and_snapshot_of_a_replaced_broker_do_not_count(
         await journal.answered("first", "failed", "third")
         assert [progress.done for progress in purge(old.engine, old.engine.queue("q"))] == [2]
         journal.decide(old, "fourth")
-        # Its snapshot is the newest of all, needs no message, and the journal would be trimmed behind it.
+        # Its snapshot is the newest of all, needs no message, and the journal would be trimmed up to it.
         taken = collected(old)
         SnapshotStore(journal.kafka, journal.place.topics.snapshots).write(taken.id, snapshots.encode(taken))
         old.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))

@@ -1,4 +1,4 @@
-"""A Spark job's writer on a real Kafka, given batches as Spark gives them."""
+"""The writer of a Spark job on a real Kafka; the test passes batches as Spark does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker that has taken snapshots loads from the newest one, and has the same messages as from the whole journal."""
+"""A broker with snapshots loads the newest one, and has the same messages as after reading the whole journal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_killed_broker_starts_from_its_newest_snapshot(connect_to: Connect, smal
         late += LATE
         return not first & store.read().keys()
 
-    # A snapshot counts when the journal says so; only then it takes the older ones away.
+    # A snapshot is valid once the journal announces it; only then older ones are deleted.
     wait_for(replaced, "a snapshot that counts")
     small_steps.broker.restart()
     loads = re.findall(r"loaded from (.*), journal read from offset (\d+)", small_steps.broker.said())
@@ -66,7 +66,7 @@ def test_snapshot_and_store_topics_are_compacted_in_small_segments(small_steps: 
     for name in ("snapshots", "store"):
         settings = topics.config(f"{small_steps.prefix}.{name}")
         assert settings["cleanup.policy"] == "compact"
-        assert CHUNK_BYTES < int(settings["segment.bytes"]) < 1 << 28  # what is in the newest segment is never cleaned
+        assert CHUNK_BYTES < int(settings["segment.bytes"]) < 1 << 28  # Kafka never cleans the newest segment
 
 
 def test_read_behind_barrier_finds_the_same_snapshots_and_messages(kafka: EmbeddedKafka, topic_prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""A Spark job's reader on a journal that is trimmed, made anew, or holds what is no JMS message, asked as Spark asks it."""
+"""The reader of a Spark job, called as Spark calls it, on a journal that is trimmed, recreated, or has invalid JMS messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.scenarios.sparkless import Bridge
 from tests.support.journal import text_message
 
 Offset = dict[str, Any]
-#: What a journal may hold and JMS does not know: a text that is not in its charset, a map with a broken text, and a property that is a
-#: list, which earlier versions of the broker took.
+#: Messages that a journal may hold and that are not valid in JMS: a text with a wrong charset, a map with a broken text, and a property
+#: that is a list. Earlier versions of the broker accepted them.
 MALFORMED = {
     "can't decode byte 0xff": section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"),
     "property legs: a value of type list": section_bytes(APPLICATION_PROPERTIES, {"legs": [1, 2]}) + section_bytes(VALUE, "text"),
@@ -30,7 +30,7 @@ ANOTHER = r"offset 3 of this stream is not valid in journal .*: the topic was re
 
 
 class Job:
-    """A query of a job, which keeps its offset; each batch has a reader of its own, as after a restart."""
+    """A query of a job, which keeps its offset. Each batch has a new reader, as after a restart."""
 
     def __init__(self, bridge: Bridge, **options: str) -> None:
         self._options = {
@@ -95,9 +95,9 @@ def test_stream_stops_when_its_unread_records_are_trimmed(bridge: Bridge) -> Non
 
 @pytest.fixture(params=MALFORMED.items(), ids=["charset", "property", "body"])
 def malformed(bridge: Bridge, request: pytest.FixtureRequest) -> tuple[str, bytes]:
-    """A message like that, between two others of its transaction, and why it is none of JMS."""
+    """Send such a message between two others of its transaction. Return why it is not a JMS message."""
     reason, message = request.param
-    assert head_of(message)  # the broker reads it from its journal
+    assert head_of(message)  # the broker reads the message from its journal
     bridge.journal.send(text_message("3"), message, text_message("4"))
     bridge.journal.flush()
     return reason, message

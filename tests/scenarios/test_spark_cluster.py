@@ -1,4 +1,4 @@
-"""The pipelines on a Spark cluster: a standalone master and a worker of their own processes, from PySpark's installation."""
+"""The pipelines on a Spark cluster: a standalone master and a worker, each a process, from the installation of PySpark."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Cluster:
         self._directory = directory
 
     def start(self, opened: ExitStack) -> None:
-        """Returns when the worker has joined the master."""
+        """Return when the worker has joined the master."""
         port = self.master.rpartition(":")[2]
         self._run(opened, "master", "--host", HOST, "--port", port, "--webui-port", "0", ready="I have been elected leader")
         options = ("--host", HOST, "--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(self._directory / "work"))
         self._worker = self._run(opened, "worker", *options, self.master, ready=JOINED)
 
     def kill_executor(self) -> None:
-        """One JVM that runs tasks, with -9."""
+        """Kill a JVM that runs tasks, with kill -9."""
         assert self._worker.pid is not None
         pid = next(pid for pid, command in descendants(self._worker.pid).items() if "CoarseGrainedExecutorBackend" in command)
         os.kill(pid, signal.SIGKILL)
 
     def restart_worker(self) -> None:
-        """Kills the worker with -9, and its executors end with it; returns when another has joined."""
+        """Kill the worker with kill -9, which ends its executors. Return when another worker has joined."""
         log = self._worker.log_file
         before = log.read_text(errors="replace").count(JOINED)
         self._worker.kill()

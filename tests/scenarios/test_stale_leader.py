@@ -1,4 +1,4 @@
-"""A former leader, cut off from its peers and not from clients, answers with what it knew before: no position moves back for it."""
+"""A former leader that clients still reach, but its peers do not, answers with old data: no position moves back because of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.system import wait_for
 PREFIX = "stale"
 #: A node is fenced after two seconds; on a busy machine elections take longer.
 ELECTION_S = 120.0
-#: How long a writer may try that gets no answer but that of the former leader.
+#: How long a writer may try if only the former leader answers.
 WRITER_DEADLINE_S = 10.0
 TRANSACTIONS = "__transaction_state"
 RECORDS = ("a", "b", "c")
@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DividedCluster
 
 
 class Site(NamedTuple):
-    """Where the positions' partition of ``key`` is led by ``former``; the output and the transactions of ``transactional_id`` are not."""
+    """A cluster in which ``former`` leads the positions of ``key``, but not the output or the transactions of the writer."""
 
     former: ClusterNode
     others: str  # bootstrap.servers of the other nodes
@@ -53,7 +53,7 @@ class Site(NamedTuple):
     transactional_id: str
 
     def writer(self, deadline_s: float = WRITER_DEADLINE_S) -> TransactionalWriter:
-        """Return a writer whose new clients find the leader, while those that knew it before still ask the former one."""
+        """Return a writer whose new clients find the leader, while its older clients still ask the former one."""
         kafka = {"bootstrap.servers": self.others, "log_level": 0}
         return TransactionalWriter(kafka, self.transactional_id, self.positions, self.key, deadline_s=deadline_s)
 
@@ -67,7 +67,7 @@ def leaders(bootstrap: str, topic: str) -> dict[int, int]:
 
 
 def java_hash(text: str) -> int:
-    """As ``String.hashCode``, by which Kafka chooses the coordinator of a transactional id."""
+    """Return Java's ``String.hashCode``, by which Kafka chooses the coordinator of a transactional id."""
     found = 0
     for character in text:
         found = (31 * found + ord(character)) & 0xFFFFFFFF
@@ -83,9 +83,9 @@ def site(cluster: DividedCluster, topic_prefix: str) -> Site:
     topics.create(topic, 1, {}, replication_factor=3)
     topics.await_visible([topic])
     with closing(TransactionalWriter(kafka, "first", pipelines.topics.positions, "first")) as first:
-        first.write([], None, Position(topic, "id", 0, 0))  # Kafka makes the topic of its coordinators when it is first asked for
+        first.write([], None, Position(topic, "id", 0, 0))  # Kafka creates the topic of its coordinators at the first request
     admin = clients.admin({**kafka, "log_level": 0})
-    admin.elect_leaders(ElectionType.PREFERRED).result()  # a test before may have left one node with all of one topic
+    admin.elect_leaders(ElectionType.PREFERRED).result()  # an earlier test may have left one node with all partitions of a topic
     (out,) = leaders(cluster.bootstrap, topic).values()
 
     def chosen() -> tuple[ClusterNode, dict[int, int], dict[int, int]] | None:
@@ -113,26 +113,26 @@ def at(offset: int) -> Position:
 
 
 def cut_off(cluster: DividedCluster, site: Site) -> None:
-    """Return when the other nodes have leaders of their own. The former leader is not told, and takes itself for one."""
+    """Return when the other nodes have new leaders. The former leader does not know them, and considers itself the leader."""
     cluster.isolate(site.former)
     asked = (site.positions, site.topic, TRANSACTIONS)
     wait_for(lambda: all(site.former.number not in leaders(site.others, topic).values() for topic in asked), "new leaders", ELECTION_S)
 
 
 def write_elsewhere(site: Site) -> None:
-    """A successor on another machine, whose clients ask the new leader, writes the second record."""
+    """Write the second record as a successor on another machine, whose clients ask the new leader."""
     with closing(site.writer(ELECTION_S)) as successor:
         assert successor.current() == at(1)
         successor.write(site.outputs(1, 2), at(1), at(2))
 
 
 def go_on(site: Site, writer: TransactionalWriter) -> bool:
-    """Write what is to come after the position, as a pipeline that starts does. Return whether all is written."""
+    """Write what follows the position, as a starting pipeline does. Return whether everything is written."""
     try:
         position = writer.current() or at(0)
         if position != at(len(RECORDS)):
             writer.write(site.outputs(position.offset, len(RECORDS)), position, at(len(RECORDS)))
-    except (Unavailable, PositionMoved):  # a pipeline starts anew
+    except (Unavailable, PositionMoved):  # a pipeline restarts
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Two drivers of one bridge: one runs the pipelines, the other stands by, and takes over when the first one is gone."""
+"""Two drivers of one bridge: one runs the pipelines, the other stands by and takes over when the first one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poisonous messages in the journal and in the ingress topic of a real broker: it comes up, moves them, and serves on in one epoch."""
+"""Poisonous messages in the journal and in the ingress topic of a real broker: it starts, moves them, and serves in one epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.system import System, wait_for
 
 __all__ = ["hand", "system"]  # fixtures
 
-#: A message with it is below broker.max_message_bytes, and twice of it above what a journal record holds.
+#: One message with it is below broker.max_message_bytes; two exceed a journal record.
 HUGE_ID = "i" * (36 << 20)
 QUEUE_ID = 900
 RECORD_BYTES_MAX = 70 << 20
@@ -33,7 +33,7 @@ def queue_entry(name: str) -> bytes:
 
 
 def last_header(hand: Hand) -> Header:
-    """Of the last record of a broker that was killed: what it had in flight is stored as well."""
+    """Check the last record of a broker that was killed: what it had in flight is stored as well."""
     with closing(PartitionReader(hand.kafka, f"{hand.prefix}.journal", 0)) as reader:
         reader.seek()
         return max((decode_header(message.value() or b"") for message in reader.to_end()), key=attrgetter("epoch", "sequence"))
@@ -70,7 +70,7 @@ def test_broker_starts_with_poisonous_stored_messages_and_moves_them(system: Sys
     assert (system.depth("orders"), errors(system)) == (2, {})
     assert system.ask("dead-letters", queue="elsewhere", count=len(bodies))
     assert received(system, 2) == ["before", "behind"]
-    assert serving < system.status()["gauges"]["epoch"]  # of the restart, and of nothing else
+    assert serving < system.status()["gauges"]["epoch"]  # of the restart only
     assert "error contained" not in system.broker.said()
 
 

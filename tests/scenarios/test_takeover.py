@@ -1,4 +1,4 @@
-"""Several brokers on one journal: one serves, the others stand by and take over, and nobody is believed twice."""
+"""Several brokers on one journal: one serves, the others stand by and take over, and a replaced broker has no effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.proxy import Proxy
 from tests.support.qpid import JmsError
 from tests.support.system import FAILOVER, WAIT_S, System, paused, wait_for
 
-#: As long as it may be: who waits for its end is not taken for one that is only slow.
+#: As long as allowed, so that a slow broker does not count as dead.
 LONG_SESSION_S = 60.0
 
 
@@ -43,7 +43,7 @@ class Pair:
         return FAILOVER.format(",".join(system.url for system in self.systems))
 
     def serving(self) -> System:
-        """The one that serves, when there is one."""
+        """Return the serving broker, once there is one."""
         found: System = wait_for(lambda: next((system for system in self.systems if system.serves()), None), "a broker that serves")
         return found
 
@@ -52,7 +52,7 @@ class Pair:
 
 
 def told(text: str) -> None:
-    """A figure for the reader of the run's output; no test depends on it."""
+    """Print a figure for the reader of the output; no test depends on it."""
     sys.stdout.write(f"{text}\n")
 
 
@@ -64,7 +64,7 @@ def pair(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def both(pair: Pair) -> Pair:
-    """Both run, one serves, the other stands by."""
+    """Return when both brokers run, one serves, and the other stands by."""
     for system in pair.systems:
         if not system.broker.running:
             system.broker.launch()
@@ -103,7 +103,7 @@ def test_broker_stopped_orderly_hands_over_at_once(
         begun_s = time.monotonic()
         active.broker.stop()
         stopped_s = time.monotonic()
-        wait_for(standby.serves, "the standby to serve, before the session of the other one is over", LONG_SESSION_S - 15)
+        wait_for(standby.serves, "the standby to serve before the session of the other broker ends", LONG_SESSION_S - 15)
         told(f"stopped in {stopped_s - begun_s:.1f} s, handed over {time.monotonic() - stopped_s:.1f} s later")
         producer.send("after")
         assert [message.body for message in connect_to(pair.url).session().consumer(queue).receive_many(2)] == ["before", "after"]
@@ -114,7 +114,7 @@ def test_suspended_broker_is_replaced_and_does_nothing_after_resume(both: Pair, 
     other = both.other(active)
     connect_to(both.url).session().producer(queue).send("{n}", count=10)
     with Proxy(active.port) as proxy:
-        # Clients of the stopped broker that do not turn to another one: what they ask is in its socket when it wakes.
+        # Clients of the suspended broker that do not reconnect: their requests are in its socket when it resumes.
         faithful = connect_to(proxy.url)
         session, late = faithful.session("CLIENT"), faithful.session()
         held = session.consumer(queue).receive_many(1)
@@ -170,7 +170,7 @@ def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connec
         producer.send("after")
         serving = wait_for(lambda: next((system for system in standbys if system.serves()), None), "one to serve")
         (waiting,) = (system for system in standbys if system is not serving)
-        wait_for(waiting.stands_by, "the other one to stand by")
+        wait_for(waiting.stands_by, "the other broker to stand by")
         assert [message.body for message in connect_to(urls).session().consumer(queue).receive_many(2)] == ["before", "after"]
         assert serving.serves()
         assert not waiting.serves()
@@ -193,7 +193,7 @@ def serving_directory(system: System) -> Path:
 
 
 def gathered(kafka: EmbeddedKafka, group: str, members: int) -> bool:
-    """Whether Kafka counts so many members, and none of them has still to be told what it is given."""
+    """Return whether Kafka counts a number of members, all of which have their assignments."""
     admin = clients.admin({"bootstrap.servers": kafka.bootstrap})
     (asked,) = admin.describe_consumer_groups([group]).values()
     description = asked.result(WAIT_S)
@@ -211,7 +211,7 @@ def test_broker_killed_and_restarted_at_once_serves_before_its_session_times_out
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
         wait_for(active.serves, "it to serve again, before its session is over", LONG_SESSION_S - 15)
-        wait_for(standby.stands_by, "the other one to stand by")
+        wait_for(standby.stands_by, "the other broker to stand by")
         assert active.serves()
 
 
@@ -227,14 +227,14 @@ def test_after_broker_kill_during_a_join_one_broker_serves_before_the_session_ti
         stack.enter_context(active)
         stack.callback(joining.broker.stop)
         joining.broker.launch()
-        wait_for(lambda: not gathered(kafka, f"{topic_prefix}.brokers", 1), "Kafka to gather the members anew")
+        wait_for(lambda: not gathered(kafka, f"{topic_prefix}.brokers", 1), "Kafka to rebalance the group")
         os.kill(active.broker.pid, signal.SIGKILL)
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
-        # Which one Kafka chooses: the one that was killed holds nothing any more.
+        # The broker that Kafka chooses; the killed one no longer holds a place.
         serving = wait_for(lambda: next((one for one in (active, joining) if one.serves()), None), "one to serve", LONG_SESSION_S - 15)
         other = joining if serving is active else active
-        wait_for(other.stands_by, "the other one to stand by")
+        wait_for(other.stands_by, "the other broker to stand by")
         assert serving.serves()
 
 
@@ -252,7 +252,7 @@ def test_standby_has_read_the_whole_journal_before_the_takeover(
         assert active.status()["gauges"]["journal_offset"] == read
         trim(client, journal, {0: read})
         assert history.earliest() == read
-        # Whoever began to read only now would find nothing of the messages, and refuse to serve.
+        # A broker that only now began to read would not find the messages, and would refuse to serve.
         active.broker.kill()
         assert [message.body for message in connect_to(pair.url).session().consumer(queue).receive_many(200)] == [
             str(n) for n in range(200)
@@ -264,7 +264,7 @@ def test_of_two_standbys_that_both_believe_to_be_elected_only_one_serves(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.journal", 0)
-    # Whichever is elected first stands still when Kafka has confirmed it, and has written nothing.
+    # The broker that is elected first is suspended after Kafka has confirmed the election, before it writes.
     armed = {ARMED_VARIABLE: "election.confirmed:1:stop", ONCE_VARIABLE: str(tmp_path)}
     active = System(kafka.bootstrap, tmp_path / "active", prefix=topic_prefix)
     standbys = [System(kafka.bootstrap, tmp_path / name, prefix=topic_prefix, env=armed) for name in ("one", "two")]
@@ -277,16 +277,16 @@ def test_of_two_standbys_that_both_believe_to_be_elected_only_one_serves(
             wait_for(system.stands_by, "a standby")
         connect_to(url).session().producer(queue).send("{n}", count=10)
         active.broker.kill()
-        first = wait_for(lambda: next((system for system in standbys if stands(system)), None), "one to be elected and stand still")
+        first = wait_for(lambda: next((system for system in standbys if stands(system)), None), "the elected broker to be suspended")
         second = next(system for system in standbys if system is not first)
-        wait_for(second.serves, "the other one to be elected")
+        wait_for(second.serves, "the election of the other broker")
         session = connect_to(second.url).session("CLIENT")
         consumer, producer = session.consumer(queue), session.producer(queue)
         taken = consumer.receive_many(10)
         written = history.latest()
         os.kill(first.broker.pid, signal.SIGCONT)
         wait_for(lambda: history.latest() > written, "the first one's start record")
-        assert second.serves()  # it knows of nothing; and what it does now must not count
+        assert second.serves()  # it does not know of the takeover, and its writes must have no effect
         session.acknowledge(taken[-1])
         with pytest.raises(JmsError):
             producer.send("to an epoch that is over")

@@ -1,4 +1,4 @@
-"""The exactly-once writer on a real Kafka: what is begun ahead of its write counts once or not at all."""
+"""The exactly-once writer on a real Kafka: an incarnation that was begun ahead has an effect once or not at all."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_record_refused_by_kafka_is_named_among_thousands_before_any_time_limit(
 def test_transaction_does_not_time_out_while_kafka_still_accepts_records(
     kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, most_s = 24, 0.8 * 24 * DELAY_S  # all of it takes longer; no pause in it does
+    count, most_s = 24, 0.8 * 24 * DELAY_S  # the whole takes longer; no single pause does
     with KafkaProxy(kafka.port) as proxy:
         settings = {"bootstrap.servers": proxy.bootstrap, "batch.num.messages": 1}
         names = place.pipelines.transactional_id(KEY), place.pipelines.topics.positions, KEY
@@ -143,7 +143,7 @@ def test_transaction_does_not_time_out_while_kafka_still_accepts_records(
             monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", most_s)
             proxy.inject(Api.PRODUCE, Action.DELAY, times=count)
             writer.write(place.outputs(*map(str, range(count))), BEGIN, MIDDLE)
-        assert proxy.passed[Api.INIT_PRODUCER_ID] == 2  # of the writer and of its barrier record: there was no second try
+        assert proxy.passed[Api.INIT_PRODUCER_ID] == 2  # of the writer and of its barrier record: there was no second attempt
     assert place.values(str(count - 1)) == [str(each) for each in range(count)]
 
 
@@ -162,7 +162,7 @@ def test_transaction_left_open_by_a_killed_writer_is_ended(place: Place, writer:
     writer.ahead(place.outputs("1", "2"), BEGIN)
     assert place.values("2", committed=False) == ["1", "2"]
     end_open_transactions(place.pipelines.kafka, [place.pipelines.transactional_id(KEY)])
-    # Seen at once by who reads committed records only: its transaction is behind those of the other.
+    # Readers of committed records see it immediately: its transaction does not wait for the others.
     with closing(TransactionalWriter(place.pipelines.kafka, "another", place.pipelines.topics.positions, "another")) as another:
         another.write(place.outputs("3"), None, BEGIN)
     assert place.values("3") == ["3"]

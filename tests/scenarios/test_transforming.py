@@ -1,4 +1,4 @@
-"""Batches with transformations, in a Spark of this process and on a real Kafka."""
+"""Batches with transformations, in a Spark session of this process and on a real Kafka."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str) -> Bridge:
 
 
 def priced(messages: DataFrame) -> DataFrame:
-    """A user's function, with a static side that may be out of order."""
+    """Transform messages as a user's function with a static side that may be out of order."""
     prices = messages.sparkSession.read.schema("text string, price string").option("mode", "FAILFAST").json(os.environ[PRICES])
     return messages.join(F.broadcast(prices), "text").withColumn("value", F.col("price"))
 
 
 def task_of(bridge: Bridge, divert: DivertSpec, made_bytes_max: int) -> DivertTask:
-    """One that begins with the journal."""
+    """Return a divert that starts at the beginning of the journal."""
     pipelines, key = bridge.pipelines, bridge.positions.common_key
     topic_id = bridge.topics.ids([pipelines.topics.journal])[pipelines.topics.journal]
     position = Position(pipelines.topics.journal, topic_id, 0, 0, epoch=-1, sequence=0, members=(divert.name,), owner="me")
@@ -64,7 +64,7 @@ def task_of(bridge: Bridge, divert: DivertSpec, made_bytes_max: int) -> DivertTa
 
 
 def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
-    """What there is of the journal, as one batch."""
+    """Run one batch over the whole journal."""
 
     def set_pool(pool: str) -> None:
         spark.sparkContext.environment["BASCULE_PIPELINE"] = pool

@@ -1,4 +1,4 @@
-"""Kafka says that a record is stored and not where, as it does to a repeated request after a change of leaders."""
+"""Kafka confirms a record without its offset, as it does for a repeated request after a change of leaders."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_takeover_of_a_partition_at_unknown_offset_counts(kafka: EmbeddedKafka, 
 
 
 def test_broker_starts_new_epoch_after_journal_append_at_unknown_offset(kafka: EmbeddedKafka, tmp_path: Path, name: str) -> None:
-    """Nothing is lost or doubled, and nobody restarts anything."""
+    """Nothing is lost or duplicated, and no process restarts."""
     queue, bodies = Queue(name), [str(number) for number in range(40)]
     with (
         KafkaProxy(kafka.port) as proxy,

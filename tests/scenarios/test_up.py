@@ -1,4 +1,4 @@
-"""`bascule up` from the outside: its ready line, its files, its parts killed and started again, its end."""
+"""`bascule up` from outside: its ready line, its files, its parts killed and restarted, its end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bascule.client import Context, InvalidSelector, Queue, Topic, connect
 from tests.support.system import PYTHON_FAILOVER
 
 COMMAND = [sys.executable, "-m", "bascule.cli"]
-#: A broker that stood still for half of its session steps down, and commands that do not reconnect fail then. A loaded machine can stop a
-#: process for 5 s, so that the default session is too short for these tests.
+#: A broker that was suspended for half of its session steps down, and commands that do not reconnect then fail. A loaded machine can
+#: suspend a process for 5 s, so the default session is too short for these tests.
 CALM = {"BASCULE_BROKER__SESSION_TIMEOUT_S": "60"}
 
 
 class Running:
-    """A `bascule up` that serves."""
+    """Start a `bascule up`, and return when it serves."""
 
     def __init__(self, process: subprocess.Popen[str], directory: Path, ready: str) -> None:
         self.process = process
@@ -39,7 +39,7 @@ class Running:
         return found
 
     def kill(self, part: str) -> None:
-        """End a part by SIGKILL; return when another has taken its place."""
+        """End a part by SIGKILL. Return when another process has replaced it."""
         before = self.pid(part)
         assert before is not None
         os.kill(before, signal.SIGKILL)
@@ -86,7 +86,7 @@ def up(directory: Path, *arguments: str) -> Iterator[Running]:
 
 
 def texts(client: Context, queue: str, count: int) -> list[Any]:
-    """The next messages of a queue, taken."""
+    """Receive the next messages of a queue."""
     with client.consumer(Queue(queue)) as consumer:
         received = [consumer.receive(20.0) for _ in range(count)]
     return [message and message.body for message in received]
@@ -112,7 +112,7 @@ def test_up_restarts_killed_parts_and_resumes_its_directory_with_all_messages(da
         bascule.kill("kafka")
         until(lambda: "kafka is ready again" in (data_dir / "up.err").read_text())
         until(lambda: ready_code(bascule.ports["admin"]) == 200)
-        # It may be ready because it has not found out yet: where Kafka was away for almost as long as a session lasts.
+        # It may still be ready because it has not noticed that Kafka was unavailable for almost as long as a session.
         with connect(PYTHON_FAILOVER.format(bascule.url)) as client:
             send(client, "q", "3")
         ports = bascule.ports
@@ -136,7 +136,7 @@ def ready_code(port: int) -> int:
 
 @pytest.fixture(scope="module")
 def bascule(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One `bascule up` for the tests that harm nothing."""
+    """Share one `bascule up` among the tests that do not harm it."""
     with up(tmp_path_factory.mktemp("up"), "--no-pipelines", "--user", "ann:hush") as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""asyncio programs in transactions over PostgreSQL, the broker and Kafka: AsyncConnection, AsyncSession, the asyncio face of the client."""
+"""asyncio programs in transactions over PostgreSQL, the broker and Kafka: AsyncConnection, AsyncSession, the asyncio client."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_transaction_ending_during_a_statement_of_another_task_is_rolled_back(
                     while not connection.lock.locked():
                         await asyncio.sleep(0)
 
-            with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+            with pytest.raises(TransactionRolledBack, match="still using"):
                 await work()
             with pytest.raises(psycopg.OperationalError):
                 await left[0]
@@ -194,7 +194,7 @@ def test_transaction_ending_during_a_statement_of_another_task_is_rolled_back(
 
 
 class Base(sa.orm.DeclarativeBase):
-    """Rows of the tests."""
+    """Base of the mapped classes of the tests."""
 
 
 class Payment(Base):
@@ -237,7 +237,7 @@ def test_objects_of_an_async_session_are_part_of_the_transaction(postgres: Embed
 
 
 def test_transaction_ending_during_a_statement_of_an_async_session_is_rolled_back(postgres: EmbeddedPostgres, alchemy: Any) -> None:
-    """Also if there is something to be sent before the vote: that would wait for the statement."""
+    """Also if the session has changes to flush before the vote: the flush would wait for the statement."""
 
     async def main() -> None:
         async with managing(alchemy) as manager:
@@ -252,7 +252,7 @@ def test_transaction_ending_during_a_statement_of_an_async_session_is_rolled_bac
                         await asyncio.sleep(0)
                     session.add(Payment(item="undone"))
 
-            with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+            with pytest.raises(TransactionRolledBack, match="still using"):
                 await work()
             with pytest.raises((psycopg.Error, sa.exc.SQLAlchemyError)):
                 await left[0]
@@ -282,7 +282,7 @@ def test_rollback_of_an_async_session_rolls_the_transaction_back(postgres: Embed
                 session = await transaction.enlist(alchemy)
                 async with session.begin_nested():
                     session.add(Payment(item="kept"))
-                await session.commit()  # of the session: the manager commits
+                await session.commit()  # only of the session: the manager commits
                 assert items(postgres, "aio_payments") == []
             assert other.durable.committed == []
 

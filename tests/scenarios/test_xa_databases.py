@@ -1,4 +1,4 @@
-"""PostgreSQL as a resource: what it promises is what it does, also when somebody is at work behind its back."""
+"""PostgreSQL as a resource keeps its promises, also when another client interferes with its branches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
 
 @pytest.fixture(params=["psycopg", "sqlalchemy"])
 def make(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iterator[Make]:
-    """Makes the resource as each process would."""
+    """Create the resource as each process would."""
     engines: list[sa.Engine] = []
     resources: list[PostgresResource] = []
 
@@ -96,7 +96,7 @@ def test_prepared_database_branch_can_be_finished_by_another_process(
     xid = prepared(first, table, "one")
     assert xid in second.recover()
     getattr(second, finish)(xid)
-    getattr(first, finish)(xid)  # its process knows what became of it
+    getattr(first, finish)(xid)  # the process knows the outcome
     with pytest.raises(UnknownXid):
         getattr(second, finish)(xid)
     assert items(postgres, table) == (["one"] if finish == "commit" else [])
@@ -206,7 +206,7 @@ def test_branch_finished_by_hand_is_reported_as_heuristic_outcome(
     resource = make()
     xid = prepared(resource, table, "one")
     by_hand(postgres, forced, xid)
-    for _ in range(2):  # until it is forgotten
+    for _ in range(2):  # until the outcome is forgotten
         with pytest.raises(BranchHeuristic) as found:
             getattr(resource, wanted)(xid)
         assert found.value.xa_code.name == code
@@ -314,7 +314,7 @@ def test_dbapi_resource_works_with_a_driver_that_has_two_phase_methods(postgres:
     second.commit(kept)
     first.rollback(undone)
     with pytest.raises(UnknownXid):
-        first.commit(kept)  # nobody can tell it more
+        first.commit(kept)  # no other session can report it
     assert items(postgres, table) == ["kept"]
     first.close()
 
@@ -360,8 +360,8 @@ def test_transaction_ending_during_a_statement_of_another_thread_is_rolled_back(
         insert(handle, table, "undone")
         working = in_background(lambda: insert(handle, table, "late' || pg_sleep(30) || '"), "works")
         with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
-            wait_for(lambda: _sleeping(watching), "the statement to be at work")
-            with pytest.raises(TransactionRolledBack, match="a call of the application is still within") as raised:
+            wait_for(lambda: _sleeping(watching), "the statement to run")
+            with pytest.raises(TransactionRolledBack, match="still using") as raised:
                 transaction.commit()
             assert isinstance(raised.value.cause, BranchRolledBack)
             assert raised.value.cause.xa_code is Code.XA_RBPROTO
@@ -377,7 +377,7 @@ def test_transaction_ending_during_a_statement_of_another_thread_is_rolled_back(
 def test_transaction_ending_during_a_row_stream_of_its_own_thread_is_rolled_back(
     postgres: EmbeddedPostgres, table: str, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    """The stream has the lock of the connection up to its end: the rollback waited for that, without end."""
+    """The stream holds the lock of the connection until its end. Without the cancellation, the rollback would wait for it for ever."""
     monkeypatch.setattr(psycopg_loop, "CANCEL_WITHIN_S", 0.5)
     resource, other = PostgresResource("db", postgres.conninfo), ModelResource("other")
 
@@ -389,7 +389,7 @@ def test_transaction_ending_during_a_row_stream_of_its_own_thread_is_rolled_back
         insert(handle, table, "undone")
         rows = handle.cursor().stream("SELECT generate_series(1, 1000000)")
         next(rows)
-        with pytest.raises(TransactionRolledBack, match="a call of the application is still within"):
+        with pytest.raises(TransactionRolledBack, match="still using"):
             transaction.commit()
         with pytest.raises(psycopg.Error):
             list(rows)
@@ -403,14 +403,14 @@ def test_transaction_ending_during_a_row_stream_of_its_own_thread_is_rolled_back
 
 
 def test_call_after_the_refused_end_of_a_branch_is_refused(postgres: EmbeddedPostgres, table: str) -> None:
-    """It would go on in the branch, or behind its rollback on a session that is given back."""
+    """Without the cancellation, it would continue in the branch, or after the rollback on a session that is returned to the pool."""
     with closing(PostgresResource("db", postgres.conninfo)) as resource:
         xid = new_xid()
         handle = resource.start(xid, timeout_s=TIMEOUT_S)
         working = in_background(lambda: handle.execute("SELECT pg_sleep(30)"), "works")
         with psycopg.connect(postgres.conninfo, autocommit=True) as watching:
-            wait_for(lambda: _sleeping(watching, "SELECT pg_sleep%"), "the statement to be at work")
-        with pytest.raises(BranchRolledBack, match="a call of the application is still within"):
+            wait_for(lambda: _sleeping(watching, "SELECT pg_sleep%"), "the statement to run")
+        with pytest.raises(BranchRolledBack, match="still using"):
             resource.end(xid, success=True)
         assert isinstance(working.exception(TIMEOUT_S), psycopg.errors.QueryCanceled)
         with pytest.raises(psycopg.OperationalError, match="the connection is closed"):

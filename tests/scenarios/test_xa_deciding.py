@@ -1,4 +1,4 @@
-"""PostgreSQL without prepared transactions, which is its default: its commit is the decision of the transaction."""
+"""PostgreSQL without prepared transactions, its default: its commit is the decision of the transaction."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Make = Callable[[], Any]
 
 
 class Killed(GeneratorExit):
-    """The process has ended here."""
+    """Raised in place of the end of the process."""
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[EmbeddedPostgres]:
-    """As most servers are."""
+    """Start a PostgreSQL with the default setting."""
     directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
     directory.chmod(0o755)
     try:
@@ -48,7 +48,7 @@ def plain() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(params=["psycopg", "sqlalchemy", "django"])
 def make(request: pytest.FixtureRequest, plain: EmbeddedPostgres) -> Iterator[Make]:
-    """Makes the resource as each process would."""
+    """Create the resource as each process would."""
     made: list[Callable[[], None]] = []
     if request.param == "django":
         pytest.importorskip("django")

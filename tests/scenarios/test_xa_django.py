@@ -1,4 +1,4 @@
-"""Django's ORM in transactions over PostgreSQL, prepared and with the decision in the database. All rules: ``unit/xa/test_django.py``."""
+"""Django's ORM in transactions over PostgreSQL, prepared or with the decision in the database. All rules: ``unit/xa/test_django.py``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def pay(item: str) -> Payment:
 
 
 def own() -> Any:
-    """Django's connection in this thread, as Django expects it outside of a transaction."""
+    """Return Django's connection of this thread, in the state that Django expects outside of a transaction."""
     connection = connections["shop"]
     assert connection.get_autocommit()
     assert connection.connection.autocommit
@@ -157,7 +157,7 @@ def test_session_terminated_by_the_server_is_replaced(manager: TransactionManage
 
     own()
     end(connections["shop"])
-    with manager.begin():  # the session broke while nobody used it
+    with manager.begin():  # the session broke while it was idle
         pay("one")
     with pytest.raises(TransactionRolledBack):
         within()

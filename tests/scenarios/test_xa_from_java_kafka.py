@@ -1,4 +1,4 @@
-"""Kafka in a JTA transaction: what it sends to the address of an exclusive divert is a Kafka record once, or not at all."""
+"""Kafka in a JTA transaction: a message sent to the address of an exclusive divert becomes one Kafka record or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from = "*.bills"
 to = "{TOPIC}"
 exclusive = true
 """
-#: How the application is killed, and what becomes of its transaction.
+#: How the application is killed, and the outcome of its transaction.
 KILLS = {"jms.prepare.after": ROLLED_BACK, "jms.commit.before": COMMITTED, "jms.commit.after": COMMITTED}
 
 pytestmark = pytest.mark.timeout(280)

@@ -1,4 +1,4 @@
-"""JTA transactions over the broker and PostgreSQL, by Narayana and by Atomikos: application, broker, database and recovery are killed."""
+"""JTA transactions over the broker and PostgreSQL, with Narayana and Atomikos: application, broker, database and recovery are killed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ POINTS = [
 ]
 ROLLBACK_POINTS = [f"{resource}.rollback.{when}" for resource in RESOURCES for when in ("before", "after")]
 ALL_POINTS = (*POINTS, *ROLLBACK_POINTS)
-#: Undecided with both prepared; decided; half committed.
+#: Both prepared and undecided; decided; half committed.
 SHORT = ("jms.prepare.after", "database.commit.before", "jms.commit.before")
-#: Of the points at which a service is killed.
+#: Points at which a service is killed.
 SHORT_SERVICE = ("jms.commit.before",)
 #: Where the application is killed, and where in the recovery that follows.
 RECOVERIES = [
@@ -46,7 +46,7 @@ def action_to(point: str) -> str:
 
 
 def expected(point: str) -> str:
-    """Return what becomes of a transaction whose application is killed at a point."""
+    """Return the outcome of a transaction whose application is killed at a point."""
     return COMMITTED if ".commit." in point else ROLLED_BACK
 
 
@@ -108,7 +108,7 @@ def test_manager_finishes_transactions_interrupted_by_restart_of_broker_or_datab
 
 
 def possible(told: str) -> list[Outcome]:
-    """Return how a transaction may have ended whose application was told so: wholly in any case."""
+    """Return the possible outcomes of a transaction, given what its application was told. No outcome is partial."""
     return [OUTCOMES[told]] if told in OUTCOMES else list(OUTCOMES.values())
 
 

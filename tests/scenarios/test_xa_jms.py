@@ -1,4 +1,4 @@
-"""The broker as a resource of transactions: what is prepared is nobody's, and stays so over kills, takeovers and snapshots."""
+"""The broker as a resource: nobody else gets the messages of a prepared branch, across kills, takeovers and snapshots."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.conftest import Connect
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
-#: Times to wait for a message that is to come; none where none is to come.
+#: Time to wait for an expected message; zero where no message is expected.
 SOON_S = 20.0
 CONFIG = "[broker]\nsession_timeout_s = 120\n[journal]\nsnapshot_records = 100\nretention_s = 0\n"
 Make = Callable[..., JmsResource]
 
 
 def lasting(*systems: System) -> str:
-    """The URL of a client that outlives its broker."""
+    """Return the URL of a client that survives restarts of its broker."""
     return PYTHON_FAILOVER.format(",".join(system.url for system in systems))
 
 
@@ -48,7 +48,7 @@ def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def make(broker: System) -> Iterator[Make]:
-    """Resources, as different processes would have them."""
+    """Return resources as different processes would have them."""
     with ExitStack() as stack:
 
         def make(url: str | None = None) -> JmsResource:
@@ -60,7 +60,7 @@ def make(broker: System) -> Iterator[Make]:
 
 
 class Work:
-    """A queue with one order, and a branch that takes it and sends a bill."""
+    """A queue with one order, and a branch that receives it and sends a bill."""
 
     def __init__(self, system: System, name: str) -> None:
         self.system = system
@@ -81,13 +81,13 @@ class Work:
         assert resource.prepare(self.xid) is Vote.YES
 
     def waiting(self) -> tuple[list[object], list[object]]:
-        """What consumers may have now, orders and bills."""
+        """Return the orders and bills that consumers can receive now."""
         with connect(lasting(self.system)) as context:
             orders, bills = ([message.body for message in context.browse(queue)] for queue in (self.orders, self.bills))
         return orders, bills
 
     def held(self) -> int:
-        """Orders that somebody has in hands."""
+        """Return the orders that a consumer holds."""
         queue = self.system.queue(self.orders.name)
         return 0 if queue is None else int(queue["delivering"])
 
@@ -157,7 +157,7 @@ def test_prepared_branch_survives_snapshot_and_trim_of_the_journal(work: Work, m
                 assert consumer.receive(SOON_S) is not None
             return history.earliest() > prepared_at
 
-        # The order is the oldest message there is: it moves to the store for that.
+        # The order is the oldest message, so that it moves to the store.
         wait_for(trimmed, "the journal to be trimmed")
     work.system.broker.restart()
     assert work.waiting() == ([], [])
@@ -188,7 +188,7 @@ def test_branch_whose_connection_the_administrator_closed_cannot_be_prepared(wor
     resource = make(work.system.url)
     work.done_in(resource)
     for connection in work.system.ask("connections"):
-        with suppress(InvalidInput):  # another one's, which has ended meanwhile
+        with suppress(InvalidInput):  # of another branch, which has ended meanwhile
             work.system.act("connections/close", id=connection["id"])
     with pytest.raises((BranchRolledBack, ResourceFailed)):
         resource.prepare(work.xid)
@@ -318,7 +318,7 @@ def test_forced_outcome_of_a_branch_is_reported_to_the_manager_until_forgotten(w
 
 
 class Split(JmsResource):
-    """A broker whose administrator rolls each branch back before its manager commits it."""
+    """A broker whose administrator rolls back each branch before its manager commits it."""
 
     system: System
 

@@ -1,4 +1,4 @@
-"""Transactions over the broker, PostgreSQL and Kafka: the application, the broker and the recovery are killed at points of them."""
+"""Transactions over the broker, PostgreSQL and Kafka: the application, the broker and the recovery are killed at their points."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SHAPES = [
     Case("", parts=("db", "jms"), votes=("no", "yes")),
     Case("", parts=("jms", "db"), ending="rollback"),
 ]
-#: In the ordinary suite, so many points of the application's, and so many of the broker's.
+#: Number of points in the default suite: of the application, and of the broker.
 SHORT = 6
 SHORT_BROKER = 3
-#: Some kills find the broker dead already, from the one before.
+#: Some kills find the broker already dead because of an earlier one.
 KILLS_MIN = 120
-#: Where the broker ends by itself: in every transaction that is prepared and commits; in one that commits in one phase.
+#: Points at which the broker ends itself: in transactions that are prepared and committed; in transactions that commit in one phase.
 BRANCH_POINTS = [*(name for name in POINTS if name.startswith("branch.")), "transaction.commit.after"]
 
 
 class Shop:
-    """Victims, and the broker that they work with, which is started again whenever it is dead."""
+    """Victims, and the broker that they use, which is restarted whenever it is dead."""
 
     def __init__(self, victims: Victims, system: System, keeper: Keeper) -> None:
         self.victims = victims
@@ -47,12 +47,12 @@ class Shop:
         self.keeper = keeper
 
     def points(self, shape: Case) -> list[str]:
-        """Of one undisturbed transaction."""
+        """Return the points of one undisturbed transaction."""
         points: list[str] = self.victims.run(shape)["points"]
         return points
 
     def kill_application(self, cases: Sequence[Case]) -> list[str]:
-        """Each case; after every third a recovery during which it, or the broker, is killed too: returns the points where itself was."""
+        """Run each case. After every third one, kill the recovery or the broker too. Return the points at which the recovery was killed."""
         recoveries: list[str] = []
         for number, case in enumerate(cases):
             assert self.victims.run(case)["status"] == signal.SIGKILL
@@ -68,7 +68,7 @@ class Shop:
             self.victims.run(replace(case, victim=self.alive()))
 
     def alive(self) -> int:
-        """The broker's process id, once it serves."""
+        """Return the process id of the broker, once it serves."""
         wait_for(self.system.serves, "the broker to serve")
         return self.system.broker.pid
 
@@ -92,7 +92,7 @@ def opened(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, direct
 
 
 def each_point(shop: Shop) -> list[Case]:
-    """Every point of every shape."""
+    """Return every point of every shape."""
     return [replace(shape, at=at) for shape in SHAPES for at in range(len(shop.points(shape)))]
 
 

@@ -1,4 +1,4 @@
-"""Kafka as a resource: a branch's messages appear all at once, exactly once, whoever finishes it."""
+"""Kafka as a resource: the messages of a branch appear all at once, exactly once, whichever process finishes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Make = Callable[..., KafkaResource]
 
 @pytest.fixture
 def make(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Make]:
-    """Makes the resource as each process would; all share the side topic and the log."""
+    """Create the resource as each process would. All processes share the side topic and the log."""
     made: list[KafkaResource] = []
 
     def make(instance: str = "one", limits: BranchLimits = LIMITS) -> KafkaResource:
@@ -65,7 +65,7 @@ def prepared(resource: KafkaResource, topic: str, *values: str) -> Xid:
 
 
 def committed(kafka: EmbeddedKafka, topic: str) -> list[str]:
-    """What a reader gets, up to a record that comes after everything else."""
+    """Return what a reader gets, up to a record that is written after everything else."""
     produce(kafka.bootstrap, topic, ["last"])
     reader = Reader(kafka.bootstrap, topic)
     try:
@@ -170,7 +170,7 @@ def test_one_phase_commit_reports_the_outcome_set_by_another_process(
             getattr(other, finish)(xid)  # which fences the transaction that is open here
 
     monkeypatch.setattr(crash, "point", point)
-    # The other one has a time of its own, which here is part of this one's.
+    # The other one has its own time limit, which here is part of the limit of this one.
     monkeypatch.setattr(slot, "TRANSACT_DEADLINE_S", 3 * slot.TRANSACT_DEADLINE_S)
     with nullcontext() if finish == "commit" else pytest.raises(BranchRolledBack, match="another process"):
         resource.commit(xid, one_phase=True)
@@ -283,8 +283,8 @@ def test_started_branches_are_listed_separately_and_only_old_branches_are_swept(
     assert set(resource.started()) >= {started}
     sweeper = make("sweeper", BranchLimits(unprepared_kept_s=-1.0, clean_interval_s=-1.0))
     assert sweeper.recover() == [kept]
-    wait_for(lambda: started not in sweeper.started(), "what was never prepared to be swept")
-    sweeper.commit(kept)  # its messages were not swept
+    wait_for(lambda: started not in sweeper.started(), "the deletion of unprepared messages")
+    sweeper.commit(kept)  # its messages were not deleted
 
 
 def test_branch_prepared_while_the_sweeper_was_paused_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_branch_prepared_while_the_sweeper_was_paused_is_not_swept(make: Make, t
 
 
 def test_no_two_processes_have_the_same_transactional_ids_by_default() -> None:
-    """With one process id, as in containers, they fenced each other without end."""
+    """With equal process ids, as in containers, the two processes fenced each other for ever."""
     one, other = (KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"}) for _ in range(2))
     before = set(one._branches.slots)
     assert all(str(os.getpid()) in each for each in before)

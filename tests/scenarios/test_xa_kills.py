@@ -1,6 +1,6 @@
-"""Transactions over PostgreSQL and Kafka, killed at every point of them by ``kill -9``: none is split, stuck or orphaned.
+"""Transactions over PostgreSQL and Kafka, killed at every point by ``kill -9``: none is split, stuck or orphaned.
 
-With the broker as a third: test_xa_jms_kills.py.
+``test_xa_jms_kills.py`` adds the broker as the third resource.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tests.support.system import Command, wait_for
 
 ROOT = Path(__file__).parents[2]
 KILLS_MIN = 128
-#: A broker that was killed serves again within.
+#: Time within which a killed broker serves again.
 BROKER_S = 120.0
-#: Of the whole matrix, so many are enough to see that it holds at all.
+#: Number of cases of the whole matrix that suffice for the default suite.
 SHORT = 36
-#: Where some recoveries must have been killed: when they had begun to act on what they had read.
+#: The points at which some recoveries must have been killed: after they had begun to act.
 IN_RECOVERY = {"log.decide.before", "log.decide.after"}
 
 ORDERS = (("db", "kafka"), ("kafka", "db"))
@@ -52,7 +52,7 @@ SHAPES = [
 
 
 class Victims:
-    """Runs cases, each in a process that may not outlive it."""
+    """Runs cases, each in a process that does not outlive this object."""
 
     def __init__(self, where: Where) -> None:
         self.where = where
@@ -63,7 +63,7 @@ class Victims:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def run(self, case: Case) -> dict[str, Any]:
-        """How the process ended, what its application was told, by which points it came."""
+        """How a process ended, what its application was told, and the points that it passed."""
         case = replace(case, id=f"{next(self._numbers)}")
         if "jms" in case.parts and not case.recovery:
             with connect(self.where.broker, timeout_s=BROKER_S) as context:
@@ -109,7 +109,7 @@ def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, director
 
 
 def recover(victims: Victims) -> None:
-    """Until nothing is left; a pass that is killed in between changes nothing."""
+    """Run recovery until nothing is left. A pass that is killed in between changes nothing."""
     resources: dict[str, Any] = victims.where.resources("recoverer")
     for kind in ("file", "kafka"):
         log = victims.where.log(kind)
@@ -129,7 +129,7 @@ def nothing_left(done: Pass) -> bool:
 
 
 def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
-    """What must have become of it; None where it hangs on what the killed process had still got through."""
+    """Return the required outcome of a transaction; None if it depends on what the killed process had still completed."""
     points: Sequence[str] = answer["points"]
     if case.ending == "rollback" or "no" in case.votes or answer["told"] == "rolled back":
         return Outcome.ROLLBACK
@@ -141,7 +141,7 @@ def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
 
 
 def at_broker(where: Where) -> tuple[Counter[Any], Counter[Any]]:
-    """Orders and bills that wait there."""
+    """Return the orders and bills that wait there."""
     if not where.broker:
         return Counter(), Counter()
     with connect(where.broker, timeout_s=BROKER_S) as context:
@@ -150,7 +150,7 @@ def at_broker(where: Where) -> tuple[Counter[Any], Counter[Any]]:
 
 
 def check(victims: Victims, kafka: EmbeddedKafka) -> None:
-    """Each transaction in all places or in none, once, and as its application was told."""
+    """Check that each transaction is in all places or in none, once, and as its application was told."""
     orders, bills = at_broker(victims.where)
     with psycopg.connect(victims.where.conninfo) as connection:
         rows = Counter(row[0] for row in connection.execute(f"SELECT id FROM {victims.where.table}"))
@@ -173,12 +173,12 @@ def check(victims: Victims, kafka: EmbeddedKafka) -> None:
 
 
 def whole(victims: Victims) -> list[Case]:
-    """Every point of every shape."""
+    """Return every point of every shape."""
     return [replace(shape, at=at) for shape in SHAPES for at in range(len(victims.run(shape)["points"]))]
 
 
 def kill_each(victims: Victims, cases: Sequence[Case]) -> list[str]:
-    """Each case, and after every third a recovery that is killed too, at another point each time: returns those points."""
+    """Run each case. After every third one, kill a recovery too, each time at another point. Return those points."""
     recoveries: list[str] = []
     for number, case in enumerate(cases):
         assert victims.run(case)["status"] == signal.SIGKILL
@@ -213,7 +213,7 @@ def test_process_kills_at_every_point_split_no_transaction(victims: Victims, kaf
 
 
 class Keeper:
-    """Starts a service again as soon as it is dead. What this thread has started ends with it."""
+    """Restarts a service as soon as it is dead. A service that this thread has started ends with it."""
 
     def __init__(self, service: EmbeddedKafka | EmbeddedPostgres | Command) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Transactions over PostgreSQL and Kafka with a decision log on Kafka: the log's contract, and the manager at work."""
+"""Transactions over PostgreSQL and Kafka with a decision log on Kafka: the contract of the log, and the manager in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bascule.xa.xid import branch
 from tests.scenarios.topics import Reader, create, produce
 from tests.support.system import paused, wait_for
 
-#: To make a payment that is rolled back because Kafka is busy.
+#: Attempts to make a payment that is rolled back because Kafka is busy.
 ATTEMPTS = 5
 Make = Callable[[], KafkaLog]
 
@@ -50,7 +50,7 @@ def test_first_decision_in_the_kafka_log_stands_and_is_visible_to_every_process(
     rolled_back = decision(1, Outcome.ROLLBACK, "recoverer")
     assert first.decide(rolled_back) == rolled_back
     assert second.decide(decision(1)) == rolled_back
-    assert second.decide(decision(12)) == decision(12)  # whose name begins as the other one's
+    assert second.decide(decision(12)) == decision(12)  # whose name begins like the other name
     assert first.decide(decision(1)) == rolled_back
     assert make().read().decisions == {b"shop/1": rolled_back, b"shop/12": decision(12)}
 

@@ -1,4 +1,4 @@
-"""Sessions of SQLAlchemy that join the transaction: an application's own ``session.begin()`` within it, over PostgreSQL."""
+"""SQLAlchemy sessions that join the transaction: an application's own ``session.begin()`` within it, over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 
 
 class Base(sa.orm.DeclarativeBase):
-    """Rows of the tests."""
+    """Base of the mapped classes of the tests."""
 
 
 class Payment(Base):
@@ -90,7 +90,7 @@ def test_rollback_of_the_handle_rolls_the_transaction_back(
     with manager.begin():
         with manager.enlist(shop) as session:
             session.add(Payment(item="kept"))
-            session.commit()  # of the session: the manager commits
+            session.commit()  # only of the session: the manager commits
             session.add(Payment(item="second"))
             session.flush()
         assert items(plain) == []
@@ -124,7 +124,7 @@ def test_sessions_opened_in_a_transaction_join_the_transaction(
         with shop.engine.execution_options(logging_token="here").connect() as connection:
             connection.execute(sa.insert(Payment).values(item=f"core, committed {suffix}"))
             connection.commit()
-        with sessions() as session:  # one that only reads needs no commit
+        with sessions() as session:  # a session that only reads needs no commit
             assert len(session.scalars(sa.select(Payment).where(Payment.item.endswith(suffix))).all()) == 5
         assert [item for item in items(plain) if item.endswith(suffix)] == []
         if fails:

@@ -1,4 +1,4 @@
-"""A broker stands still in the middle of what it does, another takes over, and it goes on where it stood: it changes nothing."""
+"""A broker is suspended in the middle of its work, another takes over, and the first one resumes: its later work has no effect."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ retention_s = 0
 [broker]
 session_timeout_s = 6
 """
-#: Where which of the two brokers stands still, one after the other. An append comes before the first snapshot, that before a trim.
+#: Which of the two brokers is suspended at which point, in order. An append precedes the first snapshot, which precedes a trim.
 STOPS = [
     (0, "journal.append.before", 30),
     (1, "snapshot.write.before", 1),
     (0, "journal.trim.before", 1),
     (1, "snapshot.write.after", 2),
 ]
-#: A client leaves a broker that has said nothing for so long.
+#: Time after which a client leaves a silent broker.
 LEAVE_S = 6.0
-#: A takeover, the time after which clients leave a broker that says nothing, and the way to the next point under load.
+#: Time for a takeover, for clients to leave a silent broker, and to reach the next point under load.
 NEXT_S = 200.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,12 +41,12 @@ def stands(system: System) -> bool:
 
 
 def stand_still_and_go_on(broker: System, other: System, load: Load, name: str) -> None:
-    # The other one may have come to its own point before it is asked: its log answers always.
+    # The other broker may have reached its own point before it is asked; its log always answers.
     served, ended = (said(each, text) for each, text in ((other, "ready amqp://"), (broker, "the epoch ends: ")))
     wait_for(lambda: stands(broker), f"the broker to come to {name}", NEXT_S)
-    wait_for(lambda: said(other, "ready amqp://") > served, "the other one to take over", NEXT_S)
+    wait_for(lambda: said(other, "ready amqp://") > served, "the takeover by the other broker", NEXT_S)
     sent = len(load.sent)
-    wait_for(lambda: len(load.sent) > sent + 20 or stands(other), "work under the other one", NEXT_S)
+    wait_for(lambda: len(load.sent) > sent + 20 or stands(other), "work under the other broker", NEXT_S)
     os.kill(broker.broker.pid, signal.SIGCONT)
     wait_for(lambda: said(broker, "the epoch ends: ") > ended, f"the end of what stood still at {name}", NEXT_S)
 
@@ -73,7 +73,7 @@ def test_suspended_broker_appends_snapshots_and_trims_nothing_that_counts(
             for broker, name, _ in STOPS:
                 stand_still_and_go_on(systems[broker], systems[1 - broker], load, name)
                 assert load.failures == []
-        # What they have left in Kafka is a state to start from.
+        # The state that they have left in Kafka is a valid starting point.
         for system in systems:
             system.broker.kill()
         last.broker.start()

@@ -11,11 +11,11 @@ from bascule.kafka.admin import Topics
 from tests.support.system import wait_for
 
 READ_S = 0.1
-WAIT_S = 240.0  # a first trip through Spark, on a loaded machine
+WAIT_S = 240.0  # a first pass through Spark, on a loaded machine
 
 
 def create(bootstrap: str, *topics: str) -> None:
-    """Topics of one partition, so that their records have one order."""
+    """Create topics of one partition, so that their records have one order."""
     admin = Topics({"bootstrap.servers": bootstrap})
     for topic in topics:
         admin.create(topic, 1, {})
@@ -23,7 +23,7 @@ def create(bootstrap: str, *topics: str) -> None:
 
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
-    """Records, stored when this returns. Each has its value in the header ``storm_id``, too."""
+    """Produce records, and return when they are stored. Each has its value in the header ``storm_id``, too."""
     producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
     for value in values:
         producer.produce(topic, value.encode(), headers={"storm_id": value.encode()})
@@ -31,7 +31,7 @@ def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
 
 
 class Reader:
-    """Reads a topic of one partition from its start, as a consumer that gets committed transactions only, or everything."""
+    """Reads a topic of one partition from its start, either committed transactions only, or everything."""
 
     def __init__(self, bootstrap: str, topic: str, *, committed: bool = True) -> None:
         isolation = "read_committed" if committed else "read_uncommitted"
@@ -42,10 +42,10 @@ class Reader:
         self._topic = topic
         self.values: list[str] = []
         self.headers: list[dict[str, bytes | str | None]] = []
-        self.ids: list[bytes | str | None] = []  # where each was in the journal, if a divert has written it
+        self.ids: list[bytes | str | None] = []  # offset of each in the journal, if a divert has written it
 
     def read_until(self, last: str) -> list[str]:
-        """All values so far, the last of which is ``last``: records keep their order, so nothing before it is still to come."""
+        """Return all values up to ``last``. Records keep their order, so no earlier value is missing."""
 
         def there() -> bool:
             for record in self._consumer.consume(1000, READ_S):
@@ -61,5 +61,5 @@ class Reader:
         return self.values
 
     def close(self) -> None:
-        """Done."""
+        """Close the consumer."""
         self._consumer.close()

@@ -1,7 +1,7 @@
-"""Processes that run one transaction, or one recovery, over PostgreSQL, Kafka and the broker and are killed at a point of it.
+"""Processes that run one transaction, or one recovery, over PostgreSQL, Kafka and the broker, and are killed at a point of it.
 
-Reads a case a line (JSON) and forks a process for each, so that what is imported is imported once. Answers each with a line: how the
-process ended, what its application was told, and the points it came by.
+The process reads one case a line (JSON) and forks a process for each, so that modules are imported once. It answers each case with a line:
+how the process ended, what its application was told, and the points that it passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MESSAGES = 2
 
 @dataclass(frozen=True)
 class Where:
-    """What all cases share. Those of each kind of log have a manager of their own."""
+    """What all cases share. Cases of each kind of log have their own manager."""
 
     conninfo: str
     bootstrap: str
@@ -48,7 +48,7 @@ class Where:
     topic: str
     table: str
     directory: str
-    broker: str = ""  # URL; "" where it has no part
+    broker: str = ""  # URL; "" if the broker takes no part
 
     def resources(self, instance: str) -> dict[str, Resource[Any]]:
         kafka = KafkaResource("kafka", {"bootstrap.servers": self.bootstrap}, prefix=self.prefix, instance=instance)
@@ -73,9 +73,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Case:
-    """``votes`` are those of database and Kafka.
+    """``votes`` are those of database and Kafka. ``at`` is the number of the point (from 0).
 
-    ``at`` is the number of the point (from 0); ``delay_s`` later the victim is killed: this process, or the one whose id is given.
+    ``delay_s`` later the victim is killed: this process, or the process with a given id.
     """
 
     id: str
@@ -145,7 +145,7 @@ def work_on_database(connection: Any, where: Where, case: Case) -> None:
         try:
             connection.execute("SELECT 1/0")
         except psycopg.errors.DivisionByZero:
-            return  # as an application that does not look
+            return  # like an application that does not check
 
 
 def work_on_kafka(handle: Any, where: Where, case: Case) -> None:
@@ -155,7 +155,7 @@ def work_on_kafka(handle: Any, where: Where, case: Case) -> None:
 
 
 def work_on_broker(context: BranchContext, where: Where, case: Case) -> None:
-    """Takes the case's order and sends a bill for it."""
+    """Receive the order of the case, and send a bill for it."""
     order = context.consumer(where.orders, selector=f"JMSType = '{case.id}'").receive()
     if order is None:
         raise Unavailable(f"there is no order {case.id}")

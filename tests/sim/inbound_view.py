@@ -26,12 +26,12 @@ class View:
         self._waiting: deque[Promise[int]] = deque()
         self._connect()
         self.restlessness = 0.0
-        self._anew()
+        self._restart()
 
     def _connect(self) -> None:
         self._appender = Appender(self._kafka, self._process, self.partition, self._answered)
 
-    def _anew(self) -> None:
+    def _restart(self) -> None:
         self.fold = LogFold(self._violations)
         self.next = self.partition.start
 
@@ -75,7 +75,7 @@ class View:
         """See LogEffects."""
         if self._kafka.world.chance(self.restlessness):
             self._kafka.world.note("read log anew", self._process.name)
-            self._anew()
+            self._restart()
         await self._reach(await self._asked(self._kafka.end_of(self._process, self.partition)))
         return see(self.fold)
 

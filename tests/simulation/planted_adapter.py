@@ -83,7 +83,7 @@ ARRANGED: Final[Mapping[enum.StrEnum, Callable[[InboundSimulation], None]]] = {
     TwoPhaseViolation.RECOVERY_IS_FAILURE: recovery_is_hasty,
     LogViolation.OWNERS_BEFORE_VOID: owners_write_late,
 }
-#: What the broken code does, where the violation does not say it itself.
+#: Descriptions of the broken code, for violations whose value is not a description.
 _FAULTS: Final[Mapping[enum.StrEnum, str]] = {
     TwoPhaseViolation.RECOVERY_IS_FAILURE: "a rollback by recovery counts as a failure of the record",
 }

@@ -24,7 +24,7 @@ class PlantedBranch(Planted):
 
 
 def nodes_are_cut_off(simulation: BranchSimulation) -> None:
-    """Nodes of Kafka are cut off from their peers, and many processes work and recover."""
+    """Kafka nodes are cut off from their peers, and many processes work and recover."""
     simulation.troubles = {"cut off node": 1.0}
     simulation.left = 16
     simulation.launch()
@@ -45,7 +45,7 @@ def answers_of_kafka_are_lost(simulation: BranchSimulation) -> None:
 
 
 def lines_are_slow(simulation: BranchSimulation) -> None:
-    """Kafka aborts the first try of large transactions by its time-out."""
+    """Kafka aborts the first attempt of large transactions after its timeout."""
     simulation.line_ms = SLOW_LINE_MS
 
 
@@ -57,7 +57,7 @@ class _Row(NamedTuple):
 
 
 _ROWS: Final = (
-    _Row(KafkaBranchViolation.VOTE_UNSTORED, "a branch in Kafka is voted for before its record is stored", ("lost", "xa-split")),
+    _Row(KafkaBranchViolation.VOTE_UNSTORED, "a branch in Kafka votes yes before its record is stored", ("lost", "xa-split")),
     _Row(
         KafkaBranchViolation.DOUBT_IS_DONE,
         "a branch in Kafka counts as committed although the coordinator's answer is unknown",
@@ -70,48 +70,48 @@ _ROWS: Final = (
     ),
     _Row(
         KafkaBranchViolation.RECORD_UNCHECKED,
-        "the messages of a branch in Kafka are copied without a look whether its record is there",
+        "the messages of a branch in Kafka are copied without checking that its record exists",
         ("duplicated",),
     ),
     _Row(
         KafkaBranchViolation.OWN_SLOT_TAKEN,
-        "a process ends the branch of another one under a transactional id of its own",
+        "a process ends the branch of another process under its own transactional id",
         ("duplicated", "lost", "xa-split", "xa-stuck"),
     ),
     _Row(
         KafkaBranchViolation.ROLLBACK_UNTOLD,
-        "a process that rolls the branch of another one back leaves no word of that",
+        "a process rolls back the branch of another process and does not record this",
         ("lost",),
         answers_of_kafka_are_lost,
     ),
     _Row(
         KafkaBranchViolation.NEEDED_DELETED,
-        "messages that a prepared branch in Kafka needs are deleted",
+        "messages that a prepared branch in Kafka still needs are deleted",
         ("lost", "xa-split", "xa-stuck"),
         managers_stand_still,
     ),
     _Row(
         KafkaBranchViolation.PREPARED_LATE,
-        "a branch in Kafka counts as prepared although its messages may be deleted by now",
+        "a branch in Kafka counts as prepared although its messages may have been deleted",
         ("lost", "xa-split", "xa-stuck"),
         managers_stand_still,
     ),
     _Row(
         KafkaBranchViolation.ENDED_BESIDE_CALL,
-        "a branch in Kafka is prepared, or committed, while a call of its application is still within it",
+        "a branch in Kafka is prepared or committed while its application is still using it",
         ("torn-tx", "lost", "xa-split", "xa-stuck"),
     ),
     _Row(TableViolation.READ_BEFORE_INIT, "the table is read before an earlier transaction under the same id is ended", ("duplicated",)),
     _Row(
         TableViolation.TIME_NOT_EXTENDED,
-        "a transaction that Kafka has aborted by its time-out has as little time at the next try",
+        "a transaction that Kafka aborted after a timeout gets no more time when it is retried",
         ("xa-stuck",),
         lines_are_slow,
     ),
-    _Row(TableViolation.NOT_MADE_AGAIN, "a transaction in doubt is written again without a look at the table", ("duplicated",)),
+    _Row(TableViolation.NOT_MADE_AGAIN, "a transaction in doubt is written again without reading the table", ("duplicated",)),
     _Row(
         LogTopicViolation.END_TRUSTED,
-        "a decision is made by the log up to the end that a former leader names, not up to its own record",
+        "the log decides from its content up to the end that a former leader reports, not up to its own record",
         ("lost", "torn-tx", "xa-told", "xa-split"),
         nodes_are_cut_off,
     ),

@@ -16,7 +16,7 @@ from tests.sim.kafka import NetworkConditions
 from tests.sim.simulation import Simulation
 from tests.simulation.planting import Planted
 
-#: For so long the first driver of some runs stands still.
+#: How long the first driver of some runs is suspended.
 LATE_DRIVER_MS: Final = 400.0
 
 
@@ -28,7 +28,7 @@ def changing_leaders(simulation: Simulation) -> None:
 
 
 def quarrelling_brokers(simulation: Simulation) -> None:
-    """Another broker is elected again and again, and nothing else goes wrong."""
+    """Another broker is elected repeatedly, without other faults."""
     simulation.nemesis.troubles = {"take over": 1.0}
     simulation.kafka.weather = NetworkConditions()
 
@@ -39,7 +39,7 @@ def lossy_network(simulation: Simulation) -> None:
 
 
 def drivers_come_late(simulation: Simulation) -> None:
-    """The first driver stands still until the journal has been trimmed more than once."""
+    """The first driver is suspended until the journal has been trimmed more than once."""
     housekeepers(simulation)
 
     def stand_still() -> None:
@@ -51,48 +51,46 @@ def drivers_come_late(simulation: Simulation) -> None:
 
 
 def housekeepers(simulation: Simulation) -> None:
-    """Brokers make snapshots often."""
+    """Brokers take snapshots often."""
     for broker in simulation.brokers:
         broker.snapshot_records = 5
 
 
 def former_leaders(simulation: Simulation) -> None:
-    """Nodes of Kafka are cut off, while brokers make snapshots often and replace one another."""
+    """Kafka nodes are cut off, while brokers take snapshots often and replace one another."""
     simulation.nemesis.troubles = {"cut off node": 2.0, "take over": 1.0}
     simulation.nemesis.pause_ms = 60.0
     housekeepers(simulation)
 
 
 PLANTED: Final = (
-    Planted(
-        EpochViolation.GAP_NOT_READ, "an epoch does not read what lies between two of its records", ("zombie-ack", "lost", "duplicated")
-    ),
-    Planted(EpochViolation.FAILED_APPEND_PASSED_OVER, "an epoch takes a failed append for a stored one", ("stuck", "lost")),
+    Planted(EpochViolation.GAP_NOT_READ, "an epoch does not read a gap between two of its records", ("zombie-ack", "lost", "duplicated")),
+    Planted(EpochViolation.FAILED_APPEND_PASSED_OVER, "an epoch treats a failed append as stored", ("stuck", "lost")),
     Planted(
         EpochViolation.UNKNOWN_OFFSET_IS_NEXT,
-        "an epoch takes a record stored at an unknown offset for the next one",
+        "an epoch treats a record stored at an unknown offset as the next record",
         ("zombie-ack", "lost", "duplicated", "stuck"),
         changing_leaders,
     ),
     Planted(
         EpochViolation.ELECTION_LOSS_IGNORED,
-        "a broker that serves ignores that another one has been elected",
+        "a serving broker ignores that another broker has been elected",
         ("stuck",),
         quarrelling_brokers,
     ),
     Planted(
         EpochViolation.STOPPED_PROCESS_ACTS,
-        "a process that stood still and was replaced hands messages out",
+        "a process that was suspended and replaced delivers messages",
         ("zombie-ack",),
     ),
-    Planted(FollowingViolation.LAST_RECORD_MISSED, "a load ends one record too early", ("lost", "stuck", "duplicated")),
+    Planted(FollowingViolation.LAST_RECORD_MISSED, "a load stops one record too early", ("lost", "stuck", "duplicated")),
     Planted(
         FollowingViolation.FORMER_LEADER_BELIEVED,
-        "a load takes for damage what a former leader answers",
+        "a load treats the answer of a former leader as damage",
         ("stuck",),
         former_leaders,
     ),
-    Planted(FollowingViolation.NEWEST_SNAPSHOT_ONLY, "a load tries no snapshot but the newest", ("stuck",), housekeepers),
+    Planted(FollowingViolation.NEWEST_SNAPSHOT_ONLY, "a load tries only the newest snapshot", ("stuck",), housekeepers),
     Planted(NodeViolation.CLIENTS_KEPT_OPEN, "clients stay connected when an epoch has ended", ("stuck",)),
     Planted(RetentionViolation.ONE_RECORD_TOO_MANY, "one record too many is trimmed", ("stuck", "divert-loss"), housekeepers),
     Planted(
@@ -100,7 +98,7 @@ PLANTED: Final = (
     ),
     Planted(
         RetentionViolation.WAITING_MESSAGES_KEEP_NOTHING,
-        "the journal is trimmed before waiting messages are taken",
+        "the journal is trimmed although a queue still needs its messages",
         ("stuck",),
         housekeepers,
     ),
@@ -110,18 +108,23 @@ PLANTED: Final = (
         ("divert-loss",),
         housekeepers,
     ),
-    Planted(RoundViolation.DELETED_BEFORE_ANNOUNCED, "older snapshots are deleted before the new one counts", ("stuck",), housekeepers),
-    Planted(RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED, "the store forgets before the new snapshot counts", ("stuck",), housekeepers),
+    Planted(RoundViolation.DELETED_BEFORE_ANNOUNCED, "older snapshots are deleted before the new one is valid", ("stuck",), housekeepers),
+    Planted(
+        RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED, "the store deletes messages before the new snapshot is valid", ("stuck",), housekeepers
+    ),
     Planted(
         PipelineHoldViolation.UNREGISTERED_NEED_NOTHING,
-        "the journal is trimmed before pipelines know an exclusive divert that has taken messages",
+        "the journal is trimmed before the pipelines know an exclusive divert that has taken messages",
         ("divert-loss",),
         drivers_come_late,
     ),
-    Planted(RoundViolation.WAITING_MESSAGES_FORGOTTEN, "the store forgets messages that still wait", ("stuck",), housekeepers),
+    Planted(RoundViolation.WAITING_MESSAGES_FORGOTTEN, "the store deletes messages that are still in queues", ("stuck",), housekeepers),
     Planted(HousekeepingViolation.ANNOUNCEMENT_NOT_AWAITED, "a round does not wait for its announcement", ("stuck",), housekeepers),
     Planted(
-        HousekeepingViolation.INGRESS_TRIMMED_EARLY, "the ingress is trimmed before the journal has it", ("ingress-loss",), housekeepers
+        HousekeepingViolation.INGRESS_TRIMMED_EARLY,
+        "the ingress topic is trimmed before its records are journaled",
+        ("ingress-loss",),
+        housekeepers,
     ),
     Planted(IngressTailViolation.UNCOMMITTED_TAKEN, "the ingress tail takes uncommitted records", ("ingress-dup", "unexpected")),
     Planted(

@@ -19,7 +19,7 @@ PLANTED: Final = (
         "readers count records of an older epoch after the start of a newer one",
         ("unexpected", "divert-dup", "duplicated", "zombie-ack"),
     ),
-    Planted(DuplicateViolation.REPEATS_ADMITTED, "the broker takes repeated sends for new messages", ("duplicated", "divert-dup")),
+    Planted(DuplicateViolation.REPEATS_ADMITTED, "the broker treats repeated sends as new messages", ("duplicated", "divert-dup")),
     Planted(
         JournalingViolation.ANSWER_BEFORE_STORED,
         "the broker answers before the record that the answer depends on is stored",
@@ -32,10 +32,10 @@ PLANTED: Final = (
     ),
     Planted(
         JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD,
-        "the acknowledgements of a JMS transaction are in the record behind the one that has its messages",
+        "the acknowledgements of a JMS transaction are in the record after the one with its messages",
         ("torn-tx", "duplicated"),
     ),
-    Planted(EngineViolation.ROLLBACK_COMMITS, "a rolled back JMS transaction is carried out", ("unexpected",)),
+    Planted(EngineViolation.ROLLBACK_COMMITS, "a rolled-back JMS transaction is applied", ("unexpected",)),
     Planted(
         EngineViolation.REFUSAL_FORGOTTEN,
         "a JMS transaction is committed, or prepared, although the broker has refused one of its messages",
@@ -56,7 +56,7 @@ PLANTED: Final = (
     Planted(LoadingViolation.BRANCH_ENDS_PASSED_OVER, "a broker that loads its state ignores that a branch has ended", ("unexpected",)),
     Planted(
         LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED,
-        "a load counts only the messages of a record that the snapshot names, and takes one message for another",
+        "a load counts only the messages of a record that the snapshot lists, and confuses messages",
         ("lost", "duplicated", "stuck"),
         housekeepers,
     ),

@@ -39,7 +39,7 @@ def databases_are_away(simulation: HostSimulation) -> None:
 
 
 def databases_come_and_go(simulation: HostSimulation) -> None:
-    """Databases do not answer for a while, and answers of the one that decides are lost; the processes of the transactions recover."""
+    """Databases do not answer for a while, and answers of the database that decides are lost; the processes of the transactions recover."""
     simulation.troubles = {"lose database": 1.0}
     simulation.pause_ms = 60.0
     simulation.left, simulation.workers = 16, 2
@@ -48,7 +48,7 @@ def databases_come_and_go(simulation: HostSimulation) -> None:
 
 
 def processes_stand_still_in_doubt(simulation: HostSimulation) -> None:
-    """Commits of databases that decide are not answered, and processes are stopped before they ask about them."""
+    """Commits of databases that decide are not answered, and processes are stopped before they ask for the outcome."""
     simulation.troubles = {"stop": 1.0}
     simulation.pause_ms = 20.0
     simulation.left, simulation.workers = 16, 2
@@ -77,7 +77,7 @@ class _Row(NamedTuple):
 _ROWS: Final = (
     _Row(
         DecidingViolation.ROW_BESIDE_WORK,
-        "a database that decides commits the work, and the row of the decision by another transaction",
+        "a database that decides commits the work and the decision row in separate transactions",
         ("xa-split", "lost", "xa-told"),
         processes_die,
     ),
@@ -89,19 +89,19 @@ _ROWS: Final = (
     ),
     _Row(
         DecidingViolation.IN_DOUBT_IS_ROLLED_BACK,
-        "a commit that a database that decides does not answer counts as rolled back",
+        "an unanswered commit in the database that decides counts as rolled back",
         ("xa-told", "xa-split"),
         answers_are_lost,
     ),
     _Row(
         DecidingViolation.LAST_DECISION_STANDS,
-        "the last decision that a database is asked to store stands, not the first",
+        "the last decision stored in a database counts, not the first",
         ("xa-told", "xa-split"),
         answers_are_lost,
     ),
     _Row(
         RecoveryViolation.MISSING_ROW_IS_COMMIT,
-        "recovery takes a transaction without a row in the database that decides for committed",
+        "recovery treats a transaction without a row in the database that decides as committed",
         ("xa-split", "xa-told"),
         processes_die,
     ),
@@ -113,13 +113,13 @@ _ROWS: Final = (
     ),
     _Row(
         PlanViolation.WAITING_IS_COMMITTED,
-        "recovery deletes a decision that its second look has not found, although a branch waits for it",
+        "recovery deletes a decision that its second read has not found, although a branch waits for it",
         ("xa-split", "lost"),
         databases_come_and_go,
     ),
     _Row(
         FileLogViolation.REMOVED_GOES_ON_EMPTY,
-        "a file log that is removed at work goes on empty",
+        "a file log that is removed while in use continues empty",
         ("xa-stuck", "xa-split", "lost"),
         logs_are_removed,
     ),

@@ -29,7 +29,7 @@ def managers_stand_still(simulation: Simulation) -> None:
 
 
 def databases_are_away(simulation: Simulation) -> None:
-    """Databases do not answer, and their standbys do."""
+    """Databases do not answer, but their standbys do."""
     simulation.nemesis.troubles = {"lose database": 1.0}
     simulation.nemesis.pause_ms = 40.0
     simulation.mishaps.standbys = 0.8
@@ -43,7 +43,7 @@ def primaries_are_away(simulation: Simulation) -> None:
 
 
 def answers_are_lost(simulation: Simulation) -> None:
-    """Answers of databases and log do not arrive."""
+    """Answers of databases and of the log are lost."""
     simulation.mishaps.lost_answers = 0.4
 
 
@@ -53,19 +53,19 @@ def operators_intervene(simulation: Simulation) -> None:
 
 
 def operators_roll_back(simulation: Simulation) -> None:
-    """The operators of the databases end prepared branches; the databases answer XA_RB* to a commit then."""
+    """The operators of the databases end prepared branches, and the databases then answer XA_RB* to a commit."""
     operators_intervene(simulation)
     simulation.mishaps.frank = True
 
 
 def brokers_forget(simulation: Simulation) -> None:
-    """Brokers remember few ends of branches, and their answers are lost."""
+    """Brokers remember few outcomes of branches, and their answers are lost."""
     answers_are_lost(simulation)
     simulation.forget_ends()
 
 
 def namesakes_die(simulation: Simulation) -> None:
-    """Two managers have the same name, and a decision log each; they are killed and stopped."""
+    """Two managers have the same name and separate decision logs; both are killed and stopped."""
     managers_die(simulation)
     simulation.mishaps.namesakes = True
 
@@ -80,18 +80,18 @@ PLANTED: Final = (
     Planted(TwoPhaseViolation.COMMIT_BEFORE_ALL_PREPARED, "a manager commits each branch as soon as it is prepared", ("xa-split",)),
     Planted(
         TwoPhaseViolation.FAILED_PREPARE_IS_YES,
-        "a manager takes a refused prepare for a yes vote",
+        "a manager treats a refused prepare as a yes vote",
         ("xa-split", "unexpected", "lost", "xa-heuristic", "xa-told"),
     ),
     Planted(
         TwoPhaseViolation.COMMIT_BEFORE_DECISION,
-        "a manager tells branches to commit before the decision is stored",
+        "a manager commits branches before the decision is stored",
         ("xa-split", "unexpected"),
         managers_die,
     ),
     Planted(
         TwoPhaseViolation.DECISION_IGNORED,
-        "a manager commits although the log answers that ROLLBACK stands",
+        "a manager commits although the log answers ROLLBACK",
         ("xa-split", "xa-told"),
         managers_die,
     ),
@@ -102,7 +102,7 @@ PLANTED: Final = (
         ("unexpected", "duplicated", "xa-told"),
         answers_are_lost,
     ),
-    Planted(TwoPhaseViolation.UNTOLD_IS_FORGOTTEN, "a manager deletes a decision although a branch is not told", ("xa-split",)),
+    Planted(TwoPhaseViolation.UNTOLD_IS_FORGOTTEN, "a manager deletes a decision although a branch has not received it", ("xa-split",)),
     Planted(
         TwoPhaseViolation.LAST_BRANCH_IN_ONE_PHASE,
         "a manager commits the last branch in one phase although others are prepared",
@@ -130,7 +130,7 @@ PLANTED: Final = (
     Planted(PlanViolation.FOREIGN_BRANCHES_ROLLED_BACK, "recovery rolls back prepared branches of another manager", ("xa-disturbed",)),
     Planted(
         PlanViolation.NOT_LISTED_IS_COMMITTED,
-        "recovery takes a branch that its resource does not list for committed",
+        "recovery treats a branch that its resource does not list as committed",
         ("xa-split", "lost"),
         databases_are_away,
     ),
@@ -163,11 +163,11 @@ PLANTED: Final = (
     Planted(RecoveryViolation.NOTHING_DONE, "recovery finishes nothing", ("xa-stuck",)),
     Planted(
         RecoveryViolation.FAILED_STEP_IS_DONE,
-        "recovery deletes a decision although a branch could not be told",
+        "recovery deletes a decision although a branch has not received it",
         ("xa-split", "lost"),
         databases_are_away,
     ),
-    Planted(LogTopicViolation.LAST_DECISION_STANDS, "the last decision of the log stands, not the first", ("xa-split",), managers_die),
+    Planted(LogTopicViolation.LAST_DECISION_STANDS, "the last decision in the log counts, not the first", ("xa-split",), managers_die),
     Planted(LogTopicViolation.DECISION_UNSTORED, "a manager acts on a decision before the log has stored it", ("xa-split",)),
     Planted(
         LogTopicViolation.OWN_DECISION_STANDS,
@@ -177,13 +177,13 @@ PLANTED: Final = (
     ),
     Planted(
         RequestViolation.TRANSACTION_STAYS,
-        "a prepared JMS transaction stays its connection's, and is rolled back with it",
+        "a prepared JMS transaction still belongs to its connection, and is rolled back when the connection ends",
         ("duplicated", "ingress-dup", "unexpected"),
     ),
     Planted(BranchViolation.VOTE_UNSTORED, "a broker answers a prepare before the branch is stored", ("lost",)),
     Planted(BranchViolation.SENDS_AT_PREPARE, "a broker routes the sends of a branch when it is prepared", ("unexpected", "duplicated")),
-    Planted(BranchViolation.ENDED_TWICE, "a broker carries a branch out twice", ("duplicated", "unexpected")),
-    Planted(BranchViolation.ACKNOWLEDGEMENT_DROPPED, "the commit of a branch leaves an acknowledgement out", ("zombie-ack", "duplicated")),
+    Planted(BranchViolation.ENDED_TWICE, "a broker applies a branch twice", ("duplicated", "unexpected")),
+    Planted(BranchViolation.ACKNOWLEDGEMENT_DROPPED, "the commit of a branch omits an acknowledgement", ("zombie-ack", "duplicated")),
     Planted(
         BranchViolation.ROLLBACK_UNMARKED,
         "messages of a branch that was rolled back are not marked as redelivered",
@@ -197,9 +197,9 @@ PLANTED: Final = (
         brokers_forget,
     ),
     Planted(BranchViolation.FORCED_ENDS_FORGOTTEN, "a broker forgets which branches an administrator has ended", ("lost",)),
-    Planted(BranchViolation.COMMITTING_UNKNOWN, "a broker does not know which commits in one phase are not stored yet", ("unexpected",)),
-    Planted(BranchViolation.FORGET_UNJOURNALED, "a broker does not journal that an administrator's end is forgotten", ("unexpected",)),
-    Planted(BranchViolation.SNAPSHOT_WITHOUT_PREPARED, "snapshots leave prepared branches out", ("lost",)),
-    Planted(BranchViolation.SNAPSHOT_WITHOUT_ENDED, "snapshots leave out how branches have ended", ("unexpected",)),
-    Planted(BranchViolation.SNAPSHOT_WITHOUT_FORCED, "snapshots leave out which branches an administrator has ended", ("lost",)),
+    Planted(BranchViolation.COMMITTING_UNKNOWN, "a broker does not track which commits in one phase are not stored yet", ("unexpected",)),
+    Planted(BranchViolation.FORGET_UNJOURNALED, "a broker does not journal that an administrator's outcome was forgotten", ("unexpected",)),
+    Planted(BranchViolation.SNAPSHOT_WITHOUT_PREPARED, "snapshots omit prepared branches", ("lost",)),
+    Planted(BranchViolation.SNAPSHOT_WITHOUT_ENDED, "snapshots omit the outcomes of branches", ("unexpected",)),
+    Planted(BranchViolation.SNAPSHOT_WITHOUT_FORCED, "snapshots omit branches that an administrator has ended", ("lost",)),
 )

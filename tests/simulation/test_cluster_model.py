@@ -129,7 +129,7 @@ def test_judge_sees_a_committed_position_that_a_new_leader_does_not_announce_yet
         await producer.end(commit=True)
 
     stage.run(move())
-    at.known_end = 0  # as an election leaves it until the followers have fetched
+    at.known_end = 0  # the state after an election, until the followers have fetched
     assert at.read(0, committed=True) == ([], 0)
     assert committed_offset(stage.kafka, "diverts") == 5
 

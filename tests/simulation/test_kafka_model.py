@@ -1,4 +1,4 @@
-"""The model of Kafka does what was measured of Kafka: it is what the simulation's verdicts stand on."""
+"""The model of Kafka behaves as Kafka was measured to behave: the verdicts of the simulation depend on it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def write(stage: Stage, producer: Producer, value: bytes) -> None:
 
 
 async def commit_with_a_late_repetition(stage: Stage, producer: Producer) -> None:
-    """The first EndTxn is held up; its repetition commits."""
+    """The first EndTxn is delayed; its repetition commits."""
     stage.kafka.weather = NetworkConditions(held=1.0)
     ended = stage.process.spawn(producer.end(commit=True))
     await stage.process.sleep(0)
@@ -143,7 +143,7 @@ def test_appends_are_stored_once_and_in_order_under_network_faults(stage: Stage,
 
 
 def told_and_stored(stage: Stage) -> tuple[list[str | None], int]:
-    """What is told of appends some of which are reported failed, and how many of them are stored: the first ones."""
+    """Return the reported outcomes of appends, some of which are reported as failed, and how many of them are stored: the first ones."""
     stage.kafka.weather = NetworkConditions(lost=0.3, failed_append=0.1)
     outcomes: list[str | None] = []
     appender = Appender(stage.kafka, stage.process, stage.output, lambda _, error: outcomes.append(error))
@@ -157,7 +157,7 @@ def told_and_stored(stage: Stage) -> tuple[list[str | None], int]:
 
 
 def test_later_appends_succeed_only_if_the_append_reported_failed_was_stored() -> None:
-    after_stored, after_lost = set(), set()  # what is told of those behind one that failed
+    after_stored, after_lost = set(), set()  # outcomes reported for the appends after a failed one
     for seed in range(20):
         stage = Stage(seed)
         outcomes, stored = told_and_stored(stage)

@@ -1,4 +1,4 @@
-"""Each planted fault shows from its recorded seed, and not without the fault; a search finds all of them anew."""
+"""Each planted fault shows from its recorded seed, and not without the fault; a search finds all of them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.planting import DOCUMENT, HISTORIES_MAX, Planted, document
 
 ROWS = rows()
 SEARCH_TIMEOUT_S = 900
-#: The simulation does not find these within ``HISTORIES_MAX``: unit tests keep their rules.
+#: The simulation does not find these within ``HISTORIES_MAX``; unit tests check their rules.
 WITHOUT_ROW: Final = frozenset(
     {
         "IngressTailViolation.STALE_END_BELIEVED",

@@ -1,4 +1,4 @@
-"""Members of a group of the adapter, killed, stopped and compacted under, deliver each record; once each within transactions."""
+"""Members of an adapter's group are killed and stopped, and their log is compacted: each record is delivered; in transactions, once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bascule.adapter.inbound.taking_over import PARTITION_STATES, PartitionEvent, PartitionState
 from tests.sim.adapter import InboundSimulation
 
-#: One test runs so many seeds.
+#: Number of seeds of one test.
 SEEDS: Final = 100
 
 
@@ -40,5 +40,5 @@ def test_adapter_simulation_covers_every_fault_and_partition_transition(monkeypa
         "fail stored append", "fail endpoint", "retry record", "dead-letter record", "doubt",
     } <= seen  # fmt: skip
     assert PARTITION_STATES.taken is not None
-    # A member that starts again after a stop is the only one that loses a partition twice.
+    # Only a member that restarts after a stop can lose a partition twice.
     assert set(PARTITION_STATES) - set(PARTITION_STATES.taken) == {(PartitionState.GONE, PartitionEvent.LEFT)}

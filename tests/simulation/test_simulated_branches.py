@@ -1,4 +1,4 @@
-"""Transactions over Kafka and a database end as they were decided, whatever fails, and the runs meet each kind of failure."""
+"""Transactions over Kafka and a database end as decided, whatever fails, and the runs meet each kind of failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim.branches import BranchSimulation
 
-#: One test runs so many seeds.
+#: Number of seeds of one test.
 SEEDS: Final = 200
 
 

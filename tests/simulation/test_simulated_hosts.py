@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim.hosts import HostSimulation
 
-#: One test runs so many seeds.
+#: Number of seeds of one test.
 SEEDS: Final = 50
 
 

@@ -1,7 +1,6 @@
-"""The whole system under many seeds: no anomaly in any; and each planted fault is found, by its name.
+"""The whole system under many seeds: no seed shows an anomaly, and each planted fault is found.
 
-BASCULE_SIM_SEEDS asks for more seeds, BASCULE_SIM_SEED says where they begin. `python -m tests.sim SEED` repeats one and tells
-what happened in it.
+BASCULE_SIM_SEEDS sets the number of seeds, BASCULE_SIM_SEED the first one. `python -m tests.sim SEED` repeats a seed and prints its events.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
 TIMEOUT_S = 120 + SEEDS // 4
 #: Too rare in runs that are not arranged for it.
 STALL: Final = "journal stalled"
-#: Fewer may not see every trouble.
+#: Fewer seeds may not show every kind of trouble.
 SEEING_SEEDS = 2000
 #: Seeds of runs with long ingress records; in some of them a broker is killed while a record is planned.
 PLANNED_SEEDS = 40
@@ -97,7 +96,7 @@ def test_ingress_records_that_are_planned_over_turns_are_taken_once_and_whole(mo
 
 
 def no_answers(run: Simulation) -> None:
-    """Arrange that Kafka gets no request for longer than an append may take."""
+    """Arrange that no request reaches Kafka for longer than an append may take."""
     weather = run.kafka.weather
     run.world.after(100, setattr, run.kafka, "weather", replace(weather, lost=0.97))
     run.world.after(500, setattr, run.kafka, "weather", weather)
@@ -113,7 +112,7 @@ def test_broker_without_answers_from_kafka_stalls_and_recovers() -> None:
 
 
 def trace_of(program: str, hash_seed: int) -> str:
-    """Run a program that defines ``run`` in a process of its own, and return the verdict and the trace of that simulation."""
+    """Run a program that defines ``run`` in another process. Return the verdict and the trace of that simulation."""
     program += "; print(run.run(), *run.world.trace, sep=chr(10))"
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True)

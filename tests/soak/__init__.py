@@ -1,9 +1,9 @@
-"""Everything at once: brokers, driver, workers and Kafka are killed and stopped at random under load, and the whole history is judged.
+"""Brokers, driver, workers and Kafka are killed and suspended at random under load, and the whole history is checked.
 
     python -m tests.soak --seconds 1800 --faults 100
 
-``plan`` says what is done, ``site`` has the processes, ``faults`` strikes them, ``clients`` and ``records`` are the load, ``measures``
-looks on, ``load`` ends it all, ``report`` tells. docs/internals/soak.md shows how to read it.
+``plan`` defines a run, ``site`` has the processes, ``faults`` injects the faults, ``clients`` and ``records`` are the load, ``measures``
+samples, ``load`` ends the clients, and ``report`` writes the result. docs/internals/soak.md explains how to read it.
 """
 
 from tests.soak.plan import KINDS, Plan

@@ -1,4 +1,4 @@
-"""``python -m tests.soak``: run a soak and write its report. The exit code says whether every promise was kept."""
+"""``python -m tests.soak``: run a soak and write its report. The exit code tells whether every promise was kept."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ DEFAULT = Plan(seed=0)
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=DEFAULT.seconds, help="how long (default: %(default)g)")
-    parser.add_argument("--faults", type=int, help=f"how many at least (default: one every {FAULT_EVERY_S:g} s)")
+    parser.add_argument("--seconds", type=float, default=DEFAULT.seconds, help="duration of the load (default: %(default)g)")
+    parser.add_argument("--faults", type=int, help=f"least number of faults (default: one every {FAULT_EVERY_S:g} s)")
     parser.add_argument(
-        "--seed", type=int, default=random.randrange(1 << 32), help="of the faults (default: a random one, which is printed)"
+        "--seed", type=int, default=random.randrange(1 << 32), help="seed of the faults (default: a random one, which is printed)"
     )
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only such faults; may be repeated")
-    parser.add_argument("--pause-max-s", type=float, default=DEFAULT.pause_max_s, help="of SIGSTOP (default: %(default)g)")
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="kind of faults to inject; may be repeated (default: all)")
+    parser.add_argument(
+        "--pause-max-s", type=float, default=DEFAULT.pause_max_s, help="longest suspension by SIGSTOP (default: %(default)g)"
+    )
     parser.add_argument("--rate", type=int, default=DEFAULT.rate, help="messages per second of each sender (default: %(default)s)")
-    parser.add_argument("--report", type=Path, default=Path("artifacts", "soak"), help="directory (default: %(default)s)")
+    parser.add_argument("--report", type=Path, default=Path("artifacts", "soak"), help="directory of the report (default: %(default)s)")
     options = parser.parse_args()
     plan = Plan(
         seed=options.seed,
@@ -52,12 +54,12 @@ def main() -> int:
     if result.good:
         shutil.rmtree(run)
     else:
-        tell(f"NOT GOOD. Seed {plan.seed}; logs and histories: {run}")
+        tell(f"FAILED. Seed {plan.seed}; logs and histories: {run}")
     return 0 if result.good else 1
 
 
 def tell(text: str) -> None:
-    """A line on standard output, with the time."""
+    """Print a line with the time on standard output."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 

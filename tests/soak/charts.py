@@ -1,4 +1,4 @@
-"""Plots over time as SVG, to stand in a page: lines, a scale, and a mark for each fault."""
+"""Plots over time as SVG for a page: lines, a scale, and a mark for each fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 WIDTH, HEIGHT = 920, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 8, 24
 TICKS: Final = 4
-#: Classes of the page's style sheet, which has their colours in light and dark.
+#: Classes of the page's style sheet, which has their colours for light and dark mode.
 LINES: Final = ("line-1", "line-2", "line-3", "line-4")
 
 #: One value per time; None leaves a gap.
@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float | None]]
 
 
 class Mark(NamedTuple):
-    """Something that happened: when, its class in the style sheet, what it was."""
+    """An event: its time, its class in the style sheet, its text."""
 
     at_s: float
     kind: str
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
 
 
 class Scale:
-    """From values to heights; by orders of magnitude where they differ much."""
+    """Maps values to heights; logarithmic if the values differ by orders of magnitude."""
 
     def __init__(self, values: Sequence[float], *, logarithmic: bool) -> None:
         self.logarithmic = logarithmic
@@ -39,12 +39,12 @@ class Scale:
             self.low, self.high = 0.0, _round_up(top)
 
     def y(self, value: float) -> float:
-        """The height of a value in the picture."""
+        """Return the height of a value in the picture."""
         place = math.log10(max(value, 10.0**self.low)) if self.logarithmic else value
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (place - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[float]:
-        """Values to be written beside the picture."""
+        """Return the values to write beside the picture."""
         if self.logarithmic:
             return [10.0**exponent for exponent in range(int(self.low), int(self.high) + 1)]
         return [self.high * step / TICKS for step in range(TICKS + 1)]
@@ -58,7 +58,7 @@ def _round_up(value: float) -> float:
 
 
 def chart(series: Mapping[str, Points], length_s: float, marks: Sequence[Mark], *, logarithmic: bool = False) -> str:
-    """A picture of some series; times are in s from its left end on."""
+    """Return a picture of some series; times are in s from its left end."""
     scale = Scale([value for points in series.values() for _, value in points if value is not None], logarithmic=logarithmic)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(series))} over time">']
     for value in scale.ticks():
@@ -78,7 +78,7 @@ def chart(series: Mapping[str, Points], length_s: float, marks: Sequence[Mark], 
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which line is which."""
+    """Return the legend."""
     return " ".join(f'<span class="{style}">{escape(name)}</span>' for style, name in zip(LINES, names, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""Python clients that work on through the deaths of their brokers, each on a thread of its own, and write down what they saw."""
+"""Python clients that keep working while their brokers die, each on its own thread, and record what they observe."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from bascule.core.errors import BasculeError
 from tests.soak.plan import EXPIRED, MOUNTED, NEWS, NUMBERS, PARTS, QUOTES, REGIONAL, TIMED, Plan
 from tests.support.operations import Facts, Outcome
 
-#: A broker that stood still, and a takeover after it, in one call.
+#: Duration of one call during which a broker is suspended and another takes over.
 CALL_S = 180.0
 RECEIVE_S = 0.2
-#: After an operation that failed: the broker may be away for a while.
+#: Pause after a failed operation: the broker may be unavailable for a while.
 PAUSE_S = 0.05
 DELAY_MAX_S = 3.0
 TIME_TO_LIVE_S = (0.5, 8.0)
@@ -38,7 +38,7 @@ ID = "storm_id"
 
 
 def now_ms() -> float:
-    """Time on the history's clock."""
+    """Return the time on the clock of the history."""
     return time.time_ns() / 1e6
 
 
@@ -51,31 +51,31 @@ class Recorder:
         self._lock = threading.Lock()
 
     def write(self, **fields: Any) -> None:
-        """One line; what is None is left out."""
+        """Write one line, without the fields that are None."""
         line = json.dumps({name: value for name, value in fields.items() if value is not None})
         with self._lock:
             self._out.write(line + "\n")
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._out.close()
 
 
 class Made(NamedTuple):
-    """A message to send, and what the promises for it depend on."""
+    """A message to send, and the facts that its promises depend on."""
 
     message: Message
     facts: Facts
 
 
 def numbered(chance: random.Random, id: str) -> Made:
-    """A message for selectors."""
+    """Return a message for selectors."""
     properties = {ID: id, "n": chance.randrange(NUMBERS), "region": chance.choice(("EU", "US"))}
     return Made(Message(id, properties=properties), Facts(properties=properties))
 
 
 def timed(chance: random.Random, id: str) -> Made:
-    """A message that is delayed, or expires, or neither."""
+    """Return a message that is delayed, or expires, or neither."""
     message, facts = numbered(chance, id)
     kind = chance.randrange(3)
     if kind == 0:
@@ -88,17 +88,17 @@ def timed(chance: random.Random, id: str) -> Made:
 
 
 def destination(name: str) -> Queue | Topic:
-    """As the history names it."""
+    """Return the name of a destination in the history."""
     return Topic(name.removeprefix("topic:")) if name.startswith("topic:") else Queue(name)
 
 
 class Guarded(threading.Thread):
-    """A thread that keeps what it failed with, for its owner to tell."""
+    """A thread that keeps its error for its owner."""
 
     failure: str | None = None
 
     def run(self) -> None:
-        """Do what it is for."""
+        """Do the work of the thread."""
         try:
             super().run()
         except Exception:
@@ -106,15 +106,15 @@ class Guarded(threading.Thread):
 
 
 def failures_of(threads: Iterable[Guarded]) -> list[str]:
-    """What threads failed with, each by its name."""
+    """Return the errors of threads by name."""
     return [f"{thread.name}: {thread.failure}" for thread in threads if thread.failure]
 
 
 class Client(Guarded):
-    """One client with one connection. ``stop`` tells it that there is nothing more to be done."""
+    """A client with one connection. ``stop`` ends its work."""
 
     sends: ClassVar[bool] = False
-    #: Whether it begins when there is traffic already.
+    #: Whether it begins when there is already traffic.
     late = False
 
     def __init__(self, name: str, url: str, recorder: Recorder, quiet_s: float) -> None:
@@ -126,11 +126,11 @@ class Client(Guarded):
         self.open = threading.Event()
 
     def stop(self) -> None:
-        """Senders end at once, the others when nothing comes any more."""
+        """Senders end immediately, the others when no more messages arrive."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Work, as long as there is work."""
+        """Work while there is work."""
         super().run()
         if self.failure is not None:
             self.event("failed", self.failure)
@@ -141,15 +141,15 @@ class Client(Guarded):
             self.work(context)
 
     def work(self, context: Context) -> None:
-        """The client's part."""
+        """Do the work of the client."""
         raise NotImplementedError
 
     def event(self, event: str, error: object = None) -> None:
-        """A line for people."""
+        """Print a line."""
         self._recorder.write(t=now_ms(), client=self.name, event=event, error=None if error is None else str(error))
 
     def operation(self, op: str, ids: Sequence[str], outcome: Outcome, begun_ms: float, error: object = None, **fields: Any) -> None:
-        """A line of the history. ``source`` stands for "from"."""
+        """Write a line of the history. ``source`` stands for "from"."""
         source = fields.pop("source", None)
         said = None if error is None else f"{type(error).__name__}: {error}"
         self._recorder.write(
@@ -158,7 +158,7 @@ class Client(Guarded):
 
 
 class Sender(Client):
-    """One message at a time."""
+    """Sends one message at a time."""
 
     sends = True
 
@@ -172,12 +172,12 @@ class Sender(Client):
         self._random = random.Random(f"{plan.seed}/{name}")
 
     def work(self, context: Context) -> None:
-        """Send at the rate."""
+        """Send at the given rate."""
         producer = context.producer(destination(self._to))
         self.open.set()
         due_s = time.monotonic()
         for number in itertools.count():
-            due_s = max(due_s + 1 / self._rate, time.monotonic() - 1)  # what was missed is not made up for
+            due_s = max(due_s + 1 / self._rate, time.monotonic() - 1)  # missed messages are not sent later
             if self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 return
             id, begun_ms = f"{self.name}-{number}", now_ms()
@@ -193,7 +193,7 @@ class Sender(Client):
 
 
 class Taker(Client):
-    """Receives, in transactions; with ``to`` it sends on what it received."""
+    """Receives in transactions. With ``to``, it forwards the received messages."""
 
     def __init__(
         self, name: str, url: str, recorder: Recorder, plan: Plan, source: str,
@@ -209,12 +209,12 @@ class Taker(Client):
         self._subscription = f"{name}.{self._durable}" if self._durable else None
 
     def work(self, context: Context) -> None:
-        """Receive until there is nothing more."""
+        """Receive until no more messages arrive."""
         from_, to = destination(self._source), destination(self._to) if self._to else None
         if self._durable and isinstance(from_, Topic):
             begun_ms = now_ms()
             consumer = context.durable_consumer(from_, self._durable, selector=self._selector)
-            # What feeds it from Kafka has no beginning to be told.
+            # the history has no start of messages that come from Kafka
             if self._source != QUOTES:
                 self._done("subscribe", [], [], "ok", begun_ms, None)
         else:
@@ -259,7 +259,7 @@ class Taker(Client):
 
 
 def python_clients(plan: Plan, url: str, recorder: Recorder) -> Mapping[str, Client]:
-    """The Python half of the load, by name; takers are first."""
+    """Return the Python clients of the load by name, receivers first."""
     clients: list[Client] = [
         Taker("python-news", url, recorder, plan, NEWS, selector="n > 5"),
         Taker("python-news-all", url, recorder, plan, NEWS, late=True),

@@ -1,4 +1,4 @@
-"""What strikes the processes, drawn from a seed: every kind has its turn, in an order that differs."""
+"""Faults of the processes, drawn from a seed: every kind occurs, in a random order."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 from tests.soak.plan import Plan
 from tests.soak.site import Site, log_uniform
 
-#: How long a fault waits for what it is to strike; then another kind has its turn.
+#: How long a fault waits for its target; then another kind is tried.
 TARGET_WAIT_S = 20.0
-#: A driver is killed while it starts so often; else it has to be ready.
+#: Probability that a driver is killed while it starts; otherwise it must be ready.
 KILLED_IN_START = 0.25
-#: So often a fault does not wait until the one before it is over.
+#: Probability that a fault does not wait until the previous one is over.
 OVERLAPPING = 0.4
-#: What a moment is drawn from goes on beyond the mean; so that the faults are done in time.
+#: Random moments may lie beyond their mean; this keeps the faults within the time.
 HASTE = 0.8
 RECOVERY_WAIT_S = 30.0
-#: On a machine so slow that the time is over before the faults are done.
+#: Pause between faults on a machine so slow that the time ends before the faults are done.
 GAP_S = 1.0
 
 
 class Fault(NamedTuple):
-    """What was done, when (s since the epoch), and for how long the part was away."""
+    """A fault: what was done, when (s since the epoch), and for how long the part was unavailable."""
 
     at_s: float
     kind: str
@@ -39,7 +39,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """Strikes a site. ``tell`` gets a line for each fault."""
+    """Injects faults into a site. ``tell`` gets a line for each fault."""
 
     def __init__(self, site: Site, plan: Plan, tell: Callable[[str], None]) -> None:
         self.done: list[Fault] = []
@@ -48,10 +48,10 @@ class Faults:
         self._tell = tell
         self._random = random.Random(plan.seed)
         self._turn: list[str] = []
-        self._early = False  # a driver may be struck while it starts
+        self._early = False  # a driver may be killed while it starts
 
     def run(self) -> None:
-        """Strike until the time is over, the faults are done and every kind has had its turn."""
+        """Inject faults until the time is over, the planned number is reached and every kind has occurred."""
         begun_s = time.monotonic()
         while True:
             left_s = self._plan.seconds - (time.monotonic() - begun_s)
@@ -68,7 +68,7 @@ class Faults:
             self._strike()
 
     def _strike(self) -> None:
-        """The next kind that finds its target."""
+        """Inject the next kind that finds its target."""
         if not self._turn:
             self._turn = self._random.sample(self._plan.kinds, len(self._plan.kinds))
         self._early = self._random.random() < KILLED_IN_START

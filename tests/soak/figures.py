@@ -1,4 +1,4 @@
-"""What a soak's history says in figures: rates, latencies, and how long after each fault service was back."""
+"""The figures of a soak's history: rates, latencies, and how long after each fault the service was back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.soak.plan import DIVERTS, EXPIRED, KINDS
 from tests.soak.run import Result
 from tests.support.operations import Operation
 
-#: Points of a line.
+#: Number of points of a line.
 BUCKETS = 240
 
 
 class Timed(NamedTuple):
-    """Something that took from one moment to another, ms since the epoch."""
+    """An operation with its start and end, in ms since the epoch."""
 
     begun_ms: float
     ended_ms: float
@@ -59,19 +59,19 @@ class Figures:
         return [((bucket + 0.5) * self.bucket_s, values.get(bucket, otherwise)) for bucket in range(count)]
 
     def rate(self, moments_ms: Iterable[float]) -> list[tuple[float, float | None]]:
-        """How many per second."""
+        """Return the number per second."""
         counts = Counter(map(self._bucket, moments_ms))
         return self._line({bucket: count / self.bucket_s for bucket, count in counts.items()}, 0.0)
 
     def latency(self, what: Iterable[Timed], share: float) -> list[tuple[float, float | None]]:
-        """A quantile of what ended at each time, ms."""
+        """Return a quantile of the operations that ended at each time, in ms."""
         buckets: dict[int, list[float]] = {}
         for each in what:
             buckets.setdefault(self._bucket(each.ended_ms), []).append(each.ended_ms - each.begun_ms)
         return self._line({bucket: quantile(found, share) for bucket, found in buckets.items()}, None)
 
     def sampled(self, name: str) -> list[tuple[float, float | None]]:
-        """A measure as it was looked at: "backlog", "journal", or the memory of a part."""
+        """Return the samples of a measure: "backlog", "journal", or the memory of a part."""
         begun_s = self.result.begun_s
         if name == "backlog":
             return [(sample.at_s - begun_s, sample.backlog) for sample in self.result.samples]
@@ -80,13 +80,13 @@ class Figures:
         return [(sample.at_s - begun_s, sample.rss_mib.get(name)) for sample in self.result.samples]
 
     def so_far(self, moments_s: Iterable[float]) -> list[tuple[float, float | None]]:
-        """How many there have been at each time, in steps; moments are s since the epoch."""
+        """Return the count at each time, in steps; moments are s since the epoch."""
         times_s = sorted(moment_s - self.result.begun_s for moment_s in moments_s)
         steps = [(at_s, float(count)) for number, at_s in enumerate(times_s) for count in (number, number + 1)]
         return [(0.0, 0.0), *steps, (self.length_s, float(len(times_s)))]
 
     def anomalies_s(self) -> list[float]:
-        """When what the anomalies tell of was last seen, s since the epoch; the end for what never was."""
+        """Return when the messages of the anomalies were last seen, in s since the epoch; the end for those that were never seen."""
         result = self.result
         seen = {id: each.ended_ms / 1000 for each in result.evidence.operations if each.ended_ms is not None for id in each.ids}
         seen |= {record.id: record.stored_ms / 1000 for name in DIVERTS for record in result.records[name]}
@@ -95,12 +95,12 @@ class Figures:
     # -- after the faults --------------------------------------------------------------------------------------------------------------
 
     def back(self) -> list[tuple[float | None, float | None]]:
-        """After each fault, s until a send that began after it was answered, and until a message sent after it was in a divert's topic."""
+        """Return for each fault the s until a later send was answered, and until a message sent later was in the topic of a divert."""
         answered, carried = _FirstEnd(self.sends), _FirstEnd(self.carried)
         return [(answered.after(fault.at_s), carried.after(fault.at_s)) for fault in self.result.faults]
 
     def by_kind(self) -> dict[str, dict[str, float]]:
-        """For each kind of fault how often, and medians and maxima of ``back``."""
+        """Return for each kind of fault its number, and medians and maxima of ``back``."""
         found: dict[str, dict[str, float]] = {}
         for kind in KINDS:
             back = [times for fault, times in zip(self.result.faults, self.back(), strict=True) if fault.kind == kind]
@@ -111,7 +111,7 @@ class Figures:
         return found
 
     def totals(self) -> dict[str, float]:
-        """The figures of the whole run."""
+        """Return the figures of the whole run."""
         sends = [each.ended_ms - each.begun_ms for each in self.sends]
         carried = [each.ended_ms - each.begun_ms for each in self.carried]
         tally = self.result.tally
@@ -136,13 +136,13 @@ class Figures:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that so many are not above; 0 of nothing."""
+    """Return the value that a share of the values does not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0
 
 
 class _FirstEnd:
-    """When the first of those that began after a moment ended."""
+    """Return when the first operation that began after a moment ended."""
 
     def __init__(self, what: Sequence[Timed]) -> None:
         ordered = sorted(what)
@@ -150,6 +150,6 @@ class _FirstEnd:
         self._ends_ms = list(accumulate((each.ended_ms for each in reversed(ordered)), min))[::-1]
 
     def after(self, at_s: float) -> float | None:
-        """Seconds after the moment; None when there was none."""
+        """Return the seconds after the moment; None if there was none."""
         place = bisect.bisect_left(self._begins_ms, at_s * 1000)
         return self._ends_ms[place] / 1000 - at_s if place < len(self._ends_ms) else None

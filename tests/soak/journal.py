@@ -1,4 +1,4 @@
-"""Reads the journal of a soak while it is written: it is trimmed behind the traffic, and nobody can read all of it at the end."""
+"""Reads the journal of a soak while it is written: it is trimmed during the traffic, so it cannot be read at the end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ READ_TO_THE_END_S = 60.0
 
 
 class JournalWatch(Guarded):
-    """An audit that goes along. Start it before there is anything to be trimmed."""
+    """An audit that runs during the soak. Start it before anything can be trimmed."""
 
     def __init__(self, bootstrap: str, plan: Plan) -> None:
         super().__init__(name="journal", target=self._read, daemon=True)
-        #: Why the audit does not have the whole journal; "" while it has.
+        #: Why the audit does not have the whole journal; "" if it has.
         self.gap = ""
         self._kafka = {"bootstrap.servers": bootstrap, "log_level": 2, "reconnect.backoff.max.ms": 200}
         self._topic = plan.topic("journal")
@@ -35,12 +35,12 @@ class JournalWatch(Guarded):
         self._end: int | None = None
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start reading."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._end = self._next
         self.join(READ_TO_THE_END_S)
 
@@ -65,7 +65,7 @@ class JournalWatch(Guarded):
             consumer.close()
 
     def finish(self) -> Audit | None:
-        """What the journal says up to now; None where there is a gap in it."""
+        """Return what has been read from the journal so far; None if there is a gap."""
         try:
             self._end = TopicHistory(self._kafka, self._topic, PARTITION).latest()
         except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The clients of a soak, Java's and Python's and Kafka's own: started together, ended when everything has arrived."""
+"""The Java, Python and Kafka clients of a soak: started at the beginning, and ended when everything has arrived."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.soak.site import Site
 from tests.support.history import Divert, Operation, read_history
 from tests.support.storm import Storm
 
-#: What is demanded of a system that is well: everything arrives within this time. A Java client that the last fault finds in the middle
-#: of its recovery stands still for REQUEST_TIMEOUT_MS, and then connects anew.
+#: Within this time everything must arrive in an undisturbed system. A Java client that the last fault interrupts during its recovery is
+#: blocked for REQUEST_TIMEOUT_MS, and then reconnects.
 ARRIVAL_S = 480.0
 OPEN_S = 120.0
 CLOSE_S = 10.0
 THE_END = "the-end"
-#: What failover spares a Java client, as Storm.java calls it.
+#: Errors from which failover protects a Java client, as Storm.java names them.
 FAILED: Final = frozenset({"failed", "session-closed", "consumer-closed", "producer-closed", "reopen"})
-#: A last message's properties, so that each selector of a divert takes it.
+#: Properties of a last message: each selector of a divert matches it.
 END_PROPERTIES: Final[Mapping[str, Mapping[str, Any]]] = {"parts": {"n": 9}, "regional": {"n": 0, "region": "EU"}}
 
 
 class Load:
-    """All clients. Enter it in a thread that stays."""
+    """All clients. Enter it in a thread that stays alive."""
 
     def __init__(self, site: Site, directory: Path) -> None:
         self._site = site
@@ -41,12 +41,12 @@ class Load:
         self._threads: list[Guarded] = [*self._clients.values(), self._application]
         self._storm: Storm | None = None
         self._standing: list[str] = []
-        #: Where something still waited at the end, and what.
+        #: Where messages were left at the end, and which.
         self.left: dict[str, list[str]] = {}
         self.topics = {name: Topic(site.bootstrap, site.plan.topic(name)) for name in (*DIVERTS, *INGRESSES.values())}
 
     def __enter__(self) -> Self:
-        """Start; receivers first, so that subscriptions are there before what they are to get, but for one that must not get all."""
+        """Start the clients, receivers first, so that subscriptions exist before the messages; except a receiver that must not get all."""
         with ExitStack() as stack:
             stack.callback(self._abandon)
             clients = self._clients.values()
@@ -63,7 +63,7 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave what is still at work."""
+        """End the clients that are still running."""
         self._stack.close()
 
     @staticmethod
@@ -84,15 +84,16 @@ class Load:
 
     @property
     def failures(self) -> list[str]:
-        """What no client should ever see."""
+        """Return errors that no client should ever see."""
         return [*failures_of(self._threads), *self._standing, *(failures_in(self._storm.history_file) if self._storm else ())]
 
     # -- the end -----------------------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Senders stop, everything arrives, and receivers stop. What does not arrive in time is in ``left``.
+        """Stop the senders, let everything arrive, and stop the receivers.
 
-        A receiver must not judge by itself that nothing more comes: a broker may stand still for longer than any receiver should wait.
+        What does not arrive in time is in ``left``. A receiver must not decide by itself that no more messages will come: a broker may be
+        suspended for longer than any receiver should wait.
         """
         site = self._site
         self._application.stop()
@@ -112,7 +113,7 @@ class Load:
         self._end_diverts()
 
     def _ends(self, stop: Callable[[], object], which: str) -> bool:
-        """Stop Java clients, or kill all of them if they do not end."""
+        """Stop Java clients; kill all of them if they do not end."""
         assert self._storm is not None
         ending = Guarded(name="java", target=stop, daemon=True)
         self._threads.append(ending)
@@ -136,7 +137,7 @@ class Load:
         self._await(lambda: not any(client.is_alive() for client in ending), f"clients that {'send' if sends else 'receive'}", "?")
 
     def _end_queues(self) -> None:
-        """Each message that waits is one that is stuck."""
+        """Report each message that is left in a queue as stuck."""
         if self._site.wait(lambda: self._filled() == {}, ARRIVAL_S):
             return
         filled = self._filled()
@@ -146,12 +147,15 @@ class Load:
             self.left[queue] = [f"message {number}" for number in range(1, depth + 1)]
 
     def _filled(self) -> dict[str, int] | None:
-        """Queues that are not empty; None while no broker says."""
+        """Return queues that are not empty; None while no broker answers."""
         depths = self._site.depths()
         return None if depths is None else {name: depth for name, depth in depths.items() if depth}
 
     def _end_diverts(self) -> None:
-        """Records keep their order: when a last message has come through a divert, so has everything before it."""
+        """Return whether a last message has come through each divert.
+
+        Records keep their order, so everything before it has arrived, too.
+        """
         try:
             with connect(self._site.python_url, timeout_s=CALL_S) as context:
                 for name, divert in DIVERTS.items():
@@ -169,25 +173,25 @@ class Load:
     # -- what was seen -----------------------------------------------------------------------------------------------------------------
 
     def operations(self) -> list[Operation]:
-        """What the clients did."""
+        """Return what the clients did."""
         assert self._storm is not None
         return read_history(self._storm.history_file, self._recorder.file)
 
     def records(self, name: str) -> list[Record]:
-        """What is in a topic, but for the last one."""
+        """Return the records of a topic, without the last one."""
         return [record for record in self.topics[name].records if record.id != THE_END]
 
     def diverted(self) -> Mapping[str, Divert]:
-        """What the diverts wrote."""
+        """Return what the diverts wrote."""
         plan = self._site.plan
         return {plan.topic(name): divert._replace(ids=[record.id for record in self.records(name)]) for name, divert in DIVERTS.items()}
 
     def ingested(self) -> Mapping[str, list[str]]:
-        """The committed records that the ingresses had to carry, by destination."""
+        """Return the committed records that the ingresses had to carry, by destination."""
         return {to: [record.id for record in self.records(name)] for to, name in INGRESSES.items()}
 
 
 def failures_in(history: Path) -> list[str]:
-    """What the clients of a history were not spared, each by its name."""
+    """Return the errors that reached the clients of a history, by name."""
     lines = map(json.loads, history.read_text().splitlines())
     return [f"{line['client']}: {line['event']}: {line.get('error', '')}" for line in lines if line.get("event") in FAILED]

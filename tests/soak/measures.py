@@ -1,4 +1,4 @@
-"""What can be seen from outside while a soak goes on, every second: depth of the queues, memory, size of the journal, stalls."""
+"""Samples of a running soak, every second: depth of the queues, memory, size of the journal, stalls."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INTERVAL_S = 1.0
 
 
 class Sample(NamedTuple):
-    """One look: when (s since the epoch), and what was to be seen; a broker that does not answer tells nothing of its queues."""
+    """One sample with its time (s since the epoch). A broker that does not answer has no queues in it."""
 
     at_s: float
-    backlog: int | None  # messages in all queues, of whoever serves
-    rss_mib: Mapping[str, float]  # by part that runs
+    backlog: int | None  # messages in all queues, of the serving broker
+    rss_mib: Mapping[str, float]  # by running part
     journal_mib: float
 
 
 class Measures(threading.Thread):
-    """Looks until it is stopped."""
+    """Samples until it is stopped."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(name="measures", daemon=True)
@@ -36,22 +36,22 @@ class Measures(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """No more looks."""
+        """Stop sampling."""
         self._stopping.set()
         self.join()
 
     def run(self) -> None:
-        """Look, and look again."""
+        """Sample repeatedly."""
         while not self._stopping.wait(INTERVAL_S):
             pids = {name: part.pid() for name, part in self._site.parts.items()}
             rss: dict[str, float] = {}
             for name, pid in pids.items():
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the process has just ended
                     if pid is not None:
                         rss[name] = memory_mib(pid)
             self.samples.append(Sample(time.time(), self._backlog(), rss, disk_mib(self._journal)))
             for name, metrics in self._site.metrics():
-                if (pid := pids[name]) is not None and pid == self._site.parts[name].pid():  # not one that has begun meanwhile
+                if (pid := pids[name]) is not None and pid == self._site.parts[name].pid():  # not of a process that was started meanwhile
                     self.stalls.take(time.time(), name, pid, metrics)
 
     def _backlog(self) -> int | None:

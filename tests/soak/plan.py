@@ -1,4 +1,4 @@
-"""What a soak does: how long, which faults, which load, and the configuration of the bridge under it."""
+"""The plan of a soak: its duration, faults, load, and the configuration of the bridge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.support.history import Divert
 
-#: Kind of fault -> what it is.
+#: Kind of fault -> its description.
 KINDS: Final = {
     "kill-active": "kill -9 of the broker that serves",
     "kill-standby": "kill -9 of the broker that stands by",
@@ -16,29 +16,29 @@ KINDS: Final = {
     "kill-kafka": "kill -9 of the Kafka node; it comes back on the same port and data",
     "pause-active": "SIGSTOP of the broker that serves, SIGCONT later",
     "pause-standby": "SIGSTOP of the broker that stands by, SIGCONT later",
-    "pause-driver": "SIGSTOP of the Spark driver and its JVM, SIGCONT later; its workers go on",
+    "pause-driver": "SIGSTOP of the Spark driver and its JVM, SIGCONT later; its workers continue",
     "pause-worker": "SIGSTOP of a Spark worker, SIGCONT later",
     "pause-kafka": "SIGSTOP of the Kafka node, SIGCONT later",
     "hand-over": "SIGTERM of the broker that serves",
 }
-#: What needs a broker that stands by.
+#: Kinds that need a standby broker.
 OF_TWO_BROKERS: Final = frozenset({"kill-standby", "pause-standby", "hand-over"})
 
-#: Queues and topics of the load. Of a topic's name ``topic:`` stands before it, in Storm.java and in the history.
+#: Queues and topics of the load. In Storm.java and in the history, ``topic:`` precedes the name of a topic.
 ORDERS, MOVED, PARTS, MOUNTED, REGIONAL, TIMED = "orders", "moved", "parts", "mounted", "regional", "timed"
-#: Where what has expired goes to (`expiry_address`).
+#: Destination of expired messages (`expiry_address`).
 EXPIRED = "ExpiryQueue"
 SPILLS: Final = {TIMED: (EXPIRED,)}
 NEWS, QUOTES = "topic:news", "topic:quotes"
 PAYMENTS = "payments"
-#: Kafka topics that applications write to, by the destination that gets their records.
+#: Kafka topics that applications write to, by the destination that receives their records.
 INGRESSES: Final = {PAYMENTS: "payments", QUOTES: "quotes"}
-#: Java clients, as java/Storm.java is told them.
+#: Java clients, as options of java/Storm.java.
 JAVA_CLIENTS: Final = (
     f"send:{ORDERS}", f"send-tx:{ORDERS}", f"move:{ORDERS}>{MOVED}", f"take:{MOVED}", f"take:{PAYMENTS}", f"send:{NEWS}", f"take:{NEWS}",
 )  # fmt: skip
 
-#: Of the messages that Python sends, so many numbers have the property ``n``.
+#: Number of different values of the property ``n`` in the messages that Python sends.
 NUMBERS: Final = 10
 SELECTOR: Final = "n > 5"
 EXCLUSIVE_SELECTOR: Final = "n < 3 AND region IN ('EU')"
@@ -104,7 +104,7 @@ to = "quotes"
 routing = "multicast"
 """
 
-#: Diverted topic (without prefix) -> what is to be in it; the ids come when it has been read.
+#: Diverted topic (without prefix) -> its expected content; the ids are added when the topic has been read.
 DIVERTS: Final = {
     "orders": Divert(ORDERS, (), ordered=True),
     "moved": Divert(MOVED, ()),
@@ -115,13 +115,13 @@ DIVERTS: Final = {
     "returned": Divert(PAYMENTS, ()),
 }
 
-#: A soak has a fault in so much time, on average: more than 100 in the half hour of `make soak`.
+#: Mean time between faults: more than 100 faults in the half hour of `make soak`.
 FAULT_EVERY_S: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One soak. It goes on until the time is over, the faults are done, and every kind has had its turn."""
+    """A soak. It runs until the time is over, the planned number of faults is reached, and every kind has occurred."""
 
     seed: int
     seconds: float = 1800.0
@@ -130,11 +130,11 @@ class Plan:
     brokers: int = 2
     pause_min_s: float = 1.0
     pause_max_s: float = 60.0
-    down_max_s: float = 5.0  # from a death to the next start of what died
+    down_max_s: float = 5.0  # from the death of a process to its restart
     rate: int = 20  # messages per second of each sender
     batch: int = 5  # of each transaction
     snapshot_records: int = 2_000
-    quiet_s: int = 3  # so long nothing must come before a receiver believes that there is no more
+    quiet_s: int = 3  # how long a receiver waits before it concludes that no more messages come
     prefix: str = "soak"
 
     def __post_init__(self) -> None:
@@ -143,11 +143,11 @@ class Plan:
 
     @property
     def config(self) -> str:
-        """The bascule.toml of brokers and pipelines."""
+        """Return the bascule.toml of brokers and pipelines."""
         return CONFIG.format(
             prefix=self.prefix, snapshot_records=self.snapshot_records, selector=SELECTOR, exclusive_selector=EXCLUSIVE_SELECTOR
         )
 
     def topic(self, name: str) -> str:
-        """A Kafka topic of the soak."""
+        """Return the name of a Kafka topic of the soak."""
         return f"{self.prefix}.{name}"

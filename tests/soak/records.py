@@ -1,4 +1,4 @@
-"""The Kafka side of the load: an application that writes the topics of the ingresses, and one that reads what the diverts write."""
+"""The Kafka side of the load: an application that writes the topics of the ingresses, and a reader of what the diverts write."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from bascule.kafka.history import TopicHistory
 from tests.soak.clients import ID, PAUSE_S, Guarded
 from tests.soak.plan import INGRESSES, Plan
 
-#: A transaction of the application is given up after so long; Kafka itself ends it soon after.
+#: Time limit of a transaction of the application; Kafka itself aborts it soon after.
 TRANSACTION_S = 20.0
 TRANSACTION_TIMEOUT_MS = 30_000
 FLUSH_S = 60.0
-#: So many of its transactions are rolled back: nothing of them may arrive.
+#: Share of its transactions that are rolled back: nothing of them may arrive.
 ROLLED_BACK = 0.2
 
 
 class Record(NamedTuple):
-    """A committed record: when Kafka stored it (ms since the epoch), and the id in it."""
+    """A committed record: when Kafka stored it (ms since the epoch), and its id."""
 
     stored_ms: float
     id: str
 
 
 class Topic:
-    """A topic of one partition, read as ``read_committed`` from its beginning."""
+    """A topic of one partition, read as ``read_committed`` from its start."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.name = topic
@@ -40,7 +40,7 @@ class Topic:
         self._next = 0
 
     def read(self) -> list[Record]:
-        """All records so far. Raises Unavailable."""
+        """Return all records so far. Raises Unavailable."""
         for message in self._history.records(self._next, self._history.latest(), committed=True):
             offset, value = message.offset(), message.value()
             assert offset is not None
@@ -50,12 +50,12 @@ class Topic:
         return self.records
 
     def has(self, id: str) -> bool:
-        """Whether a record is there."""
+        """Return whether a record is there."""
         return any(record.id == id for record in reversed(self.read()))
 
 
 def produce(bootstrap: str, topic: str, ids: Iterable[str]) -> None:
-    """Records, stored when this returns."""
+    """Produce records, and return when they are stored."""
     producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for id in ids:
         producer.produce(topic, id.encode(), headers={ID: id.encode()})
@@ -63,7 +63,7 @@ def produce(bootstrap: str, topic: str, ids: Iterable[str]) -> None:
 
 
 class Application(Guarded):
-    """Writes records for the ingresses in transactions, some of which it rolls back. What is committed, the topics tell."""
+    """Writes records for the ingresses in transactions, and rolls some of them back. The topics tell what was committed."""
 
     def __init__(self, bootstrap: str, plan: Plan) -> None:
         super().__init__(name="application", target=self._write, daemon=True)
@@ -74,12 +74,12 @@ class Application(Guarded):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """No more records; returns when the last transaction is over."""
+        """Stop writing, and return when the last transaction has ended."""
         self._stopping.set()
         self.join()
 
     def _write(self) -> None:
-        """Transaction after transaction; with a new incarnation after each that failed."""
+        """Run one transaction after the other, with a new incarnation after each failure."""
         numbers = itertools.count()
         producer: Producer | None = None
         while not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""The report of a soak: one page that stands alone, and the same as JSON."""
+"""The report of a soak: one self-contained page, and the same content as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Template((Path(__file__).with_name("report.html")).read_text())
 
 
 def write_report(result: Result, directory: Path) -> Path:
-    """Write report.html and report.json into a directory; returns the page's path."""
+    """Write report.html and report.json into a directory. Return the path of the page."""
     directory.mkdir(parents=True, exist_ok=True)
     figures = Figures(result)
     content = contents(figures)
@@ -31,7 +31,7 @@ def write_report(result: Result, directory: Path) -> Path:
 
 
 def contents(figures: Figures) -> dict[str, Any]:
-    """Everything in the report but the pictures."""
+    """Return everything in the report except the pictures."""
     result = figures.result
     return {
         "seed": result.plan.seed,
@@ -60,7 +60,7 @@ def contents(figures: Figures) -> dict[str, Any]:
 
 
 def _found(tally: Tally, name: str) -> int | str:
-    """How many; in words where nobody could look for it."""
+    """Return a count; a text if it could not be determined."""
     return "not judged" if name in tally.unjudged else sum(len(each.ids) for each in tally.anomalies if each.name == name)
 
 
@@ -73,11 +73,11 @@ def _rounded(value: float | None) -> float | None:
 
 def _page(figures: Figures, content: Mapping[str, Any]) -> str:
     result = figures.result
-    verdict = "No anomaly" if result.good else "NOT GOOD: " + ("; ".join(result.faulted) or "nothing was sent")
+    verdict = "No anomaly" if result.good else "FAILED: " + ("; ".join(result.faulted) or "no message was sent")
     if result.tally.unjudged:
         verdict += f"; not judged: {', '.join(sorted(result.tally.unjudged))} ({content['not_judged']})"
-    kinds = [{"kind": kind, "what it is": KINDS[kind], **found} for kind, found in content["kinds"].items()]
-    anomalies = [{"anomaly": name, "what it is": ANOMALIES[name], "found": count} for name, count in content["anomalies"].items()]
+    kinds = [{"kind": kind, "meaning": KINDS[kind], **found} for kind, found in content["kinds"].items()]
+    anomalies = [{"anomaly": name, "meaning": ANOMALIES[name], "found": count} for name, count in content["anomalies"].items()]
     return PAGE.substitute(
         title=escape(f"Soak of {content['begun']}, seed {content['seed']}"),
         verdict=escape(verdict),
@@ -99,7 +99,7 @@ def _charts(figures: Figures) -> list[str]:
     result = figures.result
     times = [(fault.at_s - result.begun_s, fault) for fault in result.faults]
     marks = [Mark(at_s, _style(fault.kind), f"{at_s:.0f} s: {fault}") for at_s, fault in times]
-    marks.append(Mark(result.healed_s - result.begun_s, "healed", "all is well from here on"))
+    marks.append(Mark(result.healed_s - result.begun_s, "healed", "all parts work from here on"))
 
     def drawn(title: str, unit: str, series: Mapping[str, Points], *, logarithmic: bool = False) -> str:
         picture = chart(series, figures.length_s, marks, logarithmic=logarithmic)
@@ -122,7 +122,7 @@ def _charts(figures: Figures) -> list[str]:
             "From send to the divert's topic", "ms",
             {"p50": figures.latency(figures.carried, 0.5), "p99": figures.latency(figures.carried, 0.99)}, logarithmic=True,
         ),
-        drawn("Waiting in all queues", "messages", {"backlog": figures.sampled("backlog")}),
+        drawn("Messages in all queues", "messages", {"backlog": figures.sampled("backlog")}),
         drawn(
             "Faults and anomalies so far", "count",
             {

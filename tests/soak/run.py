@@ -1,4 +1,4 @@
-"""A soak from its start to its judgement."""
+"""A soak from its start to its verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.stalls import Stall
 from tests.support.system import Late
 
 PACKAGES = ("bascule", "pyspark", "confluent-kafka")
-#: A connection that broke before all was well may be found broken a moment later.
+#: A connection that broke before the system recovered may be detected a moment later.
 AFTERMATH_MS = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the world saw of a soak, for the checker to judge."""
+    """Everything that was observed in a soak, for the checker."""
 
     operations: Sequence[Operation]
     diverted: Mapping[str, Divert]
@@ -41,7 +41,7 @@ class Evidence:
     gap: str = ""  # why there is no audit of the journal
 
     def judge(self) -> Tally:
-        """By what was promised."""
+        """Check the observations against the promises."""
         return check(
             self.operations,
             diverted=self.diverted,
@@ -56,7 +56,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A soak that is over. Times are in s since the epoch."""
+    """A finished soak. Times are in s since the epoch."""
 
     plan: Plan
     begun_s: float
@@ -74,20 +74,20 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether every promise was kept, as far as it was judged."""
+        """Return whether every promise was kept, as far as it was checked."""
         return not self.faulted and self.tally.sent > 0
 
     @property
     def faulted(self) -> list[str]:
-        """What must not be: anomalies, clients that failed, parts that ended for no reason, brokers that kept clients waiting."""
+        """Return what must not happen: anomalies, failed clients, parts that ended without cause, brokers that kept clients waiting."""
         ends = (str(end) for end in self.own_ends if not end.excuse)
         return [*map(str, self.tally.anomalies), *self.failures, *ends, *map(str, self.stalls)]
 
 
 def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
-    """Run a plan; processes, logs and histories are in ``directory``. Call it from a thread that stays.
+    """Run a plan; processes, logs and histories are in ``directory``. Call it from a thread that stays alive.
 
-    Raises BasculeError when the parts do not come up at all.
+    Raises BasculeError if the parts do not start at all.
     """
     directory.mkdir(parents=True, exist_ok=True)
     left: dict[str, Sequence[str]] = {}
@@ -97,7 +97,7 @@ def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
         begun_s = time.time()
         faults = Faults(site, plan, tell)
         faults.run()
-        tell(f"{len(faults.done)} faults in {time.time() - begun_s:.0f} s; now all is left alone")
+        tell(f"{len(faults.done)} faults in {time.time() - begun_s:.0f} s; no more faults")
         try:
             site.heal()
         except Late as error:
@@ -128,5 +128,5 @@ def _environment() -> dict[str, str]:
 
 
 def settings_of(plan: Plan) -> dict[str, object]:
-    """The plan, for a report."""
+    """Return the plan for a report."""
     return {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}

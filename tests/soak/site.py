@@ -1,4 +1,4 @@
-"""The processes of a soak: each is started again when it has ended, whoever ended it, and goes on when its pause is over."""
+"""The processes of a soak. Each is restarted after its end, whatever the cause, and resumed after its suspension."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from bascule.kafka.admin import Topics
 from tests.soak.plan import DIVERTS, INGRESSES, Plan
 from tests.support.system import FAILOVER, PYTHON_FAILOVER, Command, Late, System, descendants, wait_for
 
-#: What ended by itself is started again after so long.
+#: Time after which a part that ended by itself is restarted.
 AGAIN_S = 0.5
 TICK_S = 0.05
-#: A look costs the brokers an answer each.
+#: Interval between checks, each of which costs the brokers an answer.
 LOOK_S = 0.25
-#: A broker answers in milliseconds, or is busy starting, or stands still.
+#: A broker answers in milliseconds, unless it is starting or suspended.
 LOOK_TIMEOUT_S = 1.0
 HEAL_S = 600.0
-#: For a Java client that loses its connection a second time while it recovers (docs/guides/jms-clients.md): longer than any fault keeps
-#: all brokers away, for what waits longer fails.
+#: For a Java client that loses its connection again while it recovers (docs/guides/jms-clients.md): longer than any fault makes all brokers
+#: unavailable, because a request that waits longer fails.
 REQUEST_TIMEOUT_MS: Final = 180_000
-#: What ends a broker or driver by design.
+#: Errors that end a broker or driver by design.
 NO_KAFKA: Final = "Kafka was away while it started"
 
 
 class OwnEnd(NamedTuple):
-    """A part that ended though nobody ended it: when (s since the epoch), its last words, and what excuses it."""
+    """A part that ended without being killed: when (s since the epoch), the end of its log, and an excuse if it has one."""
 
     at_s: float
     part: str
@@ -47,11 +47,11 @@ class OwnEnd(NamedTuple):
 
 
 class Process(Protocol):
-    """What is started and ended."""
+    """A part that is started and ended."""
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
 
     def launch(self) -> None:
         """Start it. Raises BasculeError."""
@@ -61,7 +61,7 @@ class Process(Protocol):
 
 
 class KafkaProcess(EmbeddedKafka):
-    """Kafka, as the other parts are started."""
+    """Kafka, with the interface of the other parts."""
 
     def launch(self) -> None:
         """Start it, and return when it serves. Raises BasculeError."""
@@ -70,23 +70,23 @@ class KafkaProcess(EmbeddedKafka):
 
 @dataclass(slots=True)
 class Part:
-    """A process, and what is due with it."""
+    """A process, and the pending actions on it."""
 
     name: str
     process: Process
     pid: Callable[[], int | None]
-    due_s: float | None = None  # when it is to be started again
-    expected: bool = False  # that it ends
+    due_s: float | None = None  # when it is to be restarted
+    expected: bool = False  # an end was requested
     down_s: float = 0.0  # after an expected end
     launched_s: float = field(default_factory=time.monotonic)
 
     def expect_end(self, down_s: float) -> None:
-        """It is being ended, if it has not ended before."""
+        """Note that it will end, unless it has ended before."""
         self.expected = self.process.running
         self.down_s = down_s
 
     def tend(self, now_s: float) -> bool:
-        """Start it again when that is due; whether it has just been found to have ended by itself."""
+        """Restart it when that is due. Return whether it has just ended by itself."""
         if self.process.running:
             self.due_s = None
             return False
@@ -105,14 +105,14 @@ class Part:
 
 @dataclass(slots=True)
 class Pause:
-    """Processes that stand still until a time."""
+    """Processes that are suspended until a time."""
 
     part: str
     pids: list[int]
     until_s: float
 
     def end(self) -> None:
-        """They go on, as far as they are still there."""
+        """Resume the processes that still exist."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -120,14 +120,14 @@ class Pause:
 
 @dataclass
 class Site:
-    """Kafka, the brokers and the driver of one bridge, in a directory of their own. Enter it in a thread that stays."""
+    """Kafka, the brokers and the driver of one bridge, in a directory of their own. Enter it in a thread that stays alive."""
 
     plan: Plan
     directory: Path
     parts: dict[str, Part] = field(default_factory=dict)
     pauses: list[Pause] = field(default_factory=list)
     own_ends: list[OwnEnd] = field(default_factory=list)
-    without_kafka_s: float = float("-inf")  # when Kafka was last seen away
+    without_kafka_s: float = float("-inf")  # when Kafka was last unavailable
 
     def __enter__(self) -> Self:
         """Start everything. Raises BasculeError."""
@@ -137,7 +137,7 @@ class Site:
             self.kafka.start()
             topics = Topics({"bootstrap.servers": self.kafka.bootstrap})
             for name in (*DIVERTS, *INGRESSES.values()):
-                # What Kafka stamps is when a record was stored, whenever its message was sent.
+                # Kafka's timestamp is the time when a record was stored, whenever its message was sent.
                 topics.create(self.plan.topic(name), 1, {"message.timestamp.type": "LogAppendTime"})
             self.systems = [
                 System(self.kafka.bootstrap, self.directory / f"broker-{number}", prefix=self.plan.prefix, config=self.plan.config)
@@ -166,17 +166,17 @@ class Site:
 
     @property
     def bootstrap(self) -> str:
-        """Where Kafka is."""
+        """Return the address of Kafka."""
         return self.kafka.bootstrap
 
     @property
     def url(self) -> str:
-        """For clients that turn to whichever broker serves, in the words of Qpid JMS."""
+        """Return the failover URL of all brokers for Qpid JMS."""
         return f"{FAILOVER.format(self._urls)}&jms.requestTimeout={REQUEST_TIMEOUT_MS}"
 
     @property
     def python_url(self) -> str:
-        """The same for the Python client."""
+        """Return the failover URL of all brokers for the Python client."""
         return PYTHON_FAILOVER.format(self._urls)
 
     @property
@@ -186,23 +186,23 @@ class Site:
     # -- how it stands -----------------------------------------------------------------------------------------------------------------
 
     def paused(self, part: str) -> bool:
-        """Whether a part stands still."""
+        """Return whether a part is suspended."""
         return any(pause.part == part for pause in self.pauses)
 
     def up(self, part: str) -> bool:
-        """Whether a part runs and does not stand still."""
+        """Return whether a part runs and is not suspended."""
         return self.parts[part].process.running and not self.paused(part)
 
     def active(self) -> str | None:
-        """The broker that serves."""
+        """Return the serving broker."""
         return next((name for name, system in self._brokers() if system.serves(LOOK_TIMEOUT_S)), None)
 
     def standby(self) -> str | None:
-        """A broker that stands by."""
+        """Return a standby broker."""
         return next((name for name, system in self._brokers() if system.stands_by(LOOK_TIMEOUT_S)), None)
 
     def depths(self) -> dict[str, int] | None:
-        """Messages in each queue, waiting, handed out or delayed, as the broker that serves says; None while none does."""
+        """Return the messages in each queue (waiting, delivered or delayed) from the serving broker; None while no broker serves."""
         for _, system in self._brokers():
             try:
                 status = system.status(LOOK_TIMEOUT_S)
@@ -213,7 +213,7 @@ class Site:
         return None
 
     def connections(self) -> dict[str, Any]:
-        """The clients of each broker that answers."""
+        """Return the clients of each broker that answers."""
         found: dict[str, Any] = {}
         for name, system in self._brokers():
             with suppress(OSError, http.client.HTTPException):
@@ -221,7 +221,7 @@ class Site:
         return found
 
     def metrics(self) -> Iterator[tuple[str, str]]:
-        """The metrics of each broker that answers."""
+        """Return the metrics of each broker that answers."""
         for name, system in self._brokers():
             with suppress(OSError, http.client.HTTPException):
                 yield name, system.metrics(LOOK_TIMEOUT_S)
@@ -230,11 +230,11 @@ class Site:
         return ((name, system) for number, system in enumerate(self.systems) if self.up(name := f"broker-{number}"))
 
     def driver_ready(self) -> bool:
-        """Whether the pipelines run."""
+        """Return whether the pipelines run."""
         return self.up("driver") and "ready pipelines=" in self.driver.said()
 
     def workers(self) -> list[int]:
-        """Process ids of Spark's Python workers, but for those that stand still."""
+        """Return the process ids of Spark's Python workers that are not suspended."""
         if not self.up("driver"):
             return []
         still = {pid for pause in self.pauses for pid in pause.pids}
@@ -242,18 +242,18 @@ class Site:
         return sorted(pid for pid, command in found if "pyspark" in command and "java" not in command and pid not in still)
 
     def driver_pids(self) -> list[int]:
-        """The driver and its JVM."""
+        """Return the process ids of the driver and its JVM."""
         pid = self.parts["driver"].pid() or 0
         return [pid, *(child for child, command in descendants(pid).items() if "java" in command)] if pid else []
 
     def well(self) -> bool:
-        """Whether all is as it should be."""
+        """Return whether all parts work."""
         if self.pauses or not all(part.process.running and not part.expected for part in self.parts.values()):
             return False
         return self.active() is not None and (len(self.systems) == 1 or self.standby() is not None) and self.driver_ready()
 
     def _started(self) -> bool:
-        """Whether all is well for the first time. Raises Unavailable when a part has ended instead."""
+        """Return whether all parts work for the first time. Raises Unavailable if a part has ended instead."""
         for name, part in self.parts.items():
             if not part.process.running:
                 raise Unavailable(f"{name} ended at its start; its log is in {self.directory}")
@@ -262,7 +262,7 @@ class Site:
     # -- what is done to it ------------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do the due actions."""
         now_s = time.monotonic()
         for pause in [pause for pause in self.pauses if now_s >= pause.until_s]:
             self.pauses.remove(pause)
@@ -274,14 +274,17 @@ class Site:
                 self.own_ends.append(self._own_end(part))
 
     def _own_end(self, part: Part) -> OwnEnd:
-        """How a part ended. One that has not served yet may end for want of Kafka; one that has must live through that."""
+        """Return how a part ended.
+
+        A part that has not served yet may end because Kafka is unavailable; a part that has served must survive it.
+        """
         said = part.process.said().strip().splitlines() if isinstance(part.process, Command) else []
         words = next((line for line in reversed(said) if line.startswith("error: ")), said[-1] if said else "")
         starting = part.name != "kafka" and not any(line.startswith("ready ") for line in said)
         return OwnEnd(time.time(), part.name, words, NO_KAFKA if starting and self.without_kafka_s >= part.launched_s else "")
 
     def wait(self, condition: Callable[[], object], timeout_s: float) -> bool:
-        """Whether a condition came true in time, while what is due is done."""
+        """Return whether a condition became true in time. Meanwhile, do the due actions."""
         begun_s = time.monotonic()
         looked_s = float("-inf")
         while True:
@@ -296,7 +299,7 @@ class Site:
             time.sleep(TICK_S)
 
     def kill(self, name: str, down_s: float) -> None:
-        """End a part by SIGKILL; it is started again after a while."""
+        """End a part by SIGKILL; it is restarted after a while."""
         part = self.parts[name]
         part.expect_end(down_s)
         part.process.kill()
@@ -309,19 +312,19 @@ class Site:
             os.kill(pid, signal.SIGTERM)
 
     def pause(self, part: str, pids: list[int], duration_s: float) -> None:
-        """Let processes stand still."""
+        """Suspend processes."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         self.pauses.append(Pause(part, pids, time.monotonic() + duration_s))
 
     def resume(self) -> None:
-        """All that stands still goes on."""
+        """Resume all suspended processes."""
         while self.pauses:
             self.pauses.pop().end()
 
     def heal(self) -> None:
-        """No more faults: return when all is well. Raises Late."""
+        """Inject no more faults, and return when all parts work. Raises Late."""
         self.resume()
         if not self.wait(self.well, HEAL_S):
             raise Late(f"not well after {HEAL_S:g} s: active {self.active()}, standby {self.standby()}, driver ready {self.driver_ready()}")
@@ -332,5 +335,5 @@ def _pid(command: Command) -> int | None:
 
 
 def log_uniform(chance: random.Random, low: float, high: float) -> float:
-    """A number between two, of each order of magnitude as often."""
+    """Return a number between two, of each order of magnitude with equal probability."""
     return float(low * (high / low) ** chance.random())

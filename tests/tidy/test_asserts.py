@@ -1,4 +1,4 @@
-"""No test passes without an assertion: one that asserts in loops only says that its loops are not empty."""
+"""No test passes without an assertion. A test that asserts only within loops shows no more than that its loops ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
-#: Functions that give something of what they are given: constants stay constants.
+#: Functions whose result is not empty if their arguments are not.
 PASSING_ON = frozenset({"enumerate", "items", "keys", "len", "product", "range", "reversed", "sorted", "values", "zip"})
 
 
@@ -19,7 +19,7 @@ def named(path: Path) -> str:
 
 
 def is_fixed(iterable: ast.expr) -> bool:
-    """Whether a loop over this is never empty: a range, something written out, or made of constants of the module."""
+    """Return whether a loop over this is never empty: a range, a literal, or a result computed from constants of the module."""
     if isinstance(iterable, ast.List | ast.Tuple | ast.Set):
         return bool(iterable.elts)
     if isinstance(iterable, ast.GeneratorExp | ast.ListComp):
@@ -34,7 +34,7 @@ def is_fixed(iterable: ast.expr) -> bool:
 
 
 def asserts(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[bool]:
-    """Say of each assertion below these statements whether it is reached though nothing is looped over."""
+    """Yield for each assertion below these statements whether it is reached if all loops are empty."""
     for statement in body:
         if isinstance(statement, ast.Assert):
             yield sure
@@ -50,9 +50,9 @@ def asserts(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[bool]:
 
 
 def passing_unseen(source: str) -> list[str]:
-    """The tests of a file that assert something, and nothing where their loops are empty."""
+    """Yield the tests of a file that contain assertions, but run none if their loops are empty."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    # Of the many examples that Hypothesis makes some have what is looped over.
+    # Among the many examples that Hypothesis generates, some have non-empty loops.
     once = [node for node in functions if not any(ast.unparse(each).startswith("given(") for each in node.decorator_list)]
     tests = [(node.name, list(asserts(node.body))) for node in once if node.name.startswith("test_")]
     return [name for name, found in tests if found and not any(found)]

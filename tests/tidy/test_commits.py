@@ -1,4 +1,4 @@
-"""Subjects of commits: imperative, at most 72 characters, no period at the end. Older history is left as it is."""
+"""Subjects of commits: imperative, at most 72 characters, no period at the end. Older history is not checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Commits behind this one are checked. A clone without it, such as a shallow one, has its last commit checked.
+#: Later commits are checked. A clone without this commit, such as a shallow one, has its last commit checked.
 CHECKED_BEHIND = "3b1d7b2"
 SUBJECT_MAX = 72
 IMPERATIVES = frozenset({"Bring", "Embed", "Feed", "Need", "Seed", "Shed", "Speed", "Spring"})
@@ -31,7 +31,7 @@ def faults(subject: str) -> list[str]:
 
 
 def subjects() -> list[str]:
-    """Return the subjects that are checked; none where the sources are no clone."""
+    """Return the subjects to check; none if the sources are not a clone."""
     for commits in (f"{CHECKED_BEHIND}..HEAD", "-1"):
         done = subprocess.run(["git", "log", "--no-merges", "--format=%s", commits], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""The documentation names only what is there, and stands alone."""
+"""The documentation names only things that exist, and does not depend on anything outside the repository."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bascule.cli.main import app
 from tests.examples.pages import ROOT, pages
 
 DOCS = ROOT / "docs"
-#: Places on somebody's machine, and pages that are not in this repository.
+#: Paths of a single machine, and pages outside of this repository.
 ELSEWHERE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users)/|\bshared/|\bseeds?/|\banchors/|\bTODO\b|\bFIXME\b")
-#: What somebody might type: shell blocks, settings with their comments, code in a line, indented lines.
+#: Text that a reader might type: shell blocks, settings with their comments, inline code, indented lines.
 _CODE = re.compile(r"^```(?:sh|toml).*?^```$|(?<!`)`[^`\n]+`(?!`)|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"^```(?:python|java).*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -32,7 +32,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -58,7 +58,7 @@ def test_link_to_a_heading_finds_the_heading(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=named)
 def test_message_of_a_sequence_diagram_has_no_semicolon(page: Path) -> None:
-    """Mermaid ends a statement of a sequence diagram at a semicolon, also in a text, and then draws nothing."""
+    """Mermaid ends a statement of a sequence diagram at a semicolon, also within a text, and then draws nothing."""
     diagrams = re.findall(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
 
@@ -137,13 +137,13 @@ def test_tests_listed_as_moved_are_slow_and_their_replacements_are_not() -> None
     assert wrong == []
 
 
-#: Decorators of tests that only `make slow` runs; the second one counts where a service is at hand.
+#: Decorators of tests that only `make slow` runs; the second one applies where a service is available.
 _SLOW, _SLOW_ON_KAFKA = "pytest.mark.slow", "pytest.mark.on_mock_cluster"
 
 
 @cache
 def slow_functions(file: Path) -> set[str]:
-    """Those that only `make slow` runs, with all of their parameters."""
+    """Return the tests that only `make slow` runs, with all of their parameters."""
     tree = ast.parse(file.read_bytes())
     marks = {_SLOW, *([_SLOW_ON_KAFKA] if file.parent.name == "scenarios" else [])}
     marked = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and marks & set(map(ast.unparse, node.decorator_list))}
@@ -156,7 +156,7 @@ def slow_functions(file: Path) -> set[str]:
 
 @cache
 def functions(file: Path) -> set[str]:
-    """Those that a file defines, and the tests that it imports to run them on something else."""
+    """Return the tests that a file defines, and those that it imports to run them on something else."""
     if not file.exists():
         return set()
     tree = ast.parse(file.read_bytes())

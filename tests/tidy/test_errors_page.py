@@ -9,7 +9,7 @@ import pytest
 from tests.support.errors_page import PAGE, Entry, can_raise, entries, public_errors, with_answers
 
 ENTRIES = entries(PAGE.read_text())
-#: The text of this class is data with a checksum, without words of its own.
+#: The text of this class is data with a checksum, and has no words.
 WITHOUT_WORDS = {"CarriedError"}
 
 

@@ -1,4 +1,4 @@
-"""Imports go one way, engines stay pure, and only one package knows the Kafka client."""
+"""Imports have one direction, engines have no side effects, and only one package knows the Kafka client."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "bascule"
-#: A package imports only from itself and from those before it.
+#: A package imports only from itself and from the packages before it.
 ORDER = (
     "core",
     "threads",
@@ -28,13 +28,13 @@ ORDER = (
     "server",
     "cli",
 )
-#: Only this package starts threads, so that none ends of an error without consequence.
+#: Only this package starts threads, so that no thread ends with an error that has no consequence.
 THREADS = "threads"
-#: Exceptions from the order: a package, and one before it that it does not use.
+#: Exceptions from the order: a package, and an earlier package that it does not use.
 DOES_NOT_USE = {"adapter": {"pipelines"}}
-#: What ships for the tests of users may use everything that a user's own test would.
+#: What users' tests import may use everything that such a test would use itself.
 TESTING_MAY_NOT = ("server", "cli")
-#: Bytes and state only: no third party, and none of the ways to the world outside.
+#: Bytes and state only: no third-party packages, and no access to the outside.
 ENGINES = ("core", "amqp", "jms", "journal", "broker", "writer")
 #: Protocols of other packages: they await their effects.
 PROTOCOLS = (
@@ -56,14 +56,14 @@ PROTOCOLS = (
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
 TESTS = Path(__file__).parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
-#: A module whose docstring has these words reaches none of the clients below, through no other module.
+#: A module whose docstring has these words must not reach the clients below, even through another module.
 PROMISE = "no Kafka"
 CLIENTS = frozenset({"confluent_kafka", "pyspark", "pyarrow", "psycopg", "sqlalchemy", "django", "starlette"})
 
 
 @cache
 def imports(path: Path) -> tuple[str, ...]:
-    """Every module that a file imports, wherever in the file it does so."""
+    """Return every module that a file imports, anywhere in the file."""
     return tuple(_imports(path))
 
 
@@ -90,7 +90,7 @@ def _is_module(package: str, name: str) -> bool:
 
 @cache
 def imports_at_once(path: Path) -> tuple[str, ...]:
-    """As ``imports``, without what only the type checker or a function that is called later imports."""
+    """Return the same as ``imports``, without imports for the type checker or in functions that are called later."""
     package = ("bascule", *path.relative_to(SOURCE).parent.parts)
     return tuple(name for node in _at_once(ast.parse(path.read_bytes(), str(path))) for name in _names(node, package))
 
@@ -143,7 +143,7 @@ def test_engine_imports_no_third_party_library_and_no_io(path: Path) -> None:
 
 
 def _loaded_by(name: str) -> Iterator[Path]:
-    """The files that the import of a module runs: the module's own, and the ``__init__`` of each package around it."""
+    """Return the files that an import of a module runs: the module's own, and the ``__init__`` of each package around it."""
     parts = name.split(".")[1:]
     for count in range(len(parts) + 1):
         at = SOURCE.joinpath(*parts[:count])
@@ -151,7 +151,7 @@ def _loaded_by(name: str) -> Iterator[Path]:
 
 
 def clients_reached(path: Path) -> dict[str, Path]:
-    """Client libraries that the import of a file loads at once, each with the file that imports it."""
+    """Yield client libraries that an import of a file loads immediately, each with the file that imports it."""
     reached: dict[str, Path] = {}
     seen: set[Path] = set()
     waiting = [path]
@@ -211,7 +211,7 @@ def test_only_one_package_starts_threads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", in_packages("kafka"), ids=named)
 def test_only_one_module_creates_kafka_clients(path: Path) -> None:
-    """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory)."""
+    """A test can then replace Kafka for the whole product (tests/support/kafka_in_memory)."""
     assert bool(makes_clients(path)) == (path == SOURCE / "kafka" / "clients.py")
 
 
@@ -228,6 +228,6 @@ def makes_clients(path: Path) -> set[str]:
 
 
 def test_tests_create_kafka_clients_only_through_the_product() -> None:
-    """Otherwise librdkafka writes into the output of a run, when the Kafka of a test has ended before its clients."""
+    """Otherwise librdkafka prints into the output of a run if the Kafka of a test has ended before its clients."""
     paths = (path for directory in ("scenarios", "soak", "interop", "chaos") for path in TESTS.glob(f"{directory}/*.py"))
     assert {path.name for path in paths if makes_clients(path)} == set()

@@ -1,4 +1,4 @@
-"""docs/jms.md names tests and cases that are there, for sections that the specification has."""
+"""docs/jms.md names existing tests and cases, for sections that the specification has."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.interop.conformance import case_ids
 from tests.tidy.test_docs import functions
 
 PAGE = ROOT / "docs" / "jms.md"
-#: The chapters of Jakarta Messaging 3.1 that speak of providers, and how many sections each has.
+#: The chapters of Jakarta Messaging 3.1 about providers, and their numbers of sections.
 SECTIONS = {2: 16, 3: 12, 4: 2, 5: 3, 6: 2, 7: 10, 8: 8, 9: 2, 10: 3, 11: 4, 12: 4, 13: 1}
 _NAMES = re.compile(r"`([a-z0-9-]+\.[a-z0-9-]+)`")
 _TESTS = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of the tables by section."""
+    """Return the cells of the tables by section."""
     found: dict[str, list[str]] = {}
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| (\d[\d., to]*) \|(.*)\|$", line):

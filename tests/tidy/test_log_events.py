@@ -1,4 +1,4 @@
-"""docs/reference/log-events.md has every warning and error that the product logs, and guides name only lines that it writes."""
+"""docs/reference/log-events.md has every warning and error that the product logs, and guides name only existing lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGS = re.compile(r"^## Read the logs\n.*?(?=^## |^### )", re.MULTILINE | re.DOT
 
 
 def logged() -> Iterator[tuple[str, str]]:
-    """Yield each event with its severity: of the calls of loggers, and of the notes of protocols."""
+    """Yield each event with its severity, from the calls of loggers and from the notes of protocols."""
     for tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
@@ -56,7 +56,7 @@ def is_written(text: str) -> bool:
         return True
     parts = [re.escape(part) for part in re.split(r"\.\.\.|\bN\b", event)]
     begins = re.compile(".*".join(parts), re.DOTALL)
-    # One word finds lines of many events.
+    # One word would match lines of many events.
     return " " in event and any(re.fullmatch(each, event, re.DOTALL) or begins.match(re.sub(r"\\(.)", r"\1", each)) for each in TEXTS)
 
 

@@ -1,4 +1,4 @@
-"""All of the product logs in one way: through bascule.core.log, with a constant text as the event."""
+"""The whole product logs in one way: through bascule.core.log, with a constant text as the event."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "bascule"
 MODULES = sorted(SOURCE.rglob("*.py"))
 #: The set-up itself, and Spark's own logger, which is silenced there.
 MAY_USE_LOGGING = {"core/log.py", "pipelines/spark.py", "threads/lasting.py"}
-#: What a protocol has to say is written here: the protocol names the event.
+#: Notes of protocols are written here; the protocol names the event.
 DRIVERS = {"server/effects.py"}
 PLAIN = re.compile(r"[A-Za-z][\w.,' -]*")
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}

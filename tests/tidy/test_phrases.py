@@ -1,4 +1,4 @@
-"""Phrases that readers had to decode do not return to the product and its documentation: ``docs/style.md`` has plain ones."""
+"""Unclear phrases do not return to the product and its documentation; ``docs/style.md`` has the replacements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "bascule"
 PHRASES = re.compile(
     r"comes? again\b|sent ahead|stands? still|\bof before\b|in any of which|what there is to|passed over\b|"
-    r"a hand on\b|this Bascule reads",
+    r"a hand on\b|this Bascule reads|\banew\b",
     re.IGNORECASE,
 )
 #: The style guide quotes phrases, beside their replacements.

@@ -1,4 +1,4 @@
-"""The habits of this repository, as far as a machine can see them."""
+"""The rules of this repository that a machine can check."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ ALL_MODULES = sorted(path for place in ("src", "tests", "bench", "demo", "exampl
 FILE_LINES_MAX = 500
 #: A function fits on a screen.
 FUNCTION_LINES_MAX = 60
-#: Anything larger than this is data or a build's output; both have better places.
+#: A larger file is data or the output of a build, which belong elsewhere.
 FILE_BYTES_MAX = 512 << 10
 TEXT_SUFFIXES = frozenset({".cfg", ".java", ".json", ".lock", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
 
@@ -35,7 +35,7 @@ def test_module_does_not_exceed_the_line_limit(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL_MODULES, ids=named)
 def test_function_does_not_exceed_the_line_limit(path: Path) -> None:
-    """A test may be longer: a scenario is one story."""
+    """A test may be longer: a scenario tells one story."""
     functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {
         node.name: lines
@@ -47,7 +47,7 @@ def test_function_does_not_exceed_the_line_limit(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=named)
 def test_product_has_no_assert_statement(path: Path) -> None:
-    """An assert ends a thread with an error that says nothing, and is gone under ``python -O``: raise an error of bascule.core.errors."""
+    """An assert ends a thread with an error without text, and is removed by ``python -O``: raise an error of bascule.core.errors."""
     assert [node.lineno for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Assert)] == []
 
 
@@ -81,7 +81,7 @@ def test_links_to_files_in_the_documentation_resolve() -> None:
 
 
 def class_names() -> dict[str, list[str]]:
-    """Public class names of the product, each with the modules that define a class of this name."""
+    """Return the public class names of the product, each with the modules that define a class of this name."""
     homes: dict[str, list[str]] = {}
     for path in (ROOT / "src" / "bascule").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -5,7 +5,7 @@ import jakarta.jms.JMSException;
 import jakarta.jms.XAConnectionFactory;
 import org.apache.activemq.artemis.jms.client.ActiveMQXAConnectionFactory;
 
-/** Whose client makes the XA connections. Only the jars of the chosen one need to be there. */
+/** The broker whose client makes the XA connections. Only the jars of the chosen broker need to be present. */
 enum Broker {
     /** Apache Artemis with its own client and protocol. */
     ARTEMIS {

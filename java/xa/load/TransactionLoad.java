@@ -20,7 +20,7 @@ import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Transactions of Narayana over JMS and PostgreSQL, at full speed, each thread with connections of its own.
+ * Transactions of Narayana over JMS and PostgreSQL, at full speed, each thread with its own connections.
  *
  * <pre>TransactionLoad --broker artemis|bascule --url URL --jdbc URL --log DIRECTORY --resources jms,postgres --receive true|false
  *     --queue NAME --seeds 0 --size 200 --threads 1 --warmup-s 2 --seconds 5</pre>
@@ -36,7 +36,7 @@ public final class TransactionLoad {
     private TransactionLoad() {}
 
     public static void main(String[] arguments) throws Exception {
-        System.setOut(System.err); // libraries write there
+        System.setOut(System.err); // libraries print there
         Options options = new Options(arguments);
         TransactionManager manager = narayana(options.text("log"));
         int threads = options.number("threads");
@@ -45,7 +45,7 @@ public final class TransactionLoad {
         for (int i = 0; i < threads; i++) {
             workers.add(new Worker(options, manager, ready));
         }
-        seed(options); // now that each has its consumer: a client may prefetch all that there is
+        seed(options); // started after all consumers exist: a client may prefetch all messages
         workers.forEach(Worker::start);
         ready.await();
         long cpuNanos = cpuNanos();
@@ -59,7 +59,7 @@ public final class TransactionLoad {
         System.exit(workers.stream().anyMatch(each -> each.failure() != null) ? 1 : 0);
     }
 
-    /** Starts Narayana with its defaults: a file for each transaction, which is synced. */
+    /** Starts Narayana with its defaults: a synced file for each transaction. */
     private static TransactionManager narayana(String directory) throws Exception {
         BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class).setNodeIdentifier(NODE);
         for (String store : new String[] {null, "communicationStore", "stateStore"}) {
@@ -74,7 +74,7 @@ public final class TransactionLoad {
             return;
         }
         try (XAConnection connection = options.connectionFactory().createXAConnection()) {
-            Connection plain = connection; // its sessions commit for themselves
+            Connection plain = connection; // its sessions commit on their own
             Session session = plain.createSession(true, Session.SESSION_TRANSACTED);
             MessageProducer producer = session.createProducer(session.createQueue(options.text("queue")));
             for (int i = 0; i < seeds; i++) {

@@ -16,7 +16,7 @@ import java.util.concurrent.CyclicBarrier;
 import javax.transaction.xa.XAResource;
 import org.postgresql.xa.PGXADataSource;
 
-/** A thread that runs one transaction after the other, on an XA connection of its own to each resource. */
+/** A thread that runs one transaction after the other, with its own XA connection to each resource. */
 final class Worker extends Thread {
     private static final String INSERT = "INSERT INTO payments (body) VALUES (?)";
     private static final long RECEIVE_MS = 30_000;
@@ -81,7 +81,7 @@ final class Worker extends Thread {
     @Override
     public void run() {
         try {
-            transaction(); // opens what is opened once
+            transaction(); // opens the connections
             ready.await();
             for (long start = System.nanoTime(); start - endNanos < 0; start = System.nanoTime()) {
                 transaction();

@@ -11,10 +11,10 @@ import java.util.Properties;
 import java.util.concurrent.TimeUnit;
 import javax.transaction.xa.XAResource;
 
-/** Atomikos, which has to know a resource before it is enlisted. Recovery waits for the timeout of a transaction. */
+/** Atomikos, which must know a resource before the resource is enlisted. Recovery waits for the timeout of a transaction. */
 final class AtomikosJta implements Jta {
     private static final String PREFIX = "com.atomikos.icatch.";
-    /** In the transaction that meets a failure, instead of for 50 s; recovery tries again. */
+    /** Limits retries in the transaction that meets a failure, instead of 50 s; recovery retries later. */
     private static final int RETRIES = 1;
 
     private final int timeoutSeconds;
@@ -26,10 +26,10 @@ final class AtomikosJta implements Jta {
         Properties properties = new Properties();
         properties.setProperty(PREFIX + "tm_unique_name", NODE);
         properties.setProperty(PREFIX + "log_base_dir", directory.toString());
-        // Recovery rolls a branch back without a decision that it has known for so long.
+        // Recovery rolls back a branch without a decision after it has known the branch for so long.
         properties.setProperty(PREFIX + "max_timeout", timeout);
         properties.setProperty(PREFIX + "default_jta_timeout", timeout);
-        // Otherwise commit() returns, too, where a resource that is away could be neither prepared nor rolled back.
+        // Otherwise commit() also returns if an unavailable resource could be neither prepared nor rolled back.
         properties.setProperty(PREFIX + "throw_on_heuristic", "true");
         properties.setProperty(PREFIX + "oltp_max_retries", Integer.toString(RETRIES));
         properties.setProperty(PREFIX + "oltp_retry_interval", "1000");
@@ -50,7 +50,7 @@ final class AtomikosJta implements Jta {
         Configuration.getRecoveryService().performRecovery();
     }
 
-    /** A resource by the instance that is enlisted. */
+    /** Finds a resource by the instance that is enlisted. */
     private static final class Registered extends XATransactionalResource {
         private final PausingResource resource;
 

@@ -4,9 +4,9 @@ import jakarta.transaction.TransactionManager;
 import java.nio.file.Path;
 import java.util.List;
 
-/** What JTA leaves to each transaction manager: how it is configured, how it learns of resources, and how it recovers. */
+/** The parts that JTA leaves to each transaction manager: its configuration, how it learns of resources, and its recovery. */
 interface Jta {
-    /** Identifies this application in the ids of its transactions: recovery ends no others. */
+    /** Identifies this application in the ids of its transactions: recovery ends only these. */
     String NODE = "shop";
 
     /**
@@ -30,6 +30,6 @@ interface Jta {
 
     TransactionManager manager() throws Exception;
 
-    /** Commits what the log has a decision for, and rolls other branches back that are old enough. */
+    /** Commits transactions with a decision in the log, and rolls back other branches that are old enough. */
     void recover() throws Exception;
 }

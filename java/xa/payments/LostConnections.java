@@ -9,9 +9,9 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 
 /**
- * Tells a transaction manager by XAER_RMFAIL that PostgreSQL has ended a connection.
+ * Reports to a transaction manager with XAER_RMFAIL that PostgreSQL has ended a connection.
  *
- * <p>The driver answers XAER_RMERR then. Narayana takes that for a heuristic outcome, which waits for an operator; after XAER_RMFAIL its
+ * <p>The driver itself answers XAER_RMERR. Narayana considers that a heuristic outcome, which waits for an operator. After XAER_RMFAIL its
  * recovery tries again.
  */
 final class LostConnections implements InvocationHandler {

@@ -15,9 +15,9 @@ import java.nio.file.Path;
 import java.util.List;
 import javax.transaction.xa.XAResource;
 
-/** Narayana, which learns of resources when they are enlisted, and for its recovery from a helper. */
+/** Narayana, which learns of resources when they are enlisted, and from a helper for its recovery. */
 final class NarayanaJta implements Jta {
-    /** One pass over branches in doubt that the log does not know, and one that finds them old enough. */
+    /** One pass finds branches in doubt that the log does not know; another pass finds them old enough. */
     private static final int PASSES = 2;
 
     private final int timeoutSeconds;

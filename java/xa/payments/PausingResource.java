@@ -6,7 +6,7 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
-/** A resource that stops once, before or after the call that a test names: the test kills something, and lets it go on. */
+/** A resource that stops once, before or after a call that a test names. The test then kills a process, and lets the resource continue. */
 final class PausingResource implements XAResource {
     private final String name;
     private final XAResource target;
@@ -25,7 +25,7 @@ final class PausingResource implements XAResource {
 
     private void pass(String call) {
         if (!stopped && point.equals(name + "." + call)) {
-            stopped = true; // a transaction manager repeats a call that has failed
+            stopped = true; // a transaction manager repeats a failed call
             Payments.say("at " + point);
             try {
                 System.in.read();

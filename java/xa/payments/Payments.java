@@ -18,11 +18,11 @@ import java.util.List;
 import org.postgresql.xa.PGXADataSource;
 
 /**
- * Takes an order from a queue, writes a row into PostgreSQL and sends a bill, in one JTA transaction of Narayana or Atomikos.
+ * Receives an order from a queue, writes a row into PostgreSQL and sends a bill, in one JTA transaction of Narayana or Atomikos.
  *
  * <p>{@code Payments pay|fail|recover MANAGER TIMEOUT_S BROKER_URL JDBC_URL DIRECTORY NAME [POINT]}: the queues are {@code NAME.orders} and
- * {@code NAME.bills}, the table is {@code NAME}; see {@link PausingResource} for the point. Prints what became of the transaction, as JTA
- * tells it.
+ * {@code NAME.bills}, the table is {@code NAME}; see {@link PausingResource} for the point. Prints the outcome of the transaction as JTA
+ * reports it.
  */
 public final class Payments {
     private static final String COMMITTED = "committed";
@@ -52,7 +52,7 @@ public final class Payments {
     }
 
     public static void main(String[] arguments) throws Exception {
-        System.setOut(System.err); // libraries write there
+        System.setOut(System.err); // libraries print there
         try (XAConnection messages = new BasculeXAConnectionFactory(arguments[3]).createXAConnection()) {
             Payments payments = new Payments(arguments, messages);
             if (arguments[0].equals("recover")) {
@@ -62,7 +62,7 @@ public final class Payments {
                 say(payments.pay(arguments[0].equals("fail")));
             }
         }
-        System.exit(0); // transaction managers have threads that are no daemons
+        System.exit(0); // transaction managers have threads that are not daemons
     }
 
     static void say(String line) {
@@ -111,7 +111,7 @@ public final class Payments {
         try {
             manager.rollback();
         } catch (SystemException failure) {
-            failure.printStackTrace(); // a resource is away; without a decision its branch cannot be committed
+            failure.printStackTrace(); // a resource is unavailable; without a decision its branch cannot be committed
         }
         return ROLLED_BACK;
     }

@@ -135,8 +135,8 @@ class Destinations:
             crash.point("queue.create.after")
         self.next_queue_id += 1
         self.addresses.add(queue)
-        if self.journaling.together is not None:
-            self.journaling.together.undo(self._undo_create, queue)
+        if self.journaling.open_entries is not None:
+            self.journaling.open_entries.undo(self._undo_create, queue)
         if entry:
             self.journaling.then(self._created, queue)
         return queue

@@ -37,7 +37,7 @@ SWEEP_STEPS = 5_000
 class DuplicateViolation(enum.StrEnum):
     """Rules of duplicate detection that a test can break."""
 
-    REPEATS_ADMITTED = "repeated sends are taken for new messages"
+    REPEATS_ADMITTED = "repeated sends count as new messages"
 
 
 @peer_cache(entries=1024, entry_bytes=4096)

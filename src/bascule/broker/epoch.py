@@ -53,10 +53,10 @@ class EpochViolation(enum.StrEnum):
     """Rules of an epoch that a test can break. The simulation must find each of these faults."""
 
     GAP_NOT_READ = "a gap between two records of an epoch is not read"
-    FAILED_APPEND_PASSED_OVER = "a failed append is taken for a stored one"
-    UNKNOWN_OFFSET_IS_NEXT = "a record stored at an unknown offset is taken for the next one"
+    FAILED_APPEND_PASSED_OVER = "a failed append counts as stored"
+    UNKNOWN_OFFSET_IS_NEXT = "a record stored at an unknown offset counts as the next record"
     ELECTION_LOSS_IGNORED = "a lost election is ignored"
-    STOPPED_PROCESS_ACTS = "a process that stood still goes on without a look at the journal"
+    STOPPED_PROCESS_ACTS = "a process that was suspended continues without reading the journal"
 
 
 class EpochProtocol:
@@ -353,9 +353,9 @@ class EpochProtocol:
             self._effects.stalled(self.engine.stalled)
         if self.state is EpochState.STALLED and not self._probing:
             self._probing = True
-            self._effects.spawn(self._ask_anew())
+            self._effects.spawn(self._probe_new_client())
 
-    async def _ask_anew(self) -> None:
+    async def _probe_new_client(self) -> None:
         """Ask with a new client whether Kafka accepts appends.
 
         If Kafka accepts them twice, and the old producer gets no answer in between, the epoch ends, so that the next epoch uses a new
@@ -370,9 +370,9 @@ class EpochProtocol:
             self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new epoch starts with a new producer"))
         elif not self.ended:
             self._reached = reached and self.state is EpochState.STALLED
-            self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
+            self._probe = self._effects.after(self._limits.probe_s, self._may_probe_again)
 
-    def _may_ask_anew(self) -> None:
+    def _may_probe_again(self) -> None:
         self._probing = False
 
     def awake(self) -> bool:

@@ -37,9 +37,9 @@ class Closed(BasculeError):
 class FollowingViolation(enum.StrEnum):
     """Rules of following that a test can break."""
 
-    LAST_RECORD_MISSED = "a load ends before the last record in front of the epoch's start"
-    NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is skipped, and no other one is tried"
-    FORMER_LEADER_BELIEVED = "topics that contradict one another are taken for damaged, though a former leader may have answered"
+    LAST_RECORD_MISSED = "loading ends before the last record that precedes the start of the epoch"
+    NEWEST_SNAPSHOT_ONLY = "an unannounced snapshot is skipped, and no older snapshot is tried"
+    FORMER_LEADER_BELIEVED = "inconsistent topics count as damaged although a former leader may have answered"
 
 
 class _Contradiction(BasculeError):

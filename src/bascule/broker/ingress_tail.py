@@ -49,9 +49,9 @@ Chunk = deque[RecordSends]
 class IngressTailViolation(enum.StrEnum):
     """Rules of the intake that a test can break."""
 
-    UNCOMMITTED_TAKEN = "records of transactions that are not committed are taken"
-    STALE_END_BELIEVED = "the first end before the position is believed, though a former leader may have named it"
-    RECORD_SKIPPED_AFTER_FAULT = "a reader that begins anew passes over a record"
+    UNCOMMITTED_TAKEN = "records of uncommitted transactions are taken"
+    STALE_END_BELIEVED = "the first end before the position is believed although a former leader may have reported it"
+    RECORD_SKIPPED_AFTER_FAULT = "a reader that restarts skips a record"
 
 
 class TopicRecreated(BasculeError):
@@ -173,8 +173,8 @@ class IngressReading:
             self._effects.first_seen(found)
         if found != self.topic_id:
             raise TopicRecreated(
-                "the topic was recreated; messages that the broker had not taken are lost."
-                " Run `bascule ingress begin-anew` to continue with the new topic"
+                "the topic was recreated; messages that the broker had not journaled are lost."
+                " Run `bascule ingress reset` to continue with the new topic"
             )
 
     async def _read(self) -> Sequence[IngressRecord]:
@@ -390,7 +390,7 @@ class IngressTaking:
         self.waits = f"ingress {self._topic} waits: the records before offset {next_offset} could not be journaled: {error}"
         engine.schedule.at(engine.clock() + FAILED_RETRY_MS, self._take)
 
-    def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:
+    def reset(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:
         """Continue with all records of a recreated topic, after reading has stopped. Raises InvalidInput, Unavailable."""
         if running or topic_id == reading.topic_id:
             raise InvalidInput(f"topic {self._topic} was not recreated; there is nothing to reset")

@@ -8,7 +8,7 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.journaling import Together
+from bascule.broker.journaling import AtomicEntries
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.planned_sends import Planned, PlannedSends
 from bascule.broker.policy import DROP
@@ -105,9 +105,9 @@ class Intake:
         if not self._expects(partition, next_offset, len(sends)):
             return
         now_ms = self.clock()
-        with self.journaling.atomic(self.cost(sends)[1], len(sends)) as together:
+        with self.journaling.atomic(self.cost(sends)[1], len(sends)) as entries:
             for arrival in sends:
-                self._take_in(arrival, now_ms, together)
+                self._take_in(arrival, now_ms, entries)
             self.journaling.add(ingress_entry(partition, next_offset))
         self._taken_in(partition, next_offset, len(sends))
 
@@ -176,7 +176,7 @@ class Intake:
         decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
         return draft, (route, queues, send_entry(decided), True)
 
-    def _take_in(self, arrival: Arrival, now_ms: int, together: Together) -> None:
+    def _take_in(self, arrival: Arrival, now_ms: int, entries: AtomicEntries) -> None:
         draft, plan = self._plan_one(arrival, now_ms)
         if plan is None:
             self._destinations.recreate(draft.address)
@@ -188,5 +188,5 @@ class Intake:
         message.mid, message.durable = self.journaling.add_send(entry, draft.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
-            together.undo(queue.unexpect, message)
+            entries.undo(queue.unexpect, message)
         self.journaling.then(self._deliveries.put_in, message, queues, draft.delivery_time_ms)

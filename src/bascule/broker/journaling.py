@@ -44,7 +44,7 @@ class JournalingViolation(enum.StrEnum):
 
     ANSWER_BEFORE_STORED = "actions run before the record that they wait for is stored"
     TRANSACTION_IN_SEVERAL_RECORDS = "the entries of one transaction are spread over several records"
-    ACKNOWLEDGEMENTS_IN_NEXT_RECORD = "the acknowledgements of a transaction are in the record behind the one that has its messages"
+    ACKNOWLEDGEMENTS_IN_NEXT_RECORD = "the acknowledgements of a transaction are in the record after the one with its messages"
 
 
 class Batch:
@@ -69,7 +69,7 @@ class Batch:
         return not self.parts and not self.acks
 
 
-class Together:
+class AtomicEntries:
     """A context whose entries go into one record. If the body of the context raises, all its entries are removed again."""
 
     __slots__ = ("_batch", "_journaling", "_sizes", "_undo", "acks")
@@ -85,7 +85,7 @@ class Together:
         """Register an action that reverts a change in memory if the body of the context raises."""
         self._undo.append((action, arguments))
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> AtomicEntries:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -97,7 +97,7 @@ class Together:
         except RecordTooLarge:
             self._take_back()
             raise
-        self._journaling.let_go()
+        self._journaling.end_atomic()
 
     def _take_back(self) -> None:
         batch = self._batch
@@ -145,7 +145,7 @@ class Journaling:
         self.turns = Allowance()
         self._woken = False
         self._urgent = False  # an action waits for the open record
-        self.together: Together | None = None  # the context that is being written, whose entries must stay in one record
+        self.open_entries: AtomicEntries | None = None  # the context that is being written, whose entries must stay in one record
 
     def begin(self, epoch: int, last_sequence: int) -> None:
         """Begin an epoch behind the last valid record."""
@@ -162,7 +162,7 @@ class Journaling:
             self._wake()
         self.close_if_full()
 
-    def atomic(self, size_bytes: int, messages: int = 1) -> Together:
+    def atomic(self, size_bytes: int, messages: int = 1) -> AtomicEntries:
         """Return a context whose entries go into one record, or into none if its body raises. ``size_bytes`` is their approximate size.
 
         ``messages`` is the highest number of messages, which one record must be able to number. The exit of the context raises
@@ -172,10 +172,10 @@ class Journaling:
         batch = self.batch
         if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
-        atomic = Together(self)
+        entries = AtomicEntries(self)
         if not self._in_pieces:
-            self.together = atomic
-        return atomic
+            self.open_entries = entries
+        return entries
 
     def check_size(self) -> None:
         """Check that Kafka accepts the open record. Raises RecordTooLarge."""
@@ -183,15 +183,15 @@ class Journaling:
         if size_bytes > limit:
             raise RecordTooLarge(f"a journal record has {size_bytes} bytes; the journal has room for {limit}")
 
-    def let_go(self) -> None:
+    def end_atomic(self) -> None:
         """Allow the open record to be closed again."""
-        self.together = None
+        self.open_entries = None
         self.close_if_full()
 
     def taken_back(self) -> None:
         """Continue after the entries of a context were removed from the open record."""
         self._urgent = bool(self.batch.actions)
-        self.let_go()
+        self.end_atomic()
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
         """Add a message to the open record, as its SEND entry. Return its mid."""
@@ -241,15 +241,15 @@ class Journaling:
             mids.append(mid)
             size = batch.size_bytes + ACK_BYTES
         batch.size_bytes = size
-        if self.together is not None:
-            self.together.acks.append((queue, 1))
+        if self.open_entries is not None:
+            self.open_entries.acks.append((queue, 1))
         elif size > RECORD_BYTES_SOFT:  # checked inline for each message: a call would cost as much as the rest
             self.close_if_full()
 
     def add_acks(self, queue: BrokerQueue, mids: list[int]) -> None:
         """Add the acknowledgements of at least one message, as ``add_ack`` does."""
-        together = self.together
-        if together is None:
+        entries = self.open_entries
+        if entries is None:
             for mid in mids:
                 self.add_ack(queue, mid)
             return
@@ -257,7 +257,7 @@ class Journaling:
         if rest := mids[1:]:
             self.batch.acks[queue] += rest
             self.batch.size_bytes += ACK_BYTES * len(rest)
-            together.acks.append((queue, len(rest)))
+            entries.acks.append((queue, len(rest)))
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
         """Call an action once all decisions so far are stored; at once if they are stored already.
@@ -307,7 +307,7 @@ class Journaling:
 
     def close_if_full(self) -> None:
         """Append the open record if it is large, unless a context is being written."""
-        if self.batch.size_bytes > RECORD_BYTES_SOFT and self.together is None:
+        if self.batch.size_bytes > RECORD_BYTES_SOFT and self.open_entries is None:
             self.flush()
 
     def _wake(self) -> None:
@@ -340,7 +340,7 @@ class Journaling:
         self._append(KEY_OF_KIND[kind], value)
 
     def _check_whole(self) -> None:
-        if self.together is not None:
+        if self.open_entries is not None:
             raise BrokerFault("an action stopped before its end")
 
     def confirm(self) -> None:

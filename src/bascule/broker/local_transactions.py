@@ -38,7 +38,7 @@ ROLLBACK_STEPS: Final = 5
 class EngineViolation(enum.StrEnum):
     """Rules of the engine that a test can break."""
 
-    ROLLBACK_COMMITS = "a rolled back transaction is carried out"
+    ROLLBACK_COMMITS = "a rolled-back transaction is applied"
     REFUSAL_FORGOTTEN = "a transaction is committed although one of its messages was refused"
 
 

@@ -270,7 +270,7 @@ class NodeProtocol:
             try:
                 await effects.hand_over(HANDOVER_SNAPSHOT_S)
             except TimeoutError:
-                unstored = "no snapshot for the next broker, which must read more of the journal: Kafka has not stored the snapshot in time"
+                unstored = "the final snapshot was not stored in time; the next broker must read more of the journal"
                 effects.note(Severity.WARNING, "housekeeping round failed", unstored)
             crash.point("handover.snapshot")
 

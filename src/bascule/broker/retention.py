@@ -15,10 +15,10 @@ from bascule.broker.snapshot import Snapshot
 class RetentionViolation(enum.StrEnum):
     """Rules of retention that a test can break."""
 
-    ONE_RECORD_TOO_MANY = "one record of the journal is trimmed that is still needed"
-    PIPELINES_KEEP_NOTHING = "the journal is trimmed without a look at the positions of pipelines"
+    ONE_RECORD_TOO_MANY = "a record of the journal that is still needed is trimmed"
+    PIPELINES_KEEP_NOTHING = "the journal is trimmed regardless of the positions of pipelines"
     UNCOMMITTED_POSITIONS_COUNT = "positions of pipelines count before they are committed"
-    WAITING_MESSAGES_KEEP_NOTHING = "the journal is trimmed without a look at the messages that wait"
+    WAITING_MESSAGES_KEEP_NOTHING = "the journal is trimmed regardless of the messages in queues"
 
 
 class Keeper(enum.StrEnum):
@@ -87,9 +87,9 @@ def _of_messages(taken: Snapshot, branch: str) -> Iterator[RetentionHold]:
     oldest = taken.oldest()
     if oldest is not None:
         _, queue = oldest
-        keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "the oldest message of the queue has not been taken"
+        keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "the oldest message of the queue has not been consumed"
         if branch:
-            keeper, name, reason = Keeper.BRANCH, branch, f"prepared, and has received a message of {name!r}"
+            keeper, name, reason = Keeper.BRANCH, branch, f"prepared branch that has received a message of {name!r}"
         yield RetentionHold.up_to(taken, keeper, name, taken.first_offset(), reason)
 
 

@@ -34,8 +34,8 @@ class RoundViolation(enum.StrEnum):
     """Rules of a round that a test can break."""
 
     DELETED_BEFORE_ANNOUNCED = "older snapshots are deleted before the new one is announced"
-    FORGOTTEN_BEFORE_ANNOUNCED = "the store forgets messages before a snapshot without them is announced"
-    WAITING_MESSAGES_FORGOTTEN = "the store forgets messages that still wait"
+    FORGOTTEN_BEFORE_ANNOUNCED = "the store deletes messages before a snapshot without them is announced"
+    WAITING_MESSAGES_FORGOTTEN = "the store deletes messages that are still in queues"
 
 
 class Steps(Protocol):

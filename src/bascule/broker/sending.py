@@ -306,11 +306,11 @@ class Sending:
             message.mid = mid
         for queue in queues:
             queue.expect(message)
-        together = self.journaling.together
-        if together is not None:
-            together.undo(self._undo_route, message, queues)
+        entries = self.journaling.open_entries
+        if entries is not None:
+            entries.undo(self._undo_route, message, queues)
             if window is not None:
-                together.undo(window.take_back, ids)
+                entries.undo(window.take_back, ids)
         return queues
 
     def _plan(self, draft: Draft, route: Route, now_ms: int) -> SendPlan:
@@ -352,8 +352,8 @@ class Sending:
 
     def undo(self, action: Callable[..., None], *arguments: Any) -> None:
         """Register an action that reverts a change in memory if the open context of the journal is removed again."""
-        if self.journaling.together is not None:
-            self.journaling.together.undo(action, *arguments)
+        if self.journaling.open_entries is not None:
+            self.journaling.open_entries.undo(action, *arguments)
 
     @staticmethod
     def _undo_route(message: BrokerMessage, queues: tuple[BrokerQueue, ...]) -> None:

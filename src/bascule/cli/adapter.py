@@ -74,7 +74,7 @@ def status(
         line(as_json({"group": group, "partitions": rows, "dead_letters": dead}, indent=2))
         return
     if rows:
-        table(tuple(rows[0]), ([*list(row.values())[:-1], " ".join(row["claimed"])] for row in rows))
+        table(tuple(name.replace("_", " ") for name in rows[0]), ([*list(row.values())[:-1], " ".join(row["claimed"])] for row in rows))
     line(f"{group}: {sum(row['in_flight'] for row in rows)} in flight, {dead} dead letters")
 
 
@@ -95,7 +95,7 @@ def list_letters(
     if output is Format.JSON:
         line(as_json([asdict(letter) for letter in letters], indent=2))
     elif letters:
-        table(("offset", "was at", "failed", "error", "key", "bytes", "sent"), map(_row, letters))
+        table(("offset", "origin", "failures", "error", "key", "bytes", "sent at"), map(_row, letters))
     else:
         line(f"{group}: no dead letters")
 

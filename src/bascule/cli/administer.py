@@ -26,7 +26,7 @@ branches = typer.Typer(
     no_args_is_help=True,
 )
 ingresses = typer.Typer(
-    help="Control how the broker reads messages from ingresses.", epilog="Example:  bascule ingress begin-anew", no_args_is_help=True
+    help="Control how the broker reads messages from ingresses.", epilog="Example:  bascule ingress reset", no_args_is_help=True
 )
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
@@ -238,10 +238,10 @@ def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOptio
 # -- ingresses ---------------------------------------------------------------------------------------------------------
 
 
-@ingresses.command("begin-anew", epilog="Example:  bascule ingress begin-anew")
-def begin_ingress_anew(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+@ingresses.command("reset", epilog="Example:  bascule ingress reset")
+def reset_ingress(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Read `bascule.ingress` from its beginning, after it was recreated.
 
     Messages that the broker had not read from the old topic are lost.
     """
-    _done(AdminApiClient(admin, config).act("ingress/begin-anew"), output)
+    _done(AdminApiClient(admin, config).act("ingress/reset"), output)

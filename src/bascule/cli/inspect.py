@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 #: Columns of the table of pins, which keep the journal from being trimmed.
-PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "size", "why")
-RELEASED = "beyond journal.pinned_bytes: deleted although unread"
+PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "size", "reason")
+RELEASED = "exceeds journal.pinned_bytes, unread records are deleted"
 
 
 def register(app: typer.Typer) -> None:
@@ -123,6 +123,6 @@ def _show_audit(results: list[AuditResult], output: Format) -> None:
     if output is Format.JSON:
         line(as_json(rows, indent=2))
     elif rows:
-        table(tuple(rows[0]), (list(row.values()) for row in rows))
+        table(tuple(name.replace("_", " ") for name in rows[0]), (list(row.values()) for row in rows))
     else:
         line("no diverts to verify")

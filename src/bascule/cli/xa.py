@@ -222,7 +222,7 @@ def _finish(manager: str, xid: str, outcome: str, *, allow_split: bool = False) 
     found.log.close()
     _show_heuristics([_heuristic(each) for each in heuristics])
     if stands is not wanted:
-        raise InvalidInput(f"the log decides {stands} for {xid}; this outcome was applied")
+        raise InvalidInput(f"the decision log already has {stands} for {xid}; this outcome was applied")
     note(f"{outcome}: {xid}")
     if heuristics:
         raise typer.Exit(1)
@@ -259,7 +259,7 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     for name, count in done.missing.items():
         note(f"{count} transactions wait for resource {name!r}, which the manager does not have; add a resource with this name")
     if not (steps or heuristics or done.unreachable or done.missing):
-        line(f"{manager.name}: nothing is left to finish")
+        line(f"{manager.name}: no unfinished transactions")
 
 
 def _heuristic(heuristic: Heuristic) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _heuristic(heuristic: Heuristic) -> dict[str, Any]:
 def _show_heuristics(heuristics: Sequence[dict[str, Any]]) -> None:
     if heuristics:
         table(
-            ("heuristic outcome of", "outcome", "decision", "when", "answer of the resource"),
+            ("xid", "heuristic outcome", "decision", "when", "reported by the resource"),
             ([each["xid"], each["code"], each["wanted"], _when(each["at_ms"]), each["text"]] for each in heuristics),
         )
 

@@ -123,7 +123,7 @@ class Transactions(SessionLinks):
         """
         self.check()
         transaction = self._open_transaction()
-        yield from self._taken(transaction, "hand a transaction over", until_s, answered=answered)
+        yield from self._taken(transaction, "send the messages of a transaction", until_s, answered=answered)
         if transaction.id is None and not transaction.lost:
             return None
         self._next_transaction()
@@ -144,7 +144,7 @@ class Transactions(SessionLinks):
 
         Raises TimedOut.
         """
-        yield from self.core.until(lambda: not transaction.unanswered, "hear what became of the messages of a transaction", until_s)
+        yield from self.core.until(lambda: not transaction.unanswered, "wait for the outcomes of the messages of a transaction", until_s)
         return transaction.refused
 
     def _taken(self, transaction: SessionTransaction, what: str, until_s: float, *, answered: bool = True) -> Operation[None]:

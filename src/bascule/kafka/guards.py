@@ -89,7 +89,9 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
     if role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.OTHERS_LOG, TopicRole.WAITING) or (
         role is TopicRole.MARKS and "delete" in policy
     ):
-        why = "Kafka deletes records that are still needed" if role is TopicRole.MARKS else "Kafka deletes messages that nobody has taken"
+        why = (
+            "Kafka deletes records that are still needed" if role is TopicRole.MARKS else "Kafka deletes messages that a queue still needs"
+        )
         for setting in ("retention.ms", "retention.bytes"):
             if settings.get(setting, "-1") != "-1":
                 yield found(setting, "-1", why, breaks=role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.MARKS))

@@ -29,7 +29,7 @@ class AuditResult:
     """The result of the audit of one divert over the journal offsets ``start`` to ``end`` (not included).
 
     ``expected`` counts the messages that the journal assigns to the divert, ``found`` those of them that the divert's topics contain, and
-    ``dead_lettered`` those that only the dead-letter topic contains. If the result is exact, ``lost``, ``doubled``, ``unexpected``,
+    ``dead_lettered`` those that only the dead-letter topic contains. If the result is exact, ``lost``, ``duplicated``, ``unexpected``,
     ``different`` (key or value differ from the journal) and ``out_of_order`` are zero. The digests cover the identities of the messages
     and, for a divert without a transformation, keys and values. Messages that a Python function leaves out do not count as lost.
     """
@@ -41,7 +41,7 @@ class AuditResult:
     found: int
     dead_lettered: int
     lost: int
-    doubled: int
+    duplicated: int
     unexpected: int
     different: int
     out_of_order: int
@@ -52,7 +52,7 @@ class AuditResult:
     @property
     def exact(self) -> bool:
         """Return True if the topics contain each message once, unchanged and in order."""
-        return not (self.lost or self.doubled or self.unexpected or self.different or self.out_of_order)
+        return not (self.lost or self.duplicated or self.unexpected or self.different or self.out_of_order)
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Tally:
     topics: set[str] = field(default_factory=set)
     found: dict[str, bytes] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
-    doubled: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     out_of_order: list[str] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class _Tally:
         missing = (identity for identity in self.expected if identity not in self.found and identity not in self.dead)
         lost = [] if self.divert.function else list(missing)
         different = [identity for identity, digest in self.found.items() if digest != self.expected.get(identity, digest)]
-        kinds = {"lost": lost, "doubled": self.doubled, "unexpected": self.unexpected, "different": different}
+        kinds = {"lost": lost, "duplicated": self.duplicated, "unexpected": self.unexpected, "different": different}
         kinds["out of order"] = self.out_of_order
         first = min(
             ((self.places.get(identity, (0, 0)), f"{identity} {kind}") for kind, some in kinds.items() for identity in some),
@@ -83,7 +83,8 @@ class _Tally:
         there = {identity: digest for identity, digest in self.expected.items() if identity not in self.dead}
         return AuditResult(
             self.divert.name, self.start, self.end, len(self.expected), len(self.found), len(self.dead - self.found.keys()), len(lost),
-            len(self.doubled), len(self.unexpected), len(different), len(self.out_of_order), _digest(there), _digest(self.found), first[1],
+            len(self.duplicated), len(self.unexpected), len(different), len(self.out_of_order), _digest(there), _digest(self.found),
+            first[1],
         )  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]
             tally.unexpected.append(identity)
         return
     if identity in tally.found and not tally.divert.transformed:
-        tally.doubled.append(identity)
+        tally.duplicated.append(identity)
         return
     place = tally.places[identity]
     if place < last.get(tally.divert.name, (-1, -1)):

@@ -213,7 +213,7 @@ class Carrier:
             except Unwritable as refused:
                 self._replace(refused)
             except WriteDenied as denied:
-                self._place_anew(denied)
+                self._choose_topics_again(denied)
         crash.point("task.transaction.after")
         self.position = after
         self.written += len(self._outputs)
@@ -241,7 +241,7 @@ class Carrier:
             self._targets.ensure(output.topic)
         return self._targets.timestamps.fitting(output)
 
-    def _place_anew(self, denied: WriteDenied) -> None:
+    def _choose_topics_again(self, denied: WriteDenied) -> None:
         """After a permission was revoked, replace the records of unwritable topics by their fallback.
 
         Raises ``denied`` if there are none.

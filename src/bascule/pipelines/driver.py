@@ -200,7 +200,7 @@ class Driver:
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
         members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
-        known = replace(self._known, elsewhere=self._known.elsewhere | self._separate)
+        known = replace(self._known, separate=self._known.separate | self._separate)
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:

@@ -68,11 +68,11 @@ def plan_diverts(
         return None
     there = tuple(sorted(name for name in enabled if standing[name].offset == base.offset))
     removed = {name: at for name, at in {**own, **taken}.items() if name not in enabled | disabled and at.offset != base.offset}
-    elsewhere = {name: replace(at, members=(name,)) for name, at in (standing | removed).items() if name not in there}
+    distinct = {name: replace(at, members=(name,)) for name, at in (standing | removed).items() if name not in there}
     return DivertPlan(
         common=replace(_best_informed(base, [standing[name] for name in there]), members=there),
-        separate={name: at for name, at in elsewhere.items() if name not in disabled},
-        parked={name: at for name, at in elsewhere.items() if name in disabled},
+        separate={name: at for name, at in distinct.items() if name not in disabled},
+        parked={name: at for name, at in distinct.items() if name in disabled},
         new=new,
     )
 

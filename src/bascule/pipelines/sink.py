@@ -37,7 +37,7 @@ log = get_log(__name__)
 _QUERY_ID = "sql.streaming.queryId"
 _ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
 #: The remedy that always works. Depending on where the job starts, rows are written twice or not at all.
-_ANEW = "To start over, give the writer another id and the query a new checkpoint"
+_START_OVER = "To start over, give the writer another id and the query a new checkpoint"
 _NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
 
 
@@ -142,23 +142,23 @@ def is_written(writer: str, before: Position | None, query: str, batch: int, mes
             return False
         raise PositionLost(
             f"writer {writer!r} has no position, and its query is at batch {batch}: the position was lost, or a new id is used with"
-            f" an old checkpoint. {_ANEW}"
+            f" an old checkpoint. {_START_OVER}"
         )
     if before.topic_id != query:
         raise PositionLost(
             f"writer {writer!r} belongs to query {before.topic_id!r}, and this checkpoint belongs to query {query!r}:"
-            f" restore the checkpoint. {_ANEW}"
+            f" restore the checkpoint. {_START_OVER}"
         )
     if batch < before.offset - 1:
         raise PositionLost(
             f"writer {writer!r} has written batch {before.offset - 1}, and Spark repeats batch {batch}: the checkpoint is too old."
-            f" Restore the newest checkpoint. {_ANEW}"
+            f" Restore the newest checkpoint. {_START_OVER}"
         )
     # The position of an earlier version does not contain the number of messages.
     if batch == before.offset - 1 and before.sequence not in (-1, messages):
         raise PositionLost(
             f"writer {writer!r} has written batch {batch} with {before.sequence} messages, and Spark repeats the batch with {messages}:"
-            f" the checkpoint is too old, or the job does not produce the same rows again. {_ANEW}"
+            f" the checkpoint is too old, or the job does not produce the same rows again. {_START_OVER}"
         )
     return batch < before.offset
 

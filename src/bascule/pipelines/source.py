@@ -28,8 +28,8 @@ from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
 from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 _KAFKA = "kafka."
-_ANEW = "To read the records that exist, give the query a new checkpoint"
-_ANOTHER = f"the topic was recreated. {_ANEW}"
+_START_OVER = "To read the records that exist, give the query a new checkpoint"
+_ANOTHER = f"the topic was recreated. {_START_OVER}"
 
 #: Modes for a message that is no JMS message, named as in Spark's own sources.
 PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -139,7 +139,7 @@ class JournalStreamReader(DataSourceStreamReader):
         try:
             return lineage.check_tail(Position(self._topic, "", self._partition, offset, leader_epoch=leader_epoch))
         except PositionLost as error:
-            raise PositionLost(f"{error}. {_ANEW}") from None
+            raise PositionLost(f"{error}. {_START_OVER}") from None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
         """Return one partition, because the journal is read in order."""

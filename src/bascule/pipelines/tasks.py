@@ -81,21 +81,23 @@ class BatchTooLarge(BasculeError):
 
 @dataclass(frozen=True, slots=True)
 class KnownDiverts:
-    """The exclusive diverts that a driver found at its start: those with a position ``elsewhere``, and those that are ``removed``.
+    """The exclusive diverts that a driver found at its start.
+
+    Those in ``separate`` have a position of their own; those in ``removed`` are no longer configured.
 
     The driver has not seen epochs that began in the journal at ``end`` or later.
     """
 
-    elsewhere: frozenset[str] = frozenset()
+    separate: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     end: int = 0
 
-    def answers(self, name: str, epoch: int) -> bool:
-        """Return whether the common position answers for messages that a divert took in an epoch and is not a member.
+    def covers(self, name: str, epoch: int) -> bool:
+        """Return whether the common position covers messages that a divert, not a member, took in an epoch.
 
         Raises UnknownDivert.
         """
-        if name in self.elsewhere:
+        if name in self.separate:
             return False
         if epoch >= self.end and name not in self.removed:
             raise UnknownDivert(
@@ -181,7 +183,7 @@ class DivertTask:
         carrier.reach(SeenRecord(offset, key, value))
 
     def _answers(self, name: str, epoch: int) -> bool:
-        return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
+        return self.known.covers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
     def _transformed(
         self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: DivertSpec

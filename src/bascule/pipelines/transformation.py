@@ -76,7 +76,7 @@ def _operators(plan: Any) -> Iterator[str]:
     if name == _BROADCAST:
         # The static side of a join may have any operators, unless it is made of the messages themselves.
         if f"(0, {_SAMPLE_ROWS}, step=1, splits=4)" in plan.toString():
-            yield "Exchange of the messages with themselves"
+            yield f"{_BROADCAST} (a join of the messages with themselves)"
         return
     yield name
     children = plan.children()

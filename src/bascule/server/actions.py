@@ -185,12 +185,12 @@ async def _forget(node: Node, xid: str) -> Answer:
     return {"forgotten": xid}
 
 
-async def _begin_ingress_anew(node: Node) -> Answer:
+async def _reset_ingress(node: Node) -> Answer:
     if node.tail is None:
         raise Unavailable("the broker is starting")
-    await node.tail.begin_anew()
+    await node.tail.reset()
     await _stored(node, node.engine)
-    return {"begun anew": node.settings.journal_topics.ingress}
+    return {"reset": node.settings.journal_topics.ingress}
 
 
 def _nothing() -> None:
@@ -279,5 +279,5 @@ ACTIONS: dict[str, AdminAction] = {
     "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, ("xid",)),
     "branches/rollback": AdminAction(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, ("xid",)),
     "branches/forget": AdminAction(_forget, _to_manage, ("xid",)),
-    "ingress/begin-anew": AdminAction(_begin_ingress_anew, _to_manage),
+    "ingress/reset": AdminAction(_reset_ingress, _to_manage),
 }

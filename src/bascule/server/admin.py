@@ -45,7 +45,7 @@ from bascule.server.actions import ACTIONS
 from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes
 from bascule.server.listener import Listener, bind
-from bascule.server.status import BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
+from bascule.server.status import HELP, BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
 from bascule.threads.background import in_background
 
 #: Prometheus' own text format.
@@ -113,8 +113,8 @@ QUEUE_METRICS = (
 )
 #: Metric, its help, and the field of RetentionHoldStatus.
 PIN_METRICS = (
-    ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
-    ("bascule_journal_pinned_bytes", "Size of the records of the journal that are kept for a pipeline or another keeper", "bytes"),
+    ("bascule_journal_pinned_records", "Records of the journal that a pipeline or another keeper still needs", "records"),
+    ("bascule_journal_pinned_bytes", "Size of the records of the journal that a pipeline or another keeper still needs", "bytes"),
 )
 #: Metric, its help, and the field of UserStatus.
 USER_METRICS = (
@@ -147,9 +147,9 @@ class _StatusCollector(Collector):
         status = self._status
         yield GaugeMetricFamily("bascule_serving", "1 while the broker serves clients", value=float(status["serving"]))
         for name, value in status["gauges"].items():
-            yield GaugeMetricFamily(f"bascule_{name}", name.replace("_", " "), value=value)
+            yield GaugeMetricFamily(f"bascule_{name}", HELP[name], value=value)
         for name, value in status["counters"].items():
-            yield CounterMetricFamily(f"bascule_{name}", name.replace("_", " "), value=value)
+            yield CounterMetricFamily(f"bascule_{name}", HELP[name], value=value)
         yield from _memory_metrics(status["memory"])
         for metric, text, field in QUEUE_METRICS:
             family = GaugeMetricFamily(metric, text, labels=("queue", "address"))

@@ -64,10 +64,10 @@ class IngressTail:
         """Return the number of records that were skipped."""
         return self._reading.foreign
 
-    async def begin_anew(self) -> None:
+    async def reset(self) -> None:
         """Continue with all records of a recreated topic, for which reading has stopped. Raises InvalidInput, Unavailable."""
         topic_id, first = await self._loop.run_in_executor(None, self._effects.found)
-        self.taking.begin_anew(self._reading, self._thread.is_alive(), topic_id, first)
+        self.taking.reset(self._reading, self._thread.is_alive(), topic_id, first)
         self._start()
 
     def close(self) -> None:

@@ -67,5 +67,5 @@ class StallWatch(Collector):
         for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        text = "How late the event loop starts due work, in processor time of its thread; not measured while a state is loaded"
+        text = "Delay of the event loop before it starts due work, in processor time of its thread; not measured while loading"
         yield HistogramMetricFamily("bascule_event_loop_stall_seconds", text, buckets=buckets, sum_value=self._sum_s)

@@ -36,6 +36,37 @@ COUNTERS = {
     "committed": "transactions_committed",
     "rolled_back": "transactions_rolled_back",
 }
+#: Name of a gauge or counter of the status -> help of the metric.
+HELP = {
+    "connections": "Connections that have logged in",
+    "handshakes": "Connections that have not logged in yet",
+    "journal_offset": "Offset up to which this broker has read the journal, or written it if it serves",
+    "journal_foreign_records": "Records of the journal that Bascule did not write, in the current epoch",
+    "ingress_foreign_records": "Records of the ingress topic that Bascule did not write, in the current epoch",
+    "queues": "Queues and subscriptions",
+    "transactions_open": "Open local transactions",
+    "branches_prepared": "Branches of distributed transactions that wait for their outcome",
+    "epoch": "Number of the epoch: the offset of its start record",
+    "journal_sequence": "Sequence number of the last record of the journal that is stored",
+    "journal_in_flight_bytes": "Size of the records of the journal that are appended and not yet stored",
+    "memory_bodies_bytes": "Size of the message bodies in memory",
+    "spilled_bodies_bytes": "Size of the message bodies in spill files",
+    "messages_in": "Messages accepted from producers and ingresses",
+    "messages_out": "Messages delivered to consumers",
+    "messages_acknowledged": "Messages acknowledged by consumers",
+    "messages_redelivered": "Messages delivered again",
+    "messages_dead_lettered": "Messages moved after too many failed deliveries",
+    "messages_expired": "Messages removed because they expired",
+    "subscriptions_expired": "Durable subscriptions deleted because they were not used",
+    "messages_dropped": "Non-persistent messages dropped from full queues",
+    "duplicates_recognised": "Repeated sends that were not stored again",
+    "transactions_committed": "Local transactions committed",
+    "transactions_rolled_back": "Local transactions rolled back",
+    "uncaught_errors": "Errors of tasks that no code has handled",
+    "connections_refused": "Connections refused because of a limit",
+    "handshakes_aborted": "Connections closed before login, to admit waiting connections",
+    **{f"{kind}_errors": f"Errors of the kind {kind} that the broker contained" for kind in ErrorKind},
+}
 
 
 class QueueStatus(TypedDict):

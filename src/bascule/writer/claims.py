@@ -19,8 +19,8 @@ from bascule.writer.position import Position, PositionLost, PositionTaken
 class ClaimViolation(enum.StrEnum):
     """Rules of claims that the simulation breaks on purpose."""
 
-    OWNER_NOT_CHECKED = "a task works from a position whatever owner it names"
-    BATCH_START_TRUSTED = "a task begins where its batch begins, not at the position"
+    OWNER_NOT_CHECKED = "a task uses a position whatever owner it names"
+    BATCH_START_TRUSTED = "a task starts at the start of its batch, not at the position"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class IncarnationState(enum.Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
     IN_DOUBT = "in doubt"
-    GIVEN_UP = "given up"
+    GIVEN_UP = "abandoned"
 
 
 class IncarnationEvent(enum.Enum):

@@ -25,8 +25,8 @@ RETRY_S: Final = 0.2
 class LineageViolation(enum.StrEnum):
     """Rules of the lineage that a test may break."""
 
-    STALE_END_BELIEVED = "an end below the position is a lost tail, whichever leader names it"
-    GROWTH_NOT_CHECKED = "a log that is as long as the position is the log that was read"
+    STALE_END_BELIEVED = "an end below the position counts as a lost tail, whichever leader reports it"
+    GROWTH_NOT_CHECKED = "a log that reaches the position counts as the log that was read"
 
 
 class LogEnd(NamedTuple):

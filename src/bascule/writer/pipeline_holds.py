@@ -11,15 +11,15 @@ from bascule.broker.retention import Keeper, RetentionHold
 from bascule.broker.snapshot import Snapshot
 from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, Position, position_key
 
-UNTOLD: Final = "an exclusive divert took messages there, and no pipelines that know it have been started since"
-DISABLED: Final = "disabled: it goes on from there when it is enabled; one that is removed needs nothing"
-ALL_DISABLED: Final = "no divert is enabled: it goes on from there when one is"
+UNTOLD: Final = "an exclusive divert has taken messages, and the pipelines have not been started with this divert since"
+DISABLED: Final = "the divert is disabled; once enabled, it continues from this offset. To release the journal, remove the divert"
+ALL_DISABLED: Final = "no divert is enabled; once one is enabled, it continues from this offset"
 
 
 class PipelineHoldViolation(enum.StrEnum):
     """Rules about the needs of pipelines that a test may break."""
 
-    UNREGISTERED_NEED_NOTHING = "the journal is not kept for what an exclusive divert took before pipelines that know it have started"
+    UNREGISTERED_NEED_NOTHING = "the journal is trimmed although an exclusive divert, not yet known to the pipelines, took messages"
 
 
 class PipelineHoldsEffects(Protocol):
@@ -128,7 +128,7 @@ class PipelineHoldsProtocol:
         if before < 0:
             return ""
         since = datetime.fromtimestamp(since_s, UTC).isoformat(" ", "seconds")
-        return f"has not moved since {since}: its driver does not run, or does not get on; the log of the pipelines says why"
+        return f"has not moved since {since}: the pipelines are not running, or are blocked; see the log of the pipelines"
 
     async def _said(self, name: str, position: Position) -> str:
         """Return the last note of the pipeline's driver, or "" if the pipeline has moved since."""

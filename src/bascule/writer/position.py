@@ -26,7 +26,7 @@ INGRESS = "ingress:"
 #: Number of partitions for the keys: enough that a writer seldom waits for the open transaction of another writer.
 POSITION_PARTITIONS = 16
 #: The note that a driver publishes with the lag of its running pipelines when it is stopped.
-ENDED = "the pipelines were stopped: start them again"
+ENDED = "the pipelines were stopped; start them again"
 #: Prefix of the pipeline name for the position where a divert once began.
 BEGUN = "begun:"
 

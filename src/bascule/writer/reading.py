@@ -29,7 +29,7 @@ BARRIER_KEY: Final = b"barrier"
 class ReadingViolation(enum.StrEnum):
     """Rules of reads that decide, which the simulation breaks on purpose."""
 
-    NO_BARRIER = "the table is read up to the high watermark that a node names"
+    NO_BARRIER = "the table is read up to the high watermark that a node reports"
     LAST_STABLE_OFFSET = "the table is read up to the last stable offset"
     UNKNOWN_OFFSET_TRUSTED = "a barrier whose offset is not known counts as reached"
 

@@ -33,8 +33,8 @@ class TableViolation(enum.StrEnum):
     """Rules of transactions that check a table, which a test may break."""
 
     READ_BEFORE_INIT = "the table is read before init_transactions"
-    TIME_NOT_EXTENDED = "a transaction that has failed gets no more time at its next try"
-    NOT_MADE_AGAIN = "after a commit in doubt the same records are written again without a look at the table"
+    TIME_NOT_EXTENDED = "a failed transaction gets no more time when it is retried"
+    NOT_MADE_AGAIN = "after a commit in doubt the same records are written again without reading the table"
 
 
 class SlotEffects(ClientEffects[ProducerT], TableEffects[TableT_co], Protocol[ProducerT, RecordT_contra, TableT_co]):

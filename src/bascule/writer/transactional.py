@@ -44,10 +44,10 @@ class WriterViolation(enum.StrEnum):
     """Rules of the transactional writer that the simulation breaks on purpose."""
 
     READ_BEFORE_INIT = "the position is read before init_transactions"
-    CONTINUITY_ASSUMED = "the position of the last transaction is taken for the present one whatever the epoch"
+    CONTINUITY_ASSUMED = "the position of the last transaction counts as current whatever the epoch"
     KEPT_UNSETTLED = "an incarnation has a further transaction although a request of it may be late"
-    NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without a look at the position"
-    NOT_COMPARED = "the position that is found is not compared with the one that is expected"
+    NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without reading the position"
+    NOT_COMPARED = "the position found is not compared with the expected position"
 
 
 class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]], Protocol[ProducerT, OutputT_contra, ValueT]):

@@ -33,18 +33,18 @@ async def in_threads(steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> l
     a resource outlives the decision that the transaction makes because of the interrupt. If it comes before all threads are started, no
     step begins.
     """
-    together = _Together(steps)
+    parallel = _ParallelSteps(steps)
     try:  # twice: an interrupt may come between any two lines
         try:
-            together.take()
+            parallel.take()
         finally:
-            together.wait()
+            parallel.wait()
     finally:
-        together.wait()
-    return together.answers
+        parallel.wait()
+    return parallel.answers
 
 
-class _Together(Generic[T]):
+class _ParallelSteps(Generic[T]):
     """Runs steps in threads at the same time. The threads use queues: unlike a lock, a queue cannot stay locked after an interrupt."""
 
     def __init__(self, steps: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> None:

@@ -58,7 +58,7 @@ EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
 class DatabaseViolation(enum.StrEnum):
     """Rules of databases as resources that a test breaks."""
 
-    HANDLE_OUTLIVES_BRANCH = "the handle of a branch works on when the branch has ended"
+    HANDLE_OUTLIVES_BRANCH = "the handle of a branch still works after the branch has ended"
 
 
 def in_words_of_xa(error: Exception) -> XaError:
@@ -241,7 +241,7 @@ class DatabaseResource(Generic[HandleT]):
         try:
             with self._working(xid) as work:
                 if work.interrupt():  # as in ``end``, and the call continues: the rollback would wait for it
-                    raise ResourceFailed(f"{self.name}: could not roll back branch {xid}: a call of the application is still within it")
+                    raise ResourceFailed(f"{self.name}: could not roll back branch {xid}: the application is still using it")
                 work.rollback()
         except UnknownXid as error:
             self._missing(xid, Outcome.ROLLBACK, error)

@@ -40,17 +40,17 @@ class TransactionCollector(Collector):
         """Yield all metrics, labelled with the manager."""
         labels = ("manager",)
         ended = CounterMetricFamily(
-            "bascule_xa_transactions", "ended transactions, by the outcome reported to the application", labels=("manager", "outcome")
+            "bascule_xa_transactions", "Ended transactions, by the outcome reported to the application", labels=("manager", "outcome")
         )
-        active = GaugeMetricFamily("bascule_xa_active", "active transactions of this process", labels=labels)
-        doubts = GaugeMetricFamily("bascule_xa_in_doubt", "transactions that are not finished in all resources", labels=labels)
+        active = GaugeMetricFamily("bascule_xa_active", "Active transactions of this process", labels=labels)
+        doubts = GaugeMetricFamily("bascule_xa_in_doubt", "Transactions that are not finished in all resources", labels=labels)
         oldest = GaugeMetricFamily(
-            "bascule_xa_in_doubt_oldest_seconds", "time since this process first saw its oldest unfinished transaction", labels=labels
+            "bascule_xa_in_doubt_oldest_seconds", "Time since this process first found its oldest unfinished transaction", labels=labels
         )
         heuristics = GaugeMetricFamily(
-            "bascule_xa_heuristics", "heuristic outcomes in the decision log that are not forgotten", labels=("manager", "kind")
+            "bascule_xa_heuristics", "Heuristic outcomes in the decision log that are not forgotten", labels=("manager", "kind")
         )
-        phases = HistogramMetricFamily("bascule_xa_phase_seconds", "duration of each phase of a transaction", labels=("manager", "phase"))
+        phases = HistogramMetricFamily("bascule_xa_phase_seconds", "Duration of each phase of a transaction", labels=("manager", "phase"))
         for manager in self._managers:
             now = manager.statistics()
             for status, outcome in OUTCOMES.items():

@@ -68,7 +68,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
                 _shut_down(self.pgconn)
             self._finish()
         if busy:
-            raise BranchRolledBack("a call of the application is still within the branch; its statement was cancelled", Code.XA_RBPROTO)
+            raise BranchRolledBack("the application was still using the branch; its statement was cancelled", Code.XA_RBPROTO)
 
     async def _release(self) -> bool:
         if busy := self.lock.locked():

@@ -17,12 +17,12 @@ class TransactionFinding(enum.StrEnum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     #: A process works on the transaction, or may do so until its deadline.
-    AT_WORK = "at work"
+    RUNNING = "running"
     #: Branches are prepared and nothing is decided: recovery will roll them back, unless their process commits first.
     UNDECIDED = "undecided"
     #: Neither log nor resources have anything of the transaction, and this process does not remember it: it was rolled back, or it was
     #: committed and its decision is forgotten.
-    NOTHING_LEFT = "nothing is left of it"
+    NOT_FOUND = "not found"
     #: Neither log nor resources that answer have anything of the transaction; a silent one may have the decision, or a branch.
     NOT_KNOWN = "not known"
 
@@ -57,7 +57,7 @@ def report(gtrid: bytes, view: RecoveryView, steps: Collection[Step], unreachabl
     branches = tuple(_branch(name, listed, planned.get(name), unreachable) for name in sorted(concerned | set(unreachable)))
     heuristics = tuple(each for xid, each in view.after.heuristics.items() if xid.gtrid == gtrid)
     finding = _finding(gtrid, decision, heuristics, view, planned.values())
-    if finding is TransactionFinding.NOTHING_LEFT and unreachable:
+    if finding is TransactionFinding.NOT_FOUND and unreachable:
         finding = TransactionFinding.NOT_KNOWN
     return TransactionReport(gtrid.decode("latin-1"), finding, decision, branches, heuristics)
 
@@ -78,9 +78,9 @@ def _finding(
     if outcomes:
         return TransactionFinding.COMMITTED if outcomes[0] is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
     if gtrid in view.live:
-        return TransactionFinding.AT_WORK
+        return TransactionFinding.RUNNING
     if view.silent and may_be_in_database(gtrid):
         return TransactionFinding.NOT_KNOWN
     if any(step.action is Action.WAIT for step in steps):
-        return TransactionFinding.AT_WORK
-    return TransactionFinding.UNDECIDED if steps else TransactionFinding.NOTHING_LEFT
+        return TransactionFinding.RUNNING
+    return TransactionFinding.UNDECIDED if steps else TransactionFinding.NOT_FOUND

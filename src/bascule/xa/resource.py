@@ -146,7 +146,7 @@ class BranchState(enum.Enum):
     NONE = "no branch"
     ACTIVE = "active"
     IDLE = "ended"
-    FAILED = "ended, to be rolled back"
+    FAILED = "ended, marked for rollback"
     PREPARED = "prepared"
     HEURISTIC = "finished heuristically"
 
@@ -189,7 +189,7 @@ def beside_a_call(xid: Xid) -> BranchRolledBack:
     The work of that call might or might not be part of the branch. The code XA_RBPROTO marks the branch for rollback (XA specification,
     chapter 5, xa_end).
     """
-    text = f"a call of the application is still within branch {xid}. End or cancel the call before the transaction ends"
+    text = f"the application is still using branch {xid}; end or cancel its call before the transaction ends"
     return BranchRolledBack(text, Code.XA_RBPROTO)
 
 

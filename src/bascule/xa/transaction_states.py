@@ -12,7 +12,7 @@ class TransactionStatus(enum.Enum):
     """The state of a transaction, as in Jakarta Transactions."""
 
     ACTIVE = "active"
-    MARKED_ROLLBACK = "to be rolled back"
+    MARKED_ROLLBACK = "marked for rollback"
     PREPARING = "preparing"
     PREPARED = "prepared"
     COMMITTING = "committing"
@@ -25,16 +25,16 @@ class TransactionStatus(enum.Enum):
 class TransactionEvent(enum.Enum):
     """An event that changes the state of a transaction."""
 
-    MARK = "marked to be rolled back"
+    MARK = "marked for rollback"
     COMMIT = "commit is called"
     ROLLBACK = "rollback is called"
-    REFUSED = "a branch does not prepare, or the time is over"
+    REFUSED = "a branch does not prepare, or the timeout has expired"
     NOTHING_LEFT = "no branch is prepared: read-only, or committed in one phase"
     ALL_PREPARED = "all branches are prepared"
     COMMIT_STANDS = "the log answers COMMIT"
     ROLLBACK_STANDS = "the log answers ROLLBACK"
-    UNANSWERED = "the log, or a commit in one phase, is not answered"
-    TOLD = "each branch is told, or left to recovery"
+    UNANSWERED = "the log, or a commit in one phase, does not answer"
+    TOLD = "each branch has the outcome, or is left to recovery"
 
 
 class TransactionPhase(enum.StrEnum):

@@ -45,7 +45,7 @@ _log = get_log("bascule.xa")
 
 
 #: The status of a branch until it is told. After an interrupt, recovery tells it.
-_NOT_TOLD: Final = "not told yet"
+_NOT_TOLD: Final = "has not received the outcome yet"
 
 
 class TwoPhaseViolation(enum.StrEnum):
@@ -205,7 +205,7 @@ class TwoPhase:
         self._move(TransactionEvent.COMMIT)
         if marked:
             await self._undo()
-            raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
+            raise TransactionRolledBack("was marked for rollback", transaction_id=self.id)
         try:
             with self._timed(TransactionPhase.PREPARE):
                 prepared = await self._phase_one()
@@ -426,7 +426,7 @@ class TwoPhase:
             )
             crash.point("xa.finish.after")
         except Exception as error:
-            _log.warning("could not tell branch the outcome", xid=each.xid, outcome=outcome, error=error)
+            _log.warning("could not send outcome to branch", xid=each.xid, outcome=outcome, error=error)
             self.unfinished[name] = str(error)
         else:
             if heuristic is not None:

@@ -30,7 +30,7 @@ STATUS = {
     "bridge": "demo", "version": "1", "build": "compiled", "state": "waiting", "serving": False, "reason": "Kafka is away",
     "queues": [QUEUE], "branches": [BRANCH], "pins": [PIN, PIN | {"name": "divert:large", "bytes": 5 << 20, "released": True}],
     "memory": {
-        "limit_bytes": 8 << 20, "used_bytes": 7 << 20, "blocked": "too much", "parts": {"bodies": 2 << 20, "queues": 0}, "spilled_bytes": 0,
+        "limit_bytes": 8 << 20, "used_bytes": 148_914, "blocked": "too much", "parts": {"bodies": 2 << 20, "queues": 0}, "spilled_bytes": 0,
         "spill_bytes": 0, "spill_limit_bytes": 10 << 20,
     },
     "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
@@ -112,7 +112,7 @@ ACTIONS = [
     (["subscription", "delete", "s"], "/subscriptions/delete", {"name": "s", "force": False}),
     (["connection", "close", "c"], "/connections/close", {"id": "c"}),
     *((["branch", what, XID], f"/branches/{what}", {"xid": XID}) for what in ("commit", "rollback", "forget")),
-    (["ingress", "begin-anew"], "/ingress/begin-anew", {}),
+    (["ingress", "reset"], "/ingress/reset", {}),
 ]
 
 
@@ -172,6 +172,7 @@ def test_administrative_output_is_a_table_or_json(
     assert text.startswith("demo: waiting (Kafka is away), Bascule 1 (compiled)\n")
     assert "1,234,567" in text
     assert "3.0 MiB" in text
+    assert "\nmemory: 148,914 bytes of 8.0 MiB; producers are blocked: too much\n" in text
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]
     assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "bytes", "disabled"]
     assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted although unread"

@@ -54,7 +54,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 def test_xa_list_says_when_no_branches_are_left(bascule: Bascule, shop: Shop) -> None:
     done = bascule("xa", "list")
-    assert done == (0, "shop: nothing is left to finish\n", "")
+    assert done == (0, "shop: no unfinished transactions\n", "")
 
 
 def test_xa_list_shows_each_branch_left_with_its_next_action(bascule: Bascule, shop: Shop) -> None:
@@ -145,7 +145,7 @@ def test_xa_show_prints_decision_branches_and_next_actions(bascule: Bascule, sho
         ("db", True, "commit"),
         ("kafka", True, "wait"),
     ]
-    assert bascule("xa", "show", new_gtrid("shop", 0).decode()).stdout.endswith(": nothing is left of it\n")
+    assert bascule("xa", "show", new_gtrid("shop", 0).decode()).stdout.endswith(": not found\n")
     assert bascule("xa", "show", "nonsense").returncode == 2
     assert shop.database.prepared
 
@@ -166,7 +166,7 @@ def test_logged_decision_takes_precedence_over_the_operator(bascule: Bascule, sh
     shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
     done = bascule("xa", "rollback", str(xid))
     assert done.returncode == 2
-    assert "the log decides commit" in done.stderr
+    assert "the decision log already has commit" in done.stderr
     assert shop.kafka.committed == ["message"]
 
 
@@ -199,7 +199,7 @@ def test_operator_command_that_meets_heuristic_outcome_shows_it_until_forgotten(
     assert bascule("xa", "forget", str(xid)).returncode == 0
     assert (shop.database.heuristic, shop.log.heuristics) == ({}, {})
     assert bascule("xa", "recover").returncode == 0
-    assert bascule("xa", "list").stdout == "shop: nothing is left to finish\n"
+    assert bascule("xa", "list").stdout == "shop: no unfinished transactions\n"
 
 
 @pytest.mark.parametrize(

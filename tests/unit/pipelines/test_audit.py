@@ -1,4 +1,4 @@
-"""What the audit says of records that are missing, doubled, changed, out of order, or not the journal's."""
+"""What the audit says of records that are missing, duplicated, changed, out of order, or not the journal's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def carried(kafka: MockCluster, bridge: Bridge) -> Carried:
 
 
 def counts(result: AuditResult) -> dict[str, int]:
-    names = ("lost", "doubled", "unexpected", "different", "out_of_order")
+    names = ("lost", "duplicated", "unexpected", "different", "out_of_order")
     return {name: getattr(result, name) for name in names if getattr(result, name)}
 
 
@@ -81,8 +81,8 @@ def test_audit_counts_missing_message_as_lost(carried: Carried) -> None:
 def test_audit_counts_repeated_message_as_doubled(carried: Carried) -> None:
     carried.put(carried.records[1])
     result = carried.found()
-    assert counts(result) == {"doubled": 1}
-    assert (result.exact, result.first_difference) == (False, "0-2-0 doubled")
+    assert counts(result) == {"duplicated": 1}
+    assert (result.exact, result.first_difference) == (False, "0-2-0 duplicated")
 
 
 @pytest.mark.parametrize("changed", [{"value": b"other"}, {"key": b"other"}])

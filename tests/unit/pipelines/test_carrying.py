@@ -289,15 +289,15 @@ def test_divert_task_continues_at_its_position_for_any_batch_start(bridge: Bridg
     assert bridge.carried("x") == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize(("name", "epoch", "answers"), [("elsewhere", 9, False), ("gone", 0, True), ("gone", 9, True), ("other", 4, True)])
-def test_common_position_covers_removed_diverts_and_diverts_of_earlier_epochs(name: str, epoch: int, answers: bool) -> None:
-    assert KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers(name, epoch) is answers
+@pytest.mark.parametrize(("name", "epoch", "covers"), [("separate", 9, False), ("gone", 0, True), ("gone", 9, True), ("other", 4, True)])
+def test_common_position_covers_removed_diverts_and_diverts_of_earlier_epochs(name: str, epoch: int, covers: bool) -> None:
+    assert KnownDiverts(frozenset({"separate"}), frozenset({"gone"}), 5).covers(name, epoch) is covers
 
 
 @pytest.mark.parametrize("epoch", [5, 6])
 def test_unknown_exclusive_divert_stops_task(epoch: int) -> None:
     with pytest.raises(UnknownDivert, match="exclusive divert 'other' of the broker is not configured in these pipelines"):
-        KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
+        KnownDiverts(frozenset({"separate"}), frozenset({"gone"}), 5).covers("other", epoch)
 
 
 def test_separate_divert_covers_only_itself() -> None:

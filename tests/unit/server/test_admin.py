@@ -58,7 +58,7 @@ class Broker:
             memory=MEMORY,
             users=[],
             gauges={"connections": 4},
-            counters={"messages_sent": 5},
+            counters={"messages_in": 5},
         )
 
         self.acted: list[tuple[str, Mapping[str, Any]]] = []
@@ -182,7 +182,8 @@ def test_metrics_are_in_the_text_format_of_prometheus() -> None:
         lines = get(port, "/metrics")[1].splitlines()
         assert "bascule_serving 1.0" in lines
         assert "bascule_connections 4.0" in lines
-        assert "bascule_messages_sent_total 5.0" in lines
+        assert "bascule_messages_in_total 5.0" in lines
+        assert "# HELP bascule_messages_in_total Messages accepted from producers and ingresses" in lines
         assert 'bascule_queue_messages{address="a",queue="q"} 3.0' in lines
         assert 'bascule_journal_pinned_records{keeper="pipeline",name="divert:idle"} 12.0' in lines
         assert 'bascule_journal_pinned_bytes{keeper="pipeline",name="divert:idle"} 34.0' in lines

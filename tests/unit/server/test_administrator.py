@@ -208,7 +208,7 @@ async def test_a_broker_that_does_not_serve_refuses_actions_with_the_reason() ->
         await admin.queue("q")
     node.serving = True
     with pytest.raises(Unavailable, match="starting"):
-        await admin.act("ingress/begin-anew", {})
+        await admin.act("ingress/reset", {})
 
 
 @run_async

@@ -164,13 +164,13 @@ async def test_ingress_stops_and_reports_a_recreated_topic(kafka: KafkaInMemory,
         assert await broker.receive("orders", 1) == ["kafka 1"]
         assert broker.node.tail is not None
         with pytest.raises(InvalidInput, match="was not recreated; there is nothing to reset"):
-            await broker.node.tail.begin_anew()
+            await broker.node.tail.reset()
         kafka.create(INGRESS, retention_ms="-1")
         await until(lambda: "was recreated" in broker.node.trouble, "the broker says what is wrong")
         assert broker.node.serving
         kafka.put(INGRESS, from_kafka(7), unbound=b"keep")
         assert broker.node.tail is not None
-        await broker.node.tail.begin_anew()
+        await broker.node.tail.reset()
         assert await broker.receive("orders", 1) == ["kafka 7"]
 
 

@@ -317,13 +317,13 @@ def test_a_recreated_topic_can_be_started_once_the_records_of_the_deleted_one_ar
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: not tail._thread.is_alive())
         with pytest.raises(Unavailable, match=r"from the deleted topic bascule.ingress are not journaled yet: .*: queue 'bounded' is full"):
-            await tail.begin_anew()
+            await tail.reset()
         queue, other = broker.engine.queue("bounded"), broker.engine.queue("other")
         receiver = broker.attach(queue, SENDS)
         await until(broker, lambda: (len(receiver.messages), other.held_messages) == (1, 1))
         broker.engine.acknowledge(receiver.consumer, receiver.messages[0])
         await until(broker, lambda: (len(receiver.messages), other.held_messages) == (2, 2))
-        await tail.begin_anew()
+        await tail.reset()
 
         def all_taken() -> bool:
             for message in receiver.messages:

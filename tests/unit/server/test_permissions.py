@@ -283,7 +283,7 @@ ADMIN_PLACES = [
     AdminPlace("branches/commit", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("branches/rollback", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("branches/forget", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
-    AdminPlace("ingress/begin-anew", {}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
+    AdminPlace("ingress/reset", {}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from bascule.broker.counters import Counters
 from bascule.client import ConnectionFactory, Message, Queue, Topic
 from bascule.server.administrator import Administrator
-from bascule.server.status import COUNTERS, sum_of
+from bascule.server.status import COUNTERS, HELP, sum_of
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -58,6 +58,7 @@ async def test_queue_subscription_and_connection_are_reported(kafka: KafkaInMemo
         status = await admin.status()
         assert (status["serving"], status["state"], status["reason"], status["branches"]) == (True, "serving", "", [])
         assert status["counters"]["messages_in"] == 5
+        assert status["gauges"].keys() | status["counters"].keys() == HELP.keys()
         assert status["gauges"]["queues"] == len(status["queues"])
         assert status["gauges"]["connections"] == 0
         assert status["gauges"].keys() >= {

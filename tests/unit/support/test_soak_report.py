@@ -74,7 +74,7 @@ def test_latency_counts_at_its_end_and_interval_without_operations_is_a_gap() ->
 
 def test_soak_report_is_self_contained_and_states_the_anomalies(tmp_path: Path) -> None:
     page = write_report(result(lost=True), tmp_path).read_text()
-    assert "NOT GOOD: lost: 1 sent and never given out from orders (m2)<" in page
+    assert "FAILED: lost: 1 sent and never given out from orders (m2)<" in page
     assert "&lt;why&gt;" in page
     assert "<why>" not in page
     assert "http" not in page
@@ -87,7 +87,7 @@ def test_soak_report_charts_rates_latency_and_backlog_with_marks_of_faults(tmp_p
     for caption in (
         "Messages, per second ",
         "From send to answer, ms ",
-        "Waiting in all queues, messages ",
+        "Messages in all queues, messages ",
         "Faults and anomalies so far, count ",
     ):
         assert figures[caption].count('<line class="mark kill"') == 1, caption
@@ -115,7 +115,7 @@ def test_soak_with_failed_client_unexcused_end_or_stall_is_not_good(tmp_path: Pa
     ):
         assert not bad.good
         page = write_report(bad, tmp_path).read_text()
-        assert f"NOT GOOD: {told.replace('<', '&lt;').replace('>', '&gt;')}<" in page
+        assert f"FAILED: {told.replace('<', '&lt;').replace('>', '&gt;')}<" in page
         assert f"<td>{NO_KAFKA}</td>" in page
 
 

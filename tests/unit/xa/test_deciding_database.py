@@ -268,7 +268,7 @@ def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for
     shop.database.forget_decisions([xid.gtrid])  # as the process of the transaction does
     assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
     shop.database.decisions("shop")
-    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOTHING_LEFT
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOT_FOUND
 
 
 def test_decision_row_deleted_during_rollback_decision_counts_as_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_second_database_that_cannot_prepare_is_refused_and_error_names_both(sho
     transaction = shop.begin(shop.broker, shop.database)
     with pytest.raises(InvalidInput, match="neither other nor database can prepare a branch; at most one database"):
         run_blocking(transaction.enlist(BlockingParticipant(other)))
-    with pytest.raises(TransactionRolledBack, match="marked to be rolled back"):
+    with pytest.raises(TransactionRolledBack, match="marked for rollback"):
         run_blocking(transaction.commit())
     assert shop.where == NEITHER
     assert other._work == {}

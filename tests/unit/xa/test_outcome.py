@@ -55,7 +55,7 @@ def shop() -> Shop:
 def test_report_of_active_transaction_says_at_work(shop: Shop) -> None:
     with shop.manager, shop.manager.begin() as transaction:
         transaction.enlist(shop.one)
-        assert shop.manager.outcome(transaction.id).finding is TransactionFinding.AT_WORK
+        assert shop.manager.outcome(transaction.id).finding is TransactionFinding.RUNNING
         transaction.rollback()
         assert shop.manager.outcome(transaction.id).finding is TransactionFinding.ROLLED_BACK
 
@@ -95,7 +95,7 @@ def test_branch_without_decision_is_reported_at_work_until_deadline_and_then_und
         shop.one.durable.prepared[branch(gtrid, "one")] = ["work"]
     found = shop.manager.outcome(old.decode())
     assert (found.finding, found.branches[0].action) == (TransactionFinding.UNDECIDED, Action.ROLLBACK)
-    assert shop.manager.outcome(young.decode()).finding is TransactionFinding.AT_WORK
+    assert shop.manager.outcome(young.decode()).finding is TransactionFinding.RUNNING
     assert len(shop.one.durable.prepared) == 2
 
 
@@ -140,7 +140,7 @@ def test_report_contains_heuristic_outcome(shop: Shop) -> None:
 
 
 def test_report_of_unknown_transaction_says_nothing_left(shop: Shop) -> None:
-    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOTHING_LEFT
+    assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOT_FOUND
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_session_rollback_rolls_back_the_transaction(
                     session.flush()
                 raise LookupError
 
-    with pytest.raises(TransactionRolledBack, match="rolled back its session" if first or sent else "marked to be rolled back"):
+    with pytest.raises(TransactionRolledBack, match="rolled back its session" if first or sent else "marked for rollback"):
         work()
     assert items(plain) == broker.durable.committed == []
 

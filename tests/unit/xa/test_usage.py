@@ -206,7 +206,7 @@ def test_caller_cannot_commit_after_failure_in_joined_function(manager: Transact
             inner()
 
     attempts: list[int] = []
-    with pytest.raises(TransactionRolledBack, match="marked to be rolled back"):
+    with pytest.raises(TransactionRolledBack, match="marked for rollback"):
         outer()
     assert (attempts, one.durable.committed) == ([1], [])
 

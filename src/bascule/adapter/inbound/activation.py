@@ -95,9 +95,9 @@ class Activation:
         self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
         self._dead = 0
         self._missing: list[str] = []
-        self._anew()
+        self._reset()
 
-    def _anew(self) -> None:
+    def _reset(self) -> None:
         """Reset the state that belongs to one run, from a start to a stop."""
         spec, xa = self.spec, self.spec.transacted
         mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
@@ -115,7 +115,7 @@ class Activation:
         #: Partitions of which records before the group's offset were read.
         self._behind: set[Place] = set()
         #: Partitions that this member has taken over again: its client has read further than the group.
-        self._anew_at: set[Place] = set()
+        self._to_take_over_again: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[Run[RecordDelivery], Future[GroupOffset]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[Run[RecordDelivery], list[RecordDelivery]]] = queue.SimpleQueue()
         self._to_take: queue.SimpleQueue[Run[RecordDelivery] | None] = queue.SimpleQueue()
@@ -154,7 +154,7 @@ class Activation:
                 raise Unavailable(f"endpoint of group {self.spec.group!r} cannot start: threads {', '.join(left)} are still running")
             for run in self._runs.values():
                 run.on(PartitionEvent.LEFT)
-            self._anew()
+            self._reset()
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
         set_up(self._kafka, self.spec)
@@ -263,13 +263,13 @@ class Activation:
     def _begin(self, consumer: GroupConsumer, run: Run[RecordDelivery], deliveries: list[RecordDelivery]) -> None:
         if run.gone:
             return
-        if run.place in self._anew_at:
+        if run.place in self._to_take_over_again:
             try:
                 self._move(consumer, run.place)
             except Unavailable:
                 self._taken.put((run, deliveries))
                 raise
-            self._anew_at.discard(run.place)
+            self._to_take_over_again.discard(run.place)
         self._workers.add(run.adopt(deliveries))
 
     def _regulate(self, consumer: GroupConsumer) -> None:
@@ -314,10 +314,12 @@ class Activation:
     def _schedule(self, consumer: GroupConsumer) -> None:
         """Log, commit and deliver the records that were read (``pass_on``). Retried until the partition has another owner."""
         ends = [Ref(place, self._runs[place].token, offset) for place, offset in self._offsets.items()]
-        run_blocking(pass_on(BlockingReading(self._log, consumer, self._workers, self._unscheduled, ends, self._advanced, self._take_anew)))
+        run_blocking(
+            pass_on(BlockingReading(self._log, consumer, self._workers, self._unscheduled, ends, self._advanced, self._take_over_again))
+        )
         self._unscheduled, self._offsets = [], {}
 
-    def _take_anew(self, places: Collection[Place]) -> None:
+    def _take_over_again(self, places: Collection[Place]) -> None:
         """Take partitions over again after a failed append: the entries may be stored or not, so another token is needed.
 
         The client continues to read at the group's offset.
@@ -326,7 +328,7 @@ class Activation:
             "append to inbound log failed, taking over partitions again", group=self.spec.group, places=", ".join(map(str, places))
         )
         self._leave(list(places), HAND_OVER_S)
-        self._anew_at.update(places)
+        self._to_take_over_again.update(places)
         self._assigned(list(places))
 
     def _assigned(self, places: list[tuple[str, int]]) -> None:
@@ -350,7 +352,7 @@ class Activation:
             self._offsets.pop(run.place, None)
             self._advanced.pop(run.place, None)
             self._behind.discard(run.place)
-            self._anew_at.discard(run.place)
+            self._to_take_over_again.discard(run.place)
         gone = {run.place for run in runs}
         self._unscheduled = [delivery for delivery in self._unscheduled if delivery.ref.place not in gone]
         for run in runs:

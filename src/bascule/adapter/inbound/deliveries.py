@@ -23,18 +23,18 @@ class Phase(enum.StrEnum):
     """The phase of a delivery. Only ``WORKING`` can hang; the timeouts of its transaction limit a commit."""
 
     WAITING = "waiting"
-    WORKING = "in its endpoint"
-    SETTLING = "being settled"
-    LATE = "given up"
+    WORKING = "running in the endpoint"
+    SETTLING = "settling"
+    LATE = "timed out"
 
 
 class DeliveryStep(enum.StrEnum):
     """A step of a delivery."""
 
-    TAKEN = "a worker takes it"
-    RETURNED = "its endpoint returns or raises"
-    HANGS = "its endpoint has not returned in time"
-    FINISHED = "the worker is done with it, or tries again later"
+    TAKEN = "a worker takes the record"
+    RETURNED = "the endpoint returns or raises"
+    HANGS = "the endpoint has not returned in time"
+    FINISHED = "the worker has finished, or will retry"
 
 
 #: The allowed steps. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.

@@ -209,7 +209,7 @@ class _Try:
             self.at.unburied[self.delivery.ref] = why
             _log.error("could not dead-letter record, will retry", place=place, offset=offset, reason=why, retry_s=pause_s)
         elif event is SettlingEvent.SUPERSEDED:
-            _log.info("record given up", place=place, offset=offset, reason=error)
+            _log.info("record handled elsewhere", place=place, offset=offset, reason=error)
         elif event is SettlingEvent.AWAY and error is not None:
             said = str(error) if isinstance(error, BasculeError) else cause_of(error)
             _log.warning("could not settle record, will retry", place=place, offset=offset, error=said, retry_s=pause_s)

@@ -23,20 +23,20 @@ R = TypeVar("R")
 class LogViolation(enum.StrEnum):
     """Rules of the inbound log that a test may break."""
 
-    TAKE_UNCHECKED = "a member takes a partition over without reading whether somebody else has it"
-    OWNERS_BEFORE_VOID = "a new owner deletes the entries of earlier owners before the entries that do not count because of them"
-    READ_ENTRIES_IGNORED = "a new owner begins at the group's offset, though the log says that more was read"
-    FORMER_READ_ENTRIES_DELETED_UNREAD = "a member deletes earlier read entries without knowing whether its own one counts"
-    ADVANCED_BEFORE_FLIGHTS = "the log says that a partition was read up to an offset before the records are in flight"
-    CLAIM_UNCHECKED = "a claim counts whoever owns the partition and whoever else has claimed the record"
-    CLAIM_ENDS_FIRST = "a commit deletes the claim before the record's entries"
-    ROLLBACK_ENDS_FLIGHT = "a rollback deletes the record's entries, as a commit does"
+    TAKE_UNCHECKED = "a member takes over a partition without checking whether another member owns it"
+    OWNERS_BEFORE_VOID = "a new owner deletes the entries of earlier owners before it deletes the entries that those made invalid"
+    READ_ENTRIES_IGNORED = "a new owner starts at the offset of the group although the log shows that more was read"
+    FORMER_READ_ENTRIES_DELETED_UNREAD = "a member deletes earlier read entries without checking whether its own entry counts"
+    ADVANCED_BEFORE_FLIGHTS = "the log shows a partition as read up to an offset before it lists the records as in flight"
+    CLAIM_UNCHECKED = "a claim counts whichever member owns the partition and whether or not the record is already claimed"
+    CLAIM_ENDS_FIRST = "a commit deletes the claim before it deletes the entries of the record"
+    ROLLBACK_ENDS_FLIGHT = "a rollback deletes the entries of the record, as a commit does"
     OPEN_CLAIMS_IGNORED = "a new owner delivers records that a prepared transaction has claimed"
-    OFFSETS_BEFORE_LOG = "a member commits the group's offsets before the records are in the log"
-    DELIVERED_BEFORE_COMMIT = "a member delivers records before log and group say that they were read"
+    OFFSETS_BEFORE_LOG = "a member commits the offsets of the group before the records are in the log"
+    DELIVERED_BEFORE_COMMIT = "a member delivers records before the log and the offsets of the group show them as read"
     RECEIPT_BEFORE_WORK = "a member writes the receipt of a record before its endpoint has returned"
-    DOUBTFUL_TOKEN_KEPT = "a member goes on under the same token after an entry whose append failed"
-    AHEAD_DELIVERED_AT_ONCE = "a new owner delivers at once what is in flight ahead of the group's offset"
+    DOUBTFUL_TOKEN_KEPT = "a member keeps its token after an append failed"
+    AHEAD_DELIVERED_AT_ONCE = "a new owner immediately delivers records in flight that are ahead of the group's offset"
 
 
 class Superseded(BranchRolledBack):

@@ -17,28 +17,28 @@ from bascule.core.errors import Unavailable
 
 #: Name -> description. The name is also a field of ActivationStatus.
 GAUGES = {
-    "waiting": "records that wait for a worker or for their next try",
-    "delayed": "records that wait for their next try",
-    "at_work": "endpoints at work",
-    "hanging": "threads in an endpoint that was given up",
-    "blocked": "source partitions that wait for a transaction which this endpoint cannot finish",
-    "dead_letters": "records that failed too often and are not sent back",
+    "waiting": "Records that wait for a worker or for a retry",
+    "delayed": "Records that wait for a retry",
+    "at_work": "Endpoint calls in progress",
+    "hanging": "Threads that still run an endpoint call whose timeout has expired",
+    "blocked": "Source partitions that are blocked by a transaction that this endpoint cannot finish",
+    "dead_letters": "Dead letters that have not been returned",
 }
 COUNTERS = {
-    "delivered": "records handled",
-    "failed": "deliveries that failed",
-    "retried": "records that got another try",
-    "dead_lettered": "records that failed too often",
-    "hung": "deliveries that took too long",
-    "superseded": "deliveries whose partition had gone to another member",
-    "vanished": "records in flight that were deleted from their topic",
-    "redelivered": "records found in flight at a taking over",
+    "delivered": "Records handled",
+    "failed": "Failed deliveries",
+    "retried": "Retries of failed records",
+    "dead_lettered": "Records written to the dead-letter topic",
+    "hung": "Deliveries that exceeded their timeout",
+    "superseded": "Deliveries of records that another member of the group handles",
+    "vanished": "Records in flight that were deleted from their topic",
+    "redelivered": "Records that were in flight when this member took over their partition",
 }
 #: Metrics of shared pools: name -> description. The name is also a field of PoolStatus.
 POOL_GAUGES = {
-    "threads": "threads of a worker pool, but for those that replace hanging ones",
-    "at_work": "threads of a worker pool at work",
-    "hanging": "threads of a worker pool in an endpoint that was given up",
+    "threads": "Threads of the worker pool, without replacements of hanging threads",
+    "at_work": "Threads of the worker pool that handle a record",
+    "hanging": "Threads of the worker pool that still run an endpoint call whose timeout has expired",
 }
 
 
@@ -51,7 +51,7 @@ class AdapterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, labelled with the group or the name of the worker pool."""
         statuses = self._adapter.status()
-        partitions = GaugeMetricFamily("bascule_adapter_partitions", "source partitions in this member's hands", labels=("group",))
+        partitions = GaugeMetricFamily("bascule_adapter_partitions", "Source partitions that this member owns", labels=("group",))
         for status in statuses:
             partitions.add_metric((status.group,), len(status.partitions))
         yield partitions

@@ -90,7 +90,7 @@ class BlockingReading:
     deliveries: list[RecordDelivery]
     ends: Sequence[Ref]
     advanced: dict[Place, int]
-    take_anew: Callable[[Collection[Place]], None]
+    take_over_again: Callable[[Collection[Place]], None]
 
     async def schedule(self) -> None:
         """See Reading. Records that were found in flight are already in the log."""
@@ -109,7 +109,7 @@ class BlockingReading:
         """See Reading."""
         places = {end.place for end in self.ends if self.advanced.get(end.place) != end.offset}
         self.consumer.pause(places)
-        self.take_anew(places)
+        self.take_over_again(places)
 
     async def commit(self) -> None:
         """See Reading."""

@@ -42,18 +42,18 @@ class Late(BasculeError):
 class SettlingViolation(enum.StrEnum):
     """Rules of settling that a test may break."""
 
-    AWAY_IS_FAILURE = "a try that failed because something is away counts as a failure of its record"
-    DONE_BEFORE_MOVED = "a record is done before the retry or dead-letter topic has it"
-    DEAD_LETTER_FORGOTTEN = "a record that has failed too often is given up without a dead letter"
+    AWAY_IS_FAILURE = "an attempt that failed because a system is unavailable counts as a failure of the record"
+    DONE_BEFORE_MOVED = "a record is marked done before it is in the retry or dead-letter topic"
+    DEAD_LETTER_FORGOTTEN = "a record that has failed too often is dropped without a dead letter"
 
 
 class TryVerdict(enum.Enum):
     """The meaning of an error for its record."""
 
-    FAILED = "the endpoint has failed: the record has one failure more"
-    AWAY = "something is away, or the record may be done: it is tried again, and no failure is counted"
-    SUPERSEDED = "the record is done, or another member's: nothing is left to do"
-    LATE = "the endpoint was given up before: nothing of it counts, and its worker ends"
+    FAILED = "the endpoint failed; count one more failure of the record"
+    AWAY = "a system is unavailable, or the record may be done; retry, and count no failure"
+    SUPERSEDED = "the record is done, or another member handles it; do nothing"
+    LATE = "the timeout of the endpoint had expired; ignore the result, and end the worker"
 
 
 class MoveTarget(enum.Enum):
@@ -68,15 +68,15 @@ class MoveTarget(enum.Enum):
 class SettlingEvent(enum.Enum):
     """An event of a record, for log and counts."""
 
-    DELIVERED = "its endpoint has returned, and it is done"
-    FAILED = "its endpoint has failed"
-    RETRIED = "it gets another try"
-    RETRY_REFUSED = "the retry topic has no room for it"
-    LETTER_REFUSED = "the dead-letter topic has no room for all of it"
-    DEAD_LETTERED = "the dead-letter topic has it"
-    REFUSED = "the dead-letter topic has no room for anything of it"
-    SUPERSEDED = "it is done, or another member's"
-    AWAY = "something is away"
+    DELIVERED = "the endpoint has returned, and the record is done"
+    FAILED = "the endpoint has failed"
+    RETRIED = "the record will be retried"
+    RETRY_REFUSED = "the record is too large for the retry topic"
+    LETTER_REFUSED = "the complete dead letter is too large for the dead-letter topic"
+    DEAD_LETTERED = "the dead letter is written"
+    REFUSED = "even the smallest dead letter is too large for the dead-letter topic"
+    SUPERSEDED = "the record is done, or another member handles it"
+    AWAY = "a system is unavailable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class PartitionState(enum.StrEnum):
     """The state of a source partition, as a member sees it."""
 
     ASSIGNED = "taking over"
-    OWNED = "owned; what was in flight is not known yet"
+    OWNED = "owned; records in flight are not known yet"
     READY = "ready"
     GONE = "gone"
 
@@ -35,9 +35,9 @@ class PartitionState(enum.StrEnum):
 class PartitionEvent(enum.StrEnum):
     """An event of a source partition."""
 
-    TAKEN = "the member's entry counts in the inbound log"
+    TAKEN = "the owner entry of the member counts in the inbound log"
     ADOPTED = "the records in flight are known, and none is claimed"
-    LEFT = "the group has taken it away, or the member stops"
+    LEFT = "the group revokes the partition, or the member stops"
 
 
 PARTITION_STATES: Final = Transitions[PartitionState, PartitionEvent](

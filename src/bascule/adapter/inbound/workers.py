@@ -100,7 +100,7 @@ class Workers:
         """Note that the endpoint has returned. Raises Late if it was given up before."""
         with self.changed:
             if delivery.phase is not Phase.WORKING:
-                raise Late(f"record {delivery.ref.place}, offset {delivery.ref.offset} was given up before its endpoint returned")
+                raise Late(f"record {delivery.ref.place}, offset {delivery.ref.offset} was handled as failed before its endpoint returned")
             delivery.step(DeliveryStep.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from bascule.adapter.outbound.contexts import CLOSED, POOLED, Elsewhere, PooledSession, outlives_transaction
+from bascule.adapter.outbound.contexts import CLOSED, POOLED, CheckTransaction, PooledSession, outlives_transaction
 from bascule.adapter.outbound.pool import Pool
 from bascule.client import IllegalState, TemporaryQueue, TemporaryTopic
 from bascule.client.async_branch import AsyncBranchContext
@@ -21,13 +21,17 @@ class AsyncPooledContext(AsyncManagedContext):
     _refusal = POOLED
 
     def __init__(
-        self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], loop: asyncio.AbstractEventLoop, elsewhere: Elsewhere
+        self,
+        pool: Pool[PooledSession],
+        lent: tuple[int, PooledSession],
+        loop: asyncio.AbstractEventLoop,
+        check_transaction: CheckTransaction,
     ) -> None:
         """``lent`` is a session from the pool."""
         self._number, session = lent
         super().__init__(LentRunner(session.context._thread, loop), session.context)
         self._pool = pool
-        self._elsewhere = elsewhere
+        self._check_transaction = check_transaction
         self._made: list[ConsumerState] = []
         self._temporary = TemporaryDestinations(session.context._thread)
 
@@ -55,7 +59,7 @@ class AsyncPooledContext(AsyncManagedContext):
 
     def _check(self) -> None:
         super()._check()
-        self._elsewhere()
+        self._check_transaction()
 
     async def _consumer(
         self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None
@@ -76,11 +80,11 @@ class AsyncPooledContext(AsyncManagedContext):
 class AsyncTransactionContext(AsyncBranchContext):
     """The asyncio version of TransactionContext."""
 
-    def __init__(self, branch: AsyncBranchContext, elsewhere: Elsewhere) -> None:
+    def __init__(self, branch: AsyncBranchContext, check_transaction: CheckTransaction) -> None:
         """``branch`` is the enlisted branch of the transaction."""
         super().__init__(branch._workplace, branch._temporary, branch._runner)
         self._closed = ""
-        self._elsewhere = elsewhere
+        self._check_transaction = check_transaction
 
     async def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
         """Take no more calls. Messages sent and received belong to the transaction, and commit or roll back with it."""
@@ -90,7 +94,7 @@ class AsyncTransactionContext(AsyncBranchContext):
         if self._closed:
             raise IllegalState(self._closed)
         super()._check()
-        self._elsewhere()
+        self._check_transaction()
 
     def _keeps(self, wanted: Subscription) -> bool:
         """See BranchContext."""

@@ -17,8 +17,8 @@ from bascule.core.errors import BasculeError
 
 CLOSED: Final = "the context is closed"
 POOLED: Final = "this context is from a pool and has no transactions; begin and end transactions with a transaction manager"
-#: Raises IllegalState if a context cannot be used here.
-Elsewhere = Callable[[], None]
+#: Raises IllegalState if the current transaction is not the one of the context.
+CheckTransaction = Callable[[], None]
 
 
 class PooledSession:
@@ -42,12 +42,12 @@ class PooledContext(ManagedContext):
 
     _refusal = POOLED
 
-    def __init__(self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], elsewhere: Elsewhere) -> None:
+    def __init__(self, pool: Pool[PooledSession], lent: tuple[int, PooledSession], check_transaction: CheckTransaction) -> None:
         """``lent`` is a session from the pool."""
         self._number, session = lent
         super().__init__(session.context)
         self._pool = pool
-        self._elsewhere = elsewhere
+        self._check_transaction = check_transaction
         self._made: list[ConsumerState] = []
         self._closing = threading.Lock()  # never released
         self._temporary = TemporaryDestinations(self._thread)
@@ -72,7 +72,7 @@ class PooledContext(ManagedContext):
 
     def _check(self) -> None:
         super()._check()
-        self._elsewhere()
+        self._check_transaction()
 
     def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> ManagedConsumer:
         consumer = super()._consumer(wanted, name, prefetch, timeout_s)
@@ -91,12 +91,12 @@ class PooledContext(ManagedContext):
 class TransactionContext(BranchContext):
     """A context in a transaction. All contexts of a transaction share its branch."""
 
-    def __init__(self, branch: BranchContext, elsewhere: Elsewhere) -> None:
+    def __init__(self, branch: BranchContext, check_transaction: CheckTransaction) -> None:
         """``branch`` is the enlisted branch of the transaction."""
         super().__init__(branch._workplace, branch._temporary)
         self._branch = branch
         self._in_use = branch._in_use  # one thread at a time works in the branch, through any of its contexts
-        self._elsewhere = elsewhere
+        self._check_transaction = check_transaction
 
     def close(self, *, timeout_s: float | None = None) -> None:  # noqa: ARG002 - there is nothing to wait for
         """Take no more calls. Messages sent and received belong to the transaction, and commit or roll back with it."""
@@ -105,7 +105,7 @@ class TransactionContext(BranchContext):
     def _check(self) -> None:
         super()._check()
         self._branch._check()
-        self._elsewhere()
+        self._check_transaction()
 
     def _keeps(self, wanted: Subscription) -> bool:
         """See BranchContext."""

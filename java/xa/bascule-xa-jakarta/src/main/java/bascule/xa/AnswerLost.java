@@ -1,6 +1,6 @@
 package bascule.xa;
 
-/** No answer came to a request: the broker may have carried it out or not. */
+/** Thrown if a request got no answer: the broker may have processed it or not. */
 final class AnswerLost extends Exception {
     private static final long serialVersionUID = 1L;
 

@@ -3,7 +3,7 @@ package bascule.xa;
 import java.util.Arrays;
 import javax.transaction.xa.Xid;
 
-/** An Xid that is compared by its value. */
+/** An Xid with equality by value. */
 final class BranchId implements Xid {
     private final int formatId;
     private final byte[] gtrid;

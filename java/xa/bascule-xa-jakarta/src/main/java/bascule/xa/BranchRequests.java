@@ -4,9 +4,9 @@ import java.util.concurrent.TimeUnit;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.Xid;
 
-/** The requests about branches, and what their answers mean. */
+/** The requests about branches, and the meaning of their answers. */
 final class BranchRequests {
-    /** A commit that was not answered may be on its way into the journal for so long. */
+    /** How long an unanswered commit may be on its way into the journal. */
     private static final long SETTLE_NANOS = TimeUnit.SECONDS.toNanos(30);
     private static final long ASK_AGAIN_MS = 50;
 
@@ -16,7 +16,7 @@ final class BranchRequests {
         this.management = management;
     }
 
-    /** Returns the vote, XA_OK or XA_RDONLY. A repeated request is answered by what became of the first. */
+    /** Returns the vote, XA_OK or XA_RDONLY. The answer to a repeated request tells the result of the first one. */
     int prepare(BranchId id, String transaction) throws XAException {
         Reply reply;
         try {
@@ -28,7 +28,9 @@ final class BranchRequests {
         return reply.code;
     }
 
-    /** Throws XAER_RMFAIL if the outcome stays unknown, XA_RBCOMMFAIL if the broker did not get the commit. */
+    /**
+     * Commits a branch in one phase. Throws XAER_RMFAIL if the outcome stays unknown, XA_RBCOMMFAIL if the broker did not get the commit.
+     */
     void commitOnePhase(BranchId id, String transaction) throws XAException {
         long since = management.position();
         try {
@@ -73,14 +75,17 @@ final class BranchRequests {
         check(withoutRetry(asked(() -> management.ask("forget", id, 0))));
     }
 
-    /** Returns the branches that are prepared, or were ended by an administrator. */
+    /** Returns the branches that are prepared, or that an administrator has ended. */
     Xid[] recover() throws XAException {
         Reply reply = withoutRetry(asked(() -> management.ask("recover", null, 0)));
         check(reply);
         return reply.text == null ? new Xid[0] : reply.text.lines().map(BranchId::listed).toArray(Xid[]::new);
     }
 
-    /** A rollback settles what became of a one-phase commit: the broker refuses the commit from then on, if it was not carried out. */
+    /**
+     * Settles an unanswered one-phase commit by a rollback: if the broker has not carried out the commit, it refuses the commit from then
+     * on.
+     */
     private void settle(BranchId id, long since, AnswerLost lost) throws XAException {
         long start = System.nanoTime();
         while (true) {
@@ -110,7 +115,7 @@ final class BranchRequests {
         }
     }
 
-    /** XA_RETRY is an answer to commit alone. */
+    /** Only a commit may be answered with XA_RETRY. */
     private static Reply withoutRetry(Reply reply) throws XAException {
         if (reply.code == XAException.XA_RETRY) {
             throw Failure.of(XAException.XAER_RMFAIL, reply.description);

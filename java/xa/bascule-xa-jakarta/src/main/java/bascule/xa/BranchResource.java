@@ -8,16 +8,16 @@ import javax.transaction.xa.Xid;
 /**
  * The {@code XAResource} of one session.
  *
- * <p>Until it is prepared, a branch is the local transaction of its session and ends with the session's connection. A prepared branch is
- * the broker's: any resource ends it. A session has one branch at a time; the next one starts after the prepare, the one-phase commit or
- * the rollback.
+ * <p>Until it is prepared, a branch is the local transaction of its session, and ends with the connection of the session. A prepared branch
+ * belongs to the broker: any resource can end it. A session has one branch at a time. The next branch starts after the prepare, the
+ * one-phase commit or the rollback.
  */
 final class BranchResource implements XAResource {
     private enum State {
         ACTIVE,
         SUSPENDED,
         ENDED,
-        /** Can only be rolled back. */
+        /** The branch can only be rolled back. */
         FAILED
     }
 
@@ -51,7 +51,7 @@ final class BranchResource implements XAResource {
                 require(id, State.SUSPENDED, "start(TMRESUME)");
                 break;
             default:
-                throw Failure.of(XAException.XAER_INVAL, "start: flags " + flags + " are not TMNOFLAGS, TMJOIN or TMRESUME");
+                throw Failure.of(XAException.XAER_INVAL, "start: invalid flags " + flags + "; use TMNOFLAGS, TMJOIN or TMRESUME");
         }
         state = State.ACTIVE;
         session.activate(deadline);
@@ -59,10 +59,10 @@ final class BranchResource implements XAResource {
 
     private void begin(BranchId id) throws XAException {
         if (id.equals(branch)) {
-            throw Failure.of(XAException.XAER_DUPID, "branch " + id + " was started before");
+            throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " has already been started");
         }
         if (branch != null) {
-            throw Failure.of(XAException.XAER_PROTO, "branch " + branch + " of this session is not prepared, committed or rolled back yet");
+            throw Failure.of(XAException.XAER_PROTO, "start: branch " + branch + " of this session has not been prepared, committed or rolled back yet");
         }
         leaveHandedOver();
         try {
@@ -71,7 +71,7 @@ final class BranchResource implements XAResource {
             throw Failure.of(XAException.XAER_RMFAIL, "start: " + failure.getMessage(), failure);
         }
         if (transaction == null) {
-            throw Failure.of(XAException.XAER_RMFAIL, "start: the session has no transaction; its connection is lost or closed");
+            throw Failure.of(XAException.XAER_RMFAIL, "start: the connection of the session is lost or closed");
         }
         branch = id;
         deadline = Deadline.in(timeoutSeconds);
@@ -94,7 +94,7 @@ final class BranchResource implements XAResource {
                 state = State.SUSPENDED;
                 break;
             default:
-                throw Failure.of(XAException.XAER_INVAL, "end: flags " + flags + " are not TMSUCCESS, TMFAIL or TMSUSPEND");
+                throw Failure.of(XAException.XAER_INVAL, "end: invalid flags " + flags + "; use TMSUCCESS, TMFAIL or TMSUSPEND");
         }
         session.suspend();
     }
@@ -149,14 +149,14 @@ final class BranchResource implements XAResource {
     @Override
     public synchronized Xid[] recover(int flags) throws XAException {
         if ((flags & ~(TMSTARTRSCAN | TMENDRSCAN)) != 0) {
-            throw Failure.of(XAException.XAER_INVAL, "recover: flags " + flags + " are not of TMSTARTRSCAN, TMENDRSCAN and TMNOFLAGS");
+            throw Failure.of(XAException.XAER_INVAL, "recover: invalid flags " + flags + "; use TMSTARTRSCAN, TMENDRSCAN or TMNOFLAGS");
         }
         boolean starts = (flags & TMSTARTRSCAN) != 0;
         if (!starts && flags == TMNOFLAGS && !scanning) {
-            throw Failure.of(XAException.XAER_PROTO, "recover: no scan was started");
+            throw Failure.of(XAException.XAER_PROTO, "recover: no scan is open; start one with TMSTARTRSCAN");
         }
         scanning = (flags & TMENDRSCAN) == 0;
-        return starts ? requests.recover() : new Xid[0]; // a start returns all
+        return starts ? requests.recover() : new Xid[0]; // the start of a scan returns all branches
     }
 
     @Override
@@ -164,7 +164,7 @@ final class BranchResource implements XAResource {
         requests.forget(BranchId.of(xid));
     }
 
-    /** Returns the seconds after which a branch can only be rolled back, 0 where only the broker's {@code transaction_timeout_s} counts. */
+    /** Returns the seconds after which a branch can only be rolled back; 0 if only the broker's {@code transaction_timeout_s} applies. */
     @Override
     public synchronized int getTransactionTimeout() {
         return timeoutSeconds;
@@ -173,13 +173,13 @@ final class BranchResource implements XAResource {
     @Override
     public synchronized boolean setTransactionTimeout(int seconds) throws XAException {
         if (seconds < 0) {
-            throw Failure.of(XAException.XAER_INVAL, "a transaction timeout of " + seconds + " s; 0 is the default, a positive number sets it");
+            throw Failure.of(XAException.XAER_INVAL, "invalid transaction timeout of " + seconds + " s; use a positive number, or 0 for the default");
         }
         timeoutSeconds = seconds;
         return true;
     }
 
-    /** Returns whether a branch can be joined: by its own session alone, since a local transaction belongs to one session. */
+    /** Returns whether a branch can be joined: only by its own session, because a local transaction belongs to one session. */
     @Override
     public boolean isSameRM(XAResource other) {
         return other == this;
@@ -206,7 +206,7 @@ final class BranchResource implements XAResource {
         }
     }
 
-    /** Rolls a branch back that cannot be committed, and tells why. */
+    /** Rolls back a branch that cannot be committed, and throws the reason. */
     private void checkCommittable(String call) throws XAException {
         if (state == State.ACTIVE || state == State.SUSPENDED) {
             throw Failure.of(XAException.XAER_PROTO, call + ": branch " + branch + " has not ended");
@@ -221,12 +221,12 @@ final class BranchResource implements XAResource {
             why = "it took longer than " + timeoutSeconds + " s";
         } else if (!transaction.equals(session.transactionId())) {
             code = XAException.XA_RBCOMMFAIL;
-            why = "the connection was lost while it was at work";
+            why = "the connection was lost while it was active";
         }
         if (code != 0) {
             BranchId rolledBack = branch;
             giveUp();
-            throw Failure.of(code, call + ": branch " + rolledBack + " is rolled back: " + why);
+            throw Failure.of(code, call + ": branch " + rolledBack + " was rolled back: " + why);
         }
     }
 

@@ -11,8 +11,8 @@ import org.apache.qpid.proton.amqp.Binary;
 /**
  * A transacted session of Qpid JMS that branches use one after the other.
  *
- * <p>A branch works in the session's local transaction. The transaction's id, which the broker gave, is what a prepare names. It changes
- * when the connection fails over, so a branch that lost work is recognized by it.
+ * <p>A branch works in the local transaction of the session. A prepare names the id of this transaction, which the broker has assigned. The
+ * id changes when the connection fails over. A changed id shows that a branch has lost work.
  */
 final class BranchSession {
     private final JmsSession session;
@@ -80,7 +80,7 @@ final class BranchSession {
         return transactionId();
     }
 
-    /** Goes on to the next local transaction after the broker has taken the present one as a branch. */
+    /** Changes to the next local transaction after the broker has taken over the present one as a branch. */
     void handedOver(String transaction) {
         try {
             if (transaction.equals(transactionId())) {
@@ -89,11 +89,11 @@ final class BranchSession {
                 session.rollback();
             }
         } catch (JMSException lost) {
-            suspend(); // the branch is safe at the broker; the next start() looks at the state of the session
+            suspend(); // the broker has the branch; the next start() checks the state of the session
         }
     }
 
-    /** Rolls the local transaction back. If that fails, or another thread is in a call, closes the session, which rolls back too. */
+    /** Rolls back the local transaction. If that fails, or another thread is in a call, closes the session, which also rolls back. */
     void rollback() {
         suspend();
         if (!use.tryLock()) {
@@ -114,7 +114,7 @@ final class BranchSession {
         try {
             session.close();
         } catch (JMSException broken) {
-            return; // the connection is gone, and the session with it
+            return; // the connection is lost, and the session with it
         }
     }
 }

@@ -14,7 +14,7 @@ final class Deadline {
         this.set = set;
     }
 
-    /** Returns the deadline in so many seconds, none for 0. */
+    /** Returns the deadline after a number of seconds; none for 0. */
     static Deadline in(int seconds) {
         return seconds == 0 ? NONE : new Deadline(System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds), true);
     }

@@ -4,7 +4,7 @@ import java.lang.reflect.InvocationHandler;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 
-/** Implements a JMS interface by an object of Qpid JMS, except for the methods that a subclass handles. */
+/** Implements a JMS interface with an object of Qpid JMS, except for the methods that a subclass handles. */
 abstract class DelegatingHandler implements InvocationHandler {
     private final Object target;
 
@@ -31,7 +31,7 @@ abstract class DelegatingHandler implements InvocationHandler {
         }
     }
 
-    /** The XA interfaces declare some methods anew that Qpid JMS implements for the plain ones. */
+    /** The XA interfaces declare again some methods that Qpid JMS implements for the plain interfaces. */
     private Method implementation(Method method) throws NoSuchMethodException {
         boolean implemented = method.getDeclaringClass().isInstance(target);
         return implemented ? method : target.getClass().getMethod(method.getName(), method.getParameterTypes());

@@ -2,7 +2,7 @@ package bascule.xa;
 
 import javax.transaction.xa.XAException;
 
-/** Makes the errors of a resource: XAException's own constructors take a code or a text, never both. */
+/** Creates the errors of a resource. The constructors of XAException take a code or a text, but not both. */
 final class Failure {
     private Failure() {}
 

@@ -1,6 +1,6 @@
 package bascule.xa;
 
-/** Bytes as hexadecimal digits, which is how requests write them. */
+/** Bytes as hexadecimal digits, the form in requests. */
 final class Hex {
     private static final String DIGITS = "0123456789abcdef";
 

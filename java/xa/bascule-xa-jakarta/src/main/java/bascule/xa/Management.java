@@ -17,9 +17,9 @@ import org.apache.qpid.jms.policy.JmsDefaultPresettlePolicy;
 final class Management {
     private static final String ADDRESS = "$management";
     private static final String TYPE = "bascule.xa";
-    /** A broker answers within the time of a journal append, or closes the connection. This is well above. */
+    /** Timeout of an answer. A broker answers within the time of a journal append, or closes the connection; both take much less. */
     private static final long ANSWER_TIMEOUT_NANOS = TimeUnit.SECONDS.toNanos(120);
-    /** How soon a request notices that its connection was lost. */
+    /** Interval at which a waiting request checks whether its connection was lost. */
     private static final long LOOK_MS = 100;
     /** Answers that the broker may send before the client asks for them. */
     private static final int ANSWERS_PREFETCH = 10;
@@ -42,17 +42,17 @@ final class Management {
         this.connector = connector;
     }
 
-    /** Returns the largest position of the answers so far, 0 without one. */
+    /** Returns the largest position of the answers so far; 0 without any. */
     synchronized long position() {
         return position;
     }
 
-    /** Makes a request about the local transaction of a branch; only this connection has it. */
+    /** Sends a request about the local transaction of a branch, which only this connection has. */
     synchronized Reply handOver(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
         return request(operation, branch, transaction, since, NOTHING);
     }
 
-    /** Makes a request that may be repeated: on this connection, and if no answer comes, once more on a new one. */
+    /** Sends a request that may be repeated: on this connection and, if there is no answer, once more on a new one. */
     synchronized Reply ask(String operation, BranchId branch, long since) throws AnswerLost {
         return askAgain(operation, branch, null, since);
     }
@@ -82,7 +82,7 @@ final class Management {
             try {
                 closing.close();
             } catch (JMSException broken) {
-                return; // the connection is gone, and the session with it
+                return; // the connection is lost, and the session with it
             }
         }
     }
@@ -104,7 +104,7 @@ final class Management {
             try {
                 other.close();
             } catch (JMSException broken) {
-                other = null; // the answer is there
+                other = null; // the answer has arrived
             }
         }
     }
@@ -114,7 +114,7 @@ final class Management {
             open();
             boolean started = connection.isStarted();
             if (!started) {
-                connection.start(); // no answer is delivered otherwise; the application may not have started its connection yet
+                connection.start(); // otherwise no answer is delivered: the application may not have started its connection yet
             }
             try {
                 Reply reply = new Reply(answer(message(operation, branch, transaction, since), meanwhile));
@@ -131,7 +131,7 @@ final class Management {
         }
     }
 
-    /** After an interruption everything is made anew: what the old temporary queue was sent is gone with the old connection. */
+    /** Creates all links again after an interruption: the old temporary queue and its messages are lost with the old connection. */
     private void open() throws JMSException {
         int lost = interruptions.count();
         if (session != null && lost == opened) {

@@ -10,7 +10,7 @@ import javax.transaction.xa.XAResource;
 final class Reply {
     static final String COMMITTED = "committed";
     static final String ROLLED_BACK = "rolled-back";
-    /** The branch may have ended either way: the broker remembers the last ends only. */
+    /** The branch may have ended either way: the broker remembers only the most recent outcomes. */
     static final String FORGOTTEN = "forgotten";
 
     private static final String CODE = "xaCode";
@@ -19,15 +19,15 @@ final class Reply {
     /** XA_OK, XA_RDONLY, or the error code of an XAException. */
     final int code;
     final String description;
-    /** How a branch that is gone has ended; null if the broker does not say it. */
+    /** The outcome of a branch that has ended; null if the broker does not report it. */
     final String outcome;
-    /** How far the broker's journal was. */
+    /** The end of the broker's journal at the time of the answer. */
     final long position;
     final String text;
 
     Reply(Message answer) throws JMSException {
         if (!answer.propertyExists(CODE)) {
-            throw new JMSException("the answer has no property " + CODE + ": the peer is no Bascule broker");
+            throw new JMSException("the answer has no property " + CODE + "; the peer is not a Bascule broker");
         }
         code = answer.getIntProperty(CODE);
         description = answer.getStringProperty("statusDescription");
@@ -44,7 +44,7 @@ final class Reply {
         return code >= XAException.XA_RBBASE && code <= XAException.XA_RBEND;
     }
 
-    /** Returns whether the branch is gone, and the broker remembers how it has ended: so, or perhaps so. */
+    /** Returns whether the branch has ended, and the broker remembers this outcome as certain or possible. */
     boolean hasEnded(String how) {
         return code == XAException.XAER_NOTA && how.equals(outcome);
     }

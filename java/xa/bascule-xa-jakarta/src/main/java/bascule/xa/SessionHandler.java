@@ -8,7 +8,7 @@ import jakarta.jms.TransactionInProgressException;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 
-/** An {@code XASession}: sends and receives within the branch that its {@code XAResource} has started, and nowhere else. */
+/** An {@code XASession}: it sends and receives only within the branch that its {@code XAResource} has started. */
 final class SessionHandler extends DelegatingHandler {
     private final BranchSession session;
     private final Management management;
@@ -32,9 +32,9 @@ final class SessionHandler extends DelegatingHandler {
                 return proxy;
             case "commit":
             case "rollback":
-                throw new TransactionInProgressException("the transaction manager ends the transaction, not " + method.getName() + "()");
+                throw new TransactionInProgressException(method.getName() + "() is refused: the transaction manager controls commit and rollback");
             case "recover":
-                throw new IllegalStateException("recover() is not for transacted sessions");
+                throw new IllegalStateException("recover() is not possible on a transacted session");
             case "getMessageListener":
                 return null;
             case "setMessageListener":
@@ -50,7 +50,7 @@ final class SessionHandler extends DelegatingHandler {
         }
     }
 
-    /** Wraps what sends or receives. */
+    /** Wraps the objects that send or receive. */
     private Object guarded(Class<?> type, Object result) {
         if (!MessageProducer.class.isAssignableFrom(type) && !MessageConsumer.class.isAssignableFrom(type)) {
             return result;

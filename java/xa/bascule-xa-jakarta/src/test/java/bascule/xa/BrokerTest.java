@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** The resource of a session and a real broker. */
+/** The resource of a session, with a real broker. */
 @Tag("broker")
 @Timeout(240)
 class BrokerTest {

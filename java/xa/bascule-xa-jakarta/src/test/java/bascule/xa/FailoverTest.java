@@ -37,7 +37,7 @@ class FailoverTest {
         relay.close();
     }
 
-    /** The session goes on: the next branch does the work. */
+    /** The session remains usable: the next branch does the work. */
     private void assertNextBranchWorks() throws Exception {
         Xid xid = shop.worked();
         assertEquals(XAResource.XA_OK, resource.prepare(xid));
@@ -108,12 +108,12 @@ class FailoverTest {
         assertEquals(expected, shop.waiting());
     }
 
-    /** Makes the links of requests, so that the next request is one message. */
+    /** Creates the links for requests, so that the next request is one message. */
     private void warmUp() throws XAException {
         resource.recover(XAResource.TMSTARTRSCAN | XAResource.TMENDRSCAN);
     }
 
-    /** The broker gets the next request; its answer is lost with the connection. */
+    /** Cuts the connection after the broker has got the next request, so that its answer is lost. */
     private void cutAfterNextRequest() throws XAException {
         warmUp();
         relay.cutInsteadOfAnswer();

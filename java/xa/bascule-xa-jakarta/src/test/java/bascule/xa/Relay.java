@@ -10,7 +10,7 @@ import java.net.URI;
 import java.util.List;
 import java.util.concurrent.CopyOnWriteArrayList;
 
-/** Passes connections on to a broker, and cuts them when a test asks for it. */
+/** Forwards connections to a broker, and cuts them when a test asks for it. */
 final class Relay implements AutoCloseable {
     private final URI broker;
     private final ServerSocket server = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
@@ -22,12 +22,12 @@ final class Relay implements AutoCloseable {
         start(this::accept);
     }
 
-    /** The URL of a client that reconnects at once. */
+    /** Returns the URL of a client that reconnects at once. */
     String failoverUrl() {
         return "failover:(amqp://127.0.0.1:" + server.getLocalPort() + ")?failover.reconnectDelay=20&failover.maxReconnectDelay=200";
     }
 
-    /** Cuts what is connected; new connections are passed on. */
+    /** Cuts the open connections; new connections are forwarded. */
     void cut() throws IOException {
         for (Socket socket : sockets) {
             socket.close();
@@ -35,7 +35,7 @@ final class Relay implements AutoCloseable {
         sockets.clear();
     }
 
-    /** Cuts when the broker says something: what the client says until then arrives. */
+    /** Cuts when the broker next sends something; what the client has sent until then arrives. */
     void cutInsteadOfAnswer() {
         cutsInsteadOfAnswer = true;
     }
@@ -82,7 +82,7 @@ final class Relay implements AutoCloseable {
             try {
                 work.run();
             } catch (IOException cut) {
-                return; // as the test wants it
+                return; // cut by the test
             }
         });
         thread.setDaemon(true);

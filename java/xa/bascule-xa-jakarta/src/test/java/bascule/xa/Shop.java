@@ -19,7 +19,7 @@ import javax.transaction.xa.Xid;
 import org.apache.qpid.jms.JmsConnectionFactory;
 import org.apache.qpid.jms.policy.JmsDefaultPrefetchPolicy;
 
-/** A broker with one order, and a session whose branches take an order and send a bill. */
+/** A broker with one order, and a session whose branches receive an order and send a bill. */
 final class Shop implements AutoCloseable {
     private static final long RECEIVE_MS = 60_000;
 
@@ -39,7 +39,7 @@ final class Shop implements AutoCloseable {
 
     Shop(String url) throws JMSException {
         JmsConnectionFactory factory = new JmsConnectionFactory(url);
-        ((JmsDefaultPrefetchPolicy) factory.getPrefetchPolicy()).setAll(0); // a message that is not received can be seen in its queue
+        ((JmsDefaultPrefetchPolicy) factory.getPrefetchPolicy()).setAll(0); // a message that is not received is visible in its queue
         connection = new BasculeXAConnectionFactory(factory).createXAConnection();
         session = connection.createXASession();
         resource = session.getXAResource();
@@ -63,7 +63,7 @@ final class Shop implements AutoCloseable {
         return url;
     }
 
-    /** Starts a branch, takes the order and sends its bill. */
+    /** Starts a branch, receives the order and sends its bill. */
     Xid work() throws JMSException, XAException {
         Xid xid = Branch.create();
         resource.start(xid, XAResource.TMNOFLAGS);
@@ -71,7 +71,7 @@ final class Shop implements AutoCloseable {
         return xid;
     }
 
-    /** {@link #work}, and the end of it. */
+    /** Does {@link #work}, and ends it. */
     Xid worked() throws JMSException, XAException {
         Xid xid = work();
         resource.end(xid, XAResource.TMSUCCESS);
@@ -83,7 +83,7 @@ final class Shop implements AutoCloseable {
         bills.send(session.createTextMessage("bill of " + order.getText()));
     }
 
-    /** What consumers may have now: orders, then bills. */
+    /** Returns the messages that consumers can receive now: orders, then bills. */
     List<String> waiting() throws JMSException {
         List<String> found = new ArrayList<>();
         for (Queue queue : List.of(orderQueue, billQueue)) {

@@ -32,7 +32,7 @@ EPOCH = 5
 FENCED = "another broker started epoch 7 of journal journal"
 
 
-class Surroundings:
+class EpochEffectsModel:
     """The effects of bascule.broker.epoch.EpochEffects. An append waits until the test decides its outcome."""
 
     def __init__(self) -> None:
@@ -154,8 +154,8 @@ class Surroundings:
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
+def effects() -> EpochEffectsModel:
+    return EpochEffectsModel()
 
 
 def record(kind: Kind, epoch: int, sequence: int) -> bytes:
