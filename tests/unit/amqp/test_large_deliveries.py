@@ -1,4 +1,4 @@
-"""Messages in many frames are written piece by piece, beside whatever else a connection has to say."""
+"""The engine writes a message of many frames in pieces, and other frames of the connection between them."""
 
 import pytest
 
@@ -12,12 +12,12 @@ PIECE_BYTES = 8 * FRAME_SIZE_BYTES_MIN
 LARGE = bytes(100 * FRAME_SIZE_BYTES_MIN)
 
 
-def in_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
+def pair_with_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
     return Pair(limits=ConnectionLimits(frames_per_piece_bytes=PIECE_BYTES), frame_size=frame_size)
 
 
 def test_large_message_is_framed_in_pieces() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=2)
     sender.send(LARGE)
     sizes = []
@@ -32,7 +32,7 @@ def test_large_message_is_framed_in_pieces() -> None:
 
 
 def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     pair.server.data_to_send(take_more=False)
@@ -43,7 +43,7 @@ def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
 
 
 def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=2)
     beside = session.attach_receiver("beside", Source("queue"), Target())
@@ -70,7 +70,7 @@ def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() ->
 
 
 def test_two_large_messages_are_sent_in_turns() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     session = pair.session()
     first, one = pair.consumer(session, credit=1)
     second = session.attach_receiver("second", Source("queue"), Target())
@@ -92,7 +92,7 @@ def test_two_large_messages_are_sent_in_turns() -> None:
 
 @pytest.mark.parametrize(("end", "last"), [("detach", Detach), ("end", End), ("close", Close)])
 def test_large_message_is_dropped_after_detach_end_or_close(end: str, last: type) -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     assert pair.server.outgoing.kept_bytes == len(LARGE)
@@ -111,7 +111,7 @@ def test_large_message_is_dropped_after_detach_end_or_close(end: str, last: type
 
 
 def test_drain_is_answered_after_the_message_being_sent() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     receiver, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     receiver.flow(1, drain=True, echo=True)
@@ -127,7 +127,7 @@ def test_drain_is_answered_after_the_message_being_sent() -> None:
 
 
 def test_message_counts_as_kept_until_last_frame_is_written() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     before = pair.server.outgoing.unwritten_bytes

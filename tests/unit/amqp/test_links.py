@@ -149,7 +149,7 @@ def test_drain_returns_unused_credit() -> None:
     assert sender.credit == 3
 
 
-@pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second one in several frames
+@pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second message takes several frames
 def test_receiver_ends_drain_when_message_uses_up_the_credit(message: bytes) -> None:
     pair = Pair(frame_size=512)
     receiver, sender = pair.consumer()
@@ -249,7 +249,7 @@ def test_detach_at_closed_session_window_leaves_no_gap_in_delivery_ids(size_byte
     sender.detach()
     [detached] = of(Detached, pair.run().at_client)
     assert len(detached.deliveries) == begun
-    assert len(of(Transferred, pair.at_server)) == arrived  # the rest of the large one is dropped
+    assert len(of(Transferred, pair.at_server)) == arrived  # the engine drops the rest of the large message
     other.send(b"after")
     [transferred] = of(Transferred, pair.run().at_server)
     assert transferred.delivery_id == begun
@@ -260,7 +260,7 @@ def test_aborted_message_is_dropped_and_uses_credit() -> None:
     script = Script().attached()
     assert script.say(Transfer(0, 0, b"t", 0, False, True), b"part") == []
     [flowed] = of(Flowed, script.say(Transfer(0, None, None, None, None, False, aborted=True)))
-    assert flowed.link.credit == 9  # used, and the application is told: nobody else would give more
+    assert flowed.link.credit == 9  # the engine reports the used credit, because only the application gives more
     assert of(Flowed, script.say(Transfer(0, 1, b"t", 0, aborted=True)))
     [transfer] = of(Transferred, script.say(Transfer(0, 2, b"t", 0), b"whole"))
     assert transfer.payload == b"whole"

@@ -1,4 +1,4 @@
-"""Attaching, detaching and ending of links, and the limits and breaches of what travels on them."""
+"""Attaching and detaching links, the limits of deliveries, and violations of the protocol on links."""
 
 from typing import Any
 
@@ -223,7 +223,7 @@ def test_protocol_violation_ends_only_its_link_or_session(
     assert found.error.condition == condition
     assert len(of(SessionEnded if answer is End else Detached, events)) == 1
     assert not script.server.closed
-    # What was on its way is passed over; the peer's answer ends it, and a new start works.
+    # The engine ignores frames that the peer sent before it saw the end, and allows a new link after the peer's answer.
     assert script.say(Transfer(0, 50, b"t"), b"late") == []
     assert script.say(Detach(0, True) if answer is Detach else End()) == []
     assert script.answers == []

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the exchange of RFC 7677, and what must not pass for one."""
+"""SCRAM-SHA-256: the exchange of RFC 7677, and invalid exchanges that must fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_wrong_password_and_unknown_user_are_indistinguishable(user: str, passwo
     asked, asking = server(), ScramClient(user, password, CLIENT_NONCE)
     challenge = asked.step(asking.initial())
     assert challenge is not None
-    assert challenge == server().step(asking.initial()), "the salt of who does not exist would change"
+    assert challenge == server().step(asking.initial()), "the salt of an unknown user must not change between attempts"
     with pytest.raises(AuthenticationFailed, match=r"unknown user .* or wrong password"):
         asked.step(asking.step(challenge))
     assert asked.final is None

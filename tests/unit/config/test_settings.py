@@ -1,4 +1,4 @@
-"""What the settings default to, and what they derive."""
+"""Defaults of settings, and values that are derived from them."""
 
 import pytest
 from pydantic import ValidationError

@@ -92,7 +92,7 @@ def test_free_ports_are_distinct_and_outside_the_ephemeral_range(monkeypatch: py
     assert len(set(ports)) == 20
     assert max(ports) < passing
     monkeypatch.setattr(process, "LASTING_PORT_MIN", passing)
-    assert free_port() >= passing  # better than none
+    assert free_port() >= passing  # a port of the ephemeral range is better than no port
 
 
 def test_free_port_is_never_handed_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
