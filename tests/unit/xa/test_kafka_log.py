@@ -1,4 +1,4 @@
-"""The decision log in Kafka while an append is stored at an unknown offset: the first decision stands, for all alike."""
+"""The decision log in Kafka while the offset of an append is unknown: the first decision counts for every process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.outage import THREADS, Door, Service, told_together
 
 
 class Topic:
-    """Entries in the order of their offsets; the next ``unknown`` appends are stored, and are not told where."""
+    """Entries in the order of their offsets. The next ``unknown`` appends are stored, but get no offset."""
 
     def __init__(self) -> None:
         self.unknown = 0
-        self.between: list[Outgoing] = []  # stored by another process behind the next append
+        self.between: list[Outgoing] = []  # entries that another process stores after the next append
         self.entries: list[tuple[bytes, bytes]] = []
 
     def append(self, record: Outgoing) -> Future[int]:
