@@ -1,4 +1,4 @@
-"""Errors that cross Spark's boundaries arrive as the errors that they are; no other text is taken for one."""
+"""Errors keep their class when they cross Spark's boundaries. No other text is mistaken for an error of Bascule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_overridden_error_attributes_are_kept_across_spark() -> None:
 def test_error_of_unknown_class_keeps_name_and_retriability_across_spark() -> None:
     strange = type("Strange", (BasculeError,), {"retriable": True})
     failure = PySparkException(encoded(strange("why")).replace("Strange", "Stranger"))
-    assert error_from_spark(failure) is None  # the checksum does not match
+    assert error_from_spark(failure) is None  # the checksum of the changed text does not match
     data = encoded(strange("why"))
     del strange
     gc.collect()

@@ -1,4 +1,4 @@
-"""When a query is started, and what happens after one that failed."""
+"""When a driver starts a query, and how it handles a failed one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bascule.writer.position import PositionLost, PositionTaken
 from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spark
 
 
-class Ended:
+class FailedStreamingQuery:
     """A streaming query that has failed."""
 
     isActive = False  # noqa: N815 - Spark's name
@@ -28,8 +28,8 @@ class Ended:
 
 
 def failed(failure: Exception | None, directory: Path) -> Query:
-    """A query after ``check`` has seen that Spark's query ended with this failure."""
-    query = Query("failed", lambda: None, directory, running=Ended(failure))  # type: ignore[arg-type]
+    """Return a query whose ``check`` has found that Spark's query ended with ``failure``."""
+    query = Query("failed", lambda: None, directory, running=FailedStreamingQuery(failure))  # type: ignore[arg-type]
     query.check()
     return query
 
@@ -89,8 +89,8 @@ def test_restart_pause_doubles_up_to_limit_and_resets_after_steady_run(tmp_path:
     query = Query("failing", lambda: None, tmp_path)
 
     def pause() -> float:
-        """Before the start that follows a failure."""
-        query.running = Ended(Unavailable("no Kafka"))  # type: ignore[assignment]
+        """Return the pause in seconds between a failure and the next start."""
+        query.running = FailedStreamingQuery(Unavailable("no Kafka"))  # type: ignore[assignment]
         before = time.monotonic()
         query.check()
         return round(query._due_s - before, 1)

@@ -1,4 +1,4 @@
-"""What Spark is told of its session and of Kafka."""
+"""The settings of the Spark session, and the options of its Kafka source."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_certificates_are_translated_to_pem_stores(tmp_path: Path) -> None:
 
 
 class Reader:
-    """Takes what a source of Spark is told."""
+    """A reader of Spark that records the options of a source."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
 
     read = readStream = property(lambda self: self)  # noqa: N815 - Spark's names
 
@@ -100,25 +100,25 @@ class Reader:
         return self
 
     def options(self, **options: str) -> Reader:
-        self.told |= options
+        self.given |= options
         return self
 
     def option(self, name: str, value: Any) -> Reader:
-        self.told[name] = value
+        self.given[name] = value
         return self
 
     def load(self) -> dict[str, Any]:
-        return self.told
+        return self.given
 
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_kafka_stream_starts_at_positions_and_fails_on_data_loss(committed: bool) -> None:
     session: Any = Reader()
     pipelines = PipelinesSpec("b", {"bootstrap.servers": "k:1"}, max_offsets_per_trigger=9)
-    told: Any = kafka_stream(session, pipelines, {("a", 0): 5, ("b", 1): 0, ("a", 2): 7}, committed=committed)
-    assert json.loads(told.pop("assign")) == {"a": [0, 2], "b": [1]}
-    assert json.loads(told.pop("startingOffsets")) == {"a": {"0": 5, "2": 7}, "b": {"1": 0}}
-    assert told == {
+    given: Any = kafka_stream(session, pipelines, {("a", 0): 5, ("b", 1): 0, ("a", 2): 7}, committed=committed)
+    assert json.loads(given.pop("assign")) == {"a": [0, 2], "b": [1]}
+    assert json.loads(given.pop("startingOffsets")) == {"a": {"0": 5, "2": 7}, "b": {"1": 0}}
+    assert given == {
         "kafka.bootstrap.servers": "k:1",
         "kafka.fetch.max.wait.ms": "20",
         "failOnDataLoss": "true",
@@ -130,8 +130,8 @@ def test_kafka_stream_starts_at_positions_and_fails_on_data_loss(committed: bool
 
 def test_kafka_range_is_bounded_on_both_sides() -> None:
     session: Any = Reader()
-    told: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
-    assert json.loads(told["assign"]) == {"journal": [3]}
-    assert json.loads(told["startingOffsets"]) == {"journal": {"3": 5}}
-    assert json.loads(told["endingOffsets"]) == {"journal": {"3": 9}}
-    assert told["failOnDataLoss"] == "true"
+    given: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
+    assert json.loads(given["assign"]) == {"journal": [3]}
+    assert json.loads(given["startingOffsets"]) == {"journal": {"3": 5}}
+    assert json.loads(given["endingOffsets"]) == {"journal": {"3": 9}}
+    assert given["failOnDataLoss"] == "true"

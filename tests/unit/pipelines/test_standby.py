@@ -1,4 +1,4 @@
-"""Drivers of one bridge, of which one runs the pipelines, on Kafka in memory."""
+"""Drivers of one bridge on Kafka in memory. One driver runs the pipelines, and the others stand by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.system import wait_for
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 
 @pytest.fixture

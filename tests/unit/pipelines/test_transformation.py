@@ -1,4 +1,4 @@
-"""What is said of a user's transformation that cannot be used. No Spark: none of these comes so far."""
+"""Errors for a user's transformation that cannot be used. The tests need no Spark, because each error occurs before Spark runs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_transformation_result_without_required_columns_is_refused(columns: dict
 
 
 class Plan:
-    """An operator of Spark's plan, with those below it, as the gateway to Spark gives it."""
+    """An operator of Spark's plan, and the operators below it, with the methods of the gateway's object."""
 
     def __init__(self, name: str, *below: Plan, made_of: str = "") -> None:
         self._name, self._below, self._made_of = name, below, made_of
@@ -127,7 +127,7 @@ class Plan:
 
 
 TABLE = Plan("BroadcastExchange", Plan("HashAggregate", Plan("Exchange")), made_of="Scan json")
-ITSELF = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=1, splits=4)")
+SELF_JOIN = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=1, splits=4)")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_row_local_transformation_and_join_with_static_table_are_allowed(plan: P
     [
         (Plan("Project", Plan("HashAggregate", Plan("Range"))), "HashAggregate"),
         (Plan("BroadcastHashJoin", TABLE, Plan("Sort", Plan("Range"))), "Sort"),
-        (Plan("BroadcastHashJoin", Plan("Range"), ITSELF), "Exchange of the messages with themselves"),
+        (Plan("BroadcastHashJoin", Plan("Range"), SELF_JOIN), "Exchange of the messages with themselves"),
         (Plan("GlobalLimit", Plan("Range")), "GlobalLimit"),
     ],
 )
