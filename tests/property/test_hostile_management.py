@@ -91,8 +91,8 @@ class Conversation:
 def heard(served: Served, client: Client) -> list[bytes]:
     """The messages that a client has got and settled."""
     served.settle(client)
-    events = client.told(Transferred)
-    client.heard.clear()
+    events = client.events_of(Transferred)
+    client.events.clear()
     for event in events:
         event.link.settle(event.delivery_id, ACCEPTED)
     served.settle(client)

@@ -17,7 +17,7 @@ E = TypeVar("E", bound=Event)
 C = TypeVar("C", bound=Composite)
 
 
-def of(kind: type[E], events: list[Event]) -> list[E]:
+def events_of(kind: type[E], events: list[Event]) -> list[E]:
     return [event for event in events if type(event) is kind]
 
 
@@ -40,17 +40,17 @@ class Pair:
             up, down = self.client.data_to_send(), self.server.data_to_send()
             if not up and not down:
                 return self
-            heard = self.server.receive(up, self.now_s)
+            events = self.server.receive(up, self.now_s)
             if self.server.login_check is not None:
-                heard += self.server.login_checked(self.server.login_check())
-            for event in heard:
+                events += self.server.login_checked(self.server.login_check())
+            for event in events:
                 if isinstance(event, Opened):
                     self.server.open()
                 elif isinstance(event, Attached):
                     event.link.accept()
                     if isinstance(event.link, ReceiverLink) and self.credit:
                         event.link.flow(self.credit)
-            self.at_server += heard
+            self.at_server += events
             self.at_client += self.client.receive(down, self.now_s)
 
     def session(self) -> Session:
@@ -62,7 +62,7 @@ class Pair:
         """Attach a producer; return the link at the client and the link at the server."""
         link = (session or self.session()).attach_sender("producer", Source(), target or Target("queue"))
         self.run()
-        other = of(Attached, self.at_server)[0].link
+        other = events_of(Attached, self.at_server)[0].link
         assert isinstance(other, ReceiverLink)
         return link, other
 
@@ -70,7 +70,7 @@ class Pair:
         """Attach a consumer; return the link at the client and the link at the server."""
         link = (session or self.session()).attach_receiver("consumer", Source("queue"), Target())
         self.run()
-        other = of(Attached, self.at_server)[0].link
+        other = events_of(Attached, self.at_server)[0].link
         assert isinstance(other, SenderLink)
         if credit:
             link.flow(credit)

@@ -46,7 +46,7 @@ from bascule.amqp.unsettled import Unsettled
 from tests.support import hostile as raw
 from tests.support.costs import spent_s
 from tests.support.speed import SLOWNESS
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 NULL = raw.NULL
 COLLIDING_ULONGS = [raw.ulong(number * raw.HASH_MODULUS % (1 << 64)) for number in range(9)]
@@ -184,7 +184,7 @@ def test_unsettled_map_of_attach_is_not_kept() -> None:
     body = raw.described(
         raw.ATTACH, raw.listed(raw.string(b"l"), raw.uint(0), raw.FALSE, NULL, NULL, NULL, terminus, tags, NULL, raw.uint(0))
     )
-    (event,) = of(Attached, script.say_bytes(raw.frame(body)))
+    (event,) = events_of(Attached, script.say_bytes(raw.frame(body)))
     assert event.link.remote.unsettled is None
 
 
@@ -195,7 +195,7 @@ def test_long_delivery_tag_and_repeated_delivery_id_end_the_session() -> None:
     ):
         script = Script().attached()
         events = [event for transfer in transfers for event in script.say(transfer, b"x")]
-        (ended,) = of(SessionEnded, events)
+        (ended,) = events_of(SessionEnded, events)
         assert ended.error is not None
         assert ended.error.condition == INVALID_FIELD
 
@@ -220,7 +220,7 @@ def test_attach_whose_answer_exceeds_frame_size_of_peer_is_refused() -> None:
     error = script.answer(Detach).error
     assert error is not None
     assert error.condition == FRAME_SIZE_TOO_SMALL
-    (detached,) = of(Detached, script.say(Detach(0, True)))
+    (detached,) = events_of(Detached, script.say(Detach(0, True)))
     assert detached.error is not None
     assert detached.error.condition == FRAME_SIZE_TOO_SMALL
 
@@ -310,11 +310,11 @@ def test_dispositions_that_settle_nothing_take_little_time(first: int, last: int
 
 def test_outcome_and_settlement_are_each_reported_once() -> None:
     script, _ = peer_with_unsettled(10)
-    told = [
-        [len(event.deliveries) for event in of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
+    dispositions = [
+        [len(event.deliveries) for event in events_of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
         for first, last, settled in ((0, 4, False), (0, 6, False), (0, 9, False), (2, 3, True), (0, 9, True), (0, 9, True))
     ]
-    assert told == [[5], [2], [3], [2], [8], []]
+    assert dispositions == [[5], [2], [3], [2], [8], []]
 
 
 def test_range_across_wraparound_of_delivery_ids_is_found_in_order() -> None:
@@ -370,5 +370,5 @@ def test_message_in_small_frames_arrives_whole_from_few_frame_heads(size_bytes: 
     message = bytes(number % 251 for number in range(size_bytes))
     sender.send(message)
     pair.run()
-    assert [event.payload for event in of(Transferred, pair.at_client)] == [message]
+    assert [event.payload for event in events_of(Transferred, pair.at_client)] == [message]
     assert len(made) < 10

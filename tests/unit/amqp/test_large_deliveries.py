@@ -6,7 +6,7 @@ from bascule.amqp.errors import IllegalUse
 from bascule.amqp.events import Transferred
 from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MIN, ConnectionLimits
 from bascule.amqp.performatives import Close, Detach, End, Source, Target, Transfer
-from tests.unit.amqp.pair import Pair, frames_of, of
+from tests.unit.amqp.pair import Pair, events_of, frames_of
 
 PIECE_BYTES = 8 * FRAME_SIZE_BYTES_MIN
 LARGE = bytes(100 * FRAME_SIZE_BYTES_MIN)
@@ -28,7 +28,7 @@ def test_large_message_is_framed_in_pieces() -> None:
         pair.server.send_more()
     assert len(sizes) > 10
     assert max(sizes) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
-    assert [transfer.payload for transfer in of(Transferred, pair.at_client)] == [LARGE]
+    assert [transfer.payload for transfer in events_of(Transferred, pair.at_client)] == [LARGE]
 
 
 def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
@@ -59,14 +59,14 @@ def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() ->
         sender.send(b"second")
     links["beside"].send(b"small")  # type: ignore[attr-defined]
     links["elsewhere"].send(b"small")  # type: ignore[attr-defined]
-    heard = of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
-    assert [transfer.link for transfer in heard] == [beside, elsewhere]
+    transfers = events_of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+    assert [transfer.link for transfer in transfers] == [beside, elsewhere]
     while pair.server.outgoing.sessions:
         credited = pair.server.send_more()
-        heard += of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+        transfers += events_of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
     assert [event.link for event in credited] == [sender]
     assert sender.credit == 1
-    assert heard[-1].link is receiver
+    assert transfers[-1].link is receiver
 
 
 def test_two_large_messages_are_sent_in_turns() -> None:
@@ -119,7 +119,7 @@ def test_drain_is_answered_after_the_message_being_sent() -> None:
     sender.drained()
     received = 0
     while data := pair.server.data_to_send():
-        received += len(of(Transferred, pair.client.receive(data, 0.0)))
+        received += len(events_of(Transferred, pair.client.receive(data, 0.0)))
         assert receiver.drain == (not received)
         pair.server.send_more()
     assert received == 1
@@ -143,4 +143,6 @@ def test_frames_stay_below_own_maximum_when_peer_accepts_larger_ones() -> None:
     sender.send(bytes(3 * DELIVERY_FRAME_SIZE_BYTES_MAX))
     data = pair.server.data_to_send()
     assert len(frames_of(data)) == 4
-    assert [len(transfer.payload) for transfer in of(Transferred, pair.client.receive(data, 0.0))] == [3 * DELIVERY_FRAME_SIZE_BYTES_MAX]
+    assert [len(transfer.payload) for transfer in events_of(Transferred, pair.client.receive(data, 0.0))] == [
+        3 * DELIVERY_FRAME_SIZE_BYTES_MAX
+    ]

@@ -8,7 +8,7 @@ from bascule.amqp.frames import frame_head
 from bascule.amqp.link import SenderLink
 from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Transfer
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 
 def pair_with(budget: PartialBudget) -> Pair:
@@ -38,12 +38,12 @@ def test_exceeded_partial_budget_detaches_link_that_waited_longest_for_a_frame()
     continue_message(pairs[2], links[2], 3_000, more=True)  # now the second link has waited longest
     assert budget.used_bytes == 9_001
     pairs[1].run()
-    (detached,) = of(Detached, pairs[1].at_client)
+    (detached,) = events_of(Detached, pairs[1].at_client)
     assert detached.error is not None
     assert detached.error.condition == RESOURCE_LIMIT_EXCEEDED
     for number in (0, 2):
         continue_message(pairs[number], links[number], 1, more=False)
-        assert of(Transferred, pairs[number].at_server)
+        assert events_of(Transferred, pairs[number].at_server)
     assert budget.used_bytes == 0
 
 
@@ -53,4 +53,4 @@ def test_single_partial_message_may_exceed_the_budget() -> None:
     link, _ = pair.producer()
     begin_message(pair, link, 1_000)
     continue_message(pair, link, 1_000, more=False)
-    assert [len(event.payload) for event in of(Transferred, pair.at_server)] == [2_000]
+    assert [len(event.payload) for event in events_of(Transferred, pair.at_server)] == [2_000]

@@ -17,7 +17,7 @@ from bascule.amqp.sasl import (
     SaslServer,
     password_check,
 )  # fmt: skip
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 
 def plain() -> PlainServer:
@@ -113,7 +113,7 @@ def test_authenticated_client_is_known_by_user_name(client: PlainClient | Anonym
 def test_wrong_credentials_close_both_ends_as_unauthorized(user: str, password: str) -> None:
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient([PlainClient(user, password)]), require_sasl=True).run()
     for events, connection in ((pair.at_server, pair.server), (pair.at_client, pair.client)):
-        error = of(ConnectionClosed, events)[0].error
+        error = events_of(ConnectionClosed, events)[0].error
         assert error is not None
         assert error.condition == UNAUTHORIZED_ACCESS
         assert connection.closed

@@ -9,7 +9,7 @@ import pytest
 from bascule.amqp.events import ConnectionClosed
 from bascule.amqp.sasl import AuthenticationFailed, ExternalClient, ExternalServer, PlainClient, PlainServer, SaslClient, SaslServer
 from bascule.amqp.scram import ITERATIONS_MAX, ScramClient, ScramServer, Verifier, Verifiers
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 # RFC 7677, section 3.
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -69,7 +69,7 @@ def test_client_closes_when_server_does_not_know_the_password() -> None:
 
     offered = SaslServer({"SCRAM-SHA-256": lambda: Impostor(verifiers(user="guessed"), SERVER_NONCE)})
     pair = Pair(sasl=offered, client_sasl=SaslClient([ScramClient("user", "pencil", "c")]), require_sasl=True).run()
-    error = of(ConnectionClosed, pair.at_client)[0].error
+    error = events_of(ConnectionClosed, pair.at_client)[0].error
     assert error is not None
     assert "could not prove that it knows the password" in str(error)
 

@@ -1,4 +1,4 @@
-"""The effects of an epoch in virtual time, and what tests do with an epoch."""
+"""The effects of an epoch in virtual time, and helpers that drive an epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPOCH = 5
 FENCED = "another broker started epoch 7 of journal journal"
 
 
-class Surroundings:
+class VirtualEffects:
     """The effects of bascule.broker.epoch.EpochEffects. An append waits until the test decides its outcome."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Surroundings:
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
         self.notes.append(detail)
 
-    # -- what tests do ---------------------------------------------------------------------------------------------------
+    # -- helpers of tests ---------------------------------------------------------------------------------------------------
 
     def make(self) -> EpochProtocol:
         errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, str(error))))
@@ -154,8 +154,8 @@ class Surroundings:
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
+def effects() -> VirtualEffects:
+    return VirtualEffects()
 
 
 def record(kind: Kind, epoch: int, sequence: int) -> bytes:

@@ -16,104 +16,104 @@ from bascule.journal.fence import IN_FLIGHT_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.records import DamagedRecord, Kind, decode_header
 from bascule.testing.broker import Sender, message_bytes
-from tests.unit.broker.epoch_surroundings import EPOCH, FENCED, LIMITS, Surroundings, around, record
+from tests.unit.broker.epoch_in_virtual_time import EPOCH, FENCED, LIMITS, VirtualEffects, effects, record
 
-__all__ = ["around"]  # fixtures
+__all__ = ["effects"]  # fixtures
 
 
 # -- start -------------------------------------------------------------------------------------------------------------------
 
 
-def test_epoch_serves_when_its_start_record_is_stored_and_its_state_is_loaded(around: Surroundings) -> None:
-    epoch = around.make()
+def test_epoch_serves_when_its_start_record_is_stored_and_its_state_is_loaded(effects: VirtualEffects) -> None:
+    epoch = effects.make()
     assert (epoch.state, epoch.loaded) == (EpochState.FOLLOWING, False)
-    assert around.begin((EPOCH, None)) is None
+    assert effects.begin((EPOCH, None)) is None
     assert (epoch.state, epoch.loaded, epoch.next_offset) == (EpochState.SERVING, True, EPOCH + 1)
     assert epoch.engine.journaling.epoch == EPOCH
-    assert [key for key, _ in around.appended] == [b"E"]
+    assert [key for key, _ in effects.appended] == [b"E"]
 
 
-def test_unanswered_start_record_fails_the_start(around: Surroundings) -> None:
-    epoch = around.make()
-    started = around.process.spawn(epoch.start({}))
-    around.run(LIMITS.append_timeout_s + 0.1)
+def test_unanswered_start_record_fails_the_start(effects: VirtualEffects) -> None:
+    epoch = effects.make()
+    started = effects.process.spawn(epoch.start({}))
+    effects.run(LIMITS.append_timeout_s + 0.1)
     assert str(started.error) == "journal journal: Kafka has not stored the start record within 2 s"
     assert isinstance(started.error, Unavailable)
 
 
-def test_late_answer_to_the_start_record_begins_nothing(around: Surroundings) -> None:
-    epoch = around.make()
-    around.process.spawn(epoch.start({}))
-    around.run(LIMITS.append_timeout_s + 0.1)
+def test_late_answer_to_the_start_record_begins_nothing(effects: VirtualEffects) -> None:
+    epoch = effects.make()
+    effects.process.spawn(epoch.start({}))
+    effects.run(LIMITS.append_timeout_s + 0.1)
     epoch.outcomes([(EPOCH, None), (EPOCH + 1, None)])
-    around.run(60)
+    effects.run(60)
     assert epoch.state is EpochState.ENDED
-    assert [type(each) for each in around.ends] == [Unavailable]
-    assert around.asked == []
+    assert [type(each) for each in effects.ends] == [Unavailable]
+    assert effects.asked == []
 
 
-def test_appends_in_flight_never_exceed_the_limit(around: Surroundings) -> None:
-    epoch = around.serving()
-    before = len(around.appended)
+def test_appends_in_flight_never_exceed_the_limit(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    before = len(effects.appended)
     journaling = epoch.engine.journaling
     for _ in range(10):
         journaling.add(bytes(RECORD_BYTES_SOFT + 1))
-    assert len(around.appended) == before + LIMITS.in_flight_max == before + IN_FLIGHT_MAX
+    assert len(effects.appended) == before + LIMITS.in_flight_max == before + IN_FLIGHT_MAX
     assert len(journaling.in_flight) == 10
     for stored in range(1, 11):
         epoch.outcomes([(EPOCH + stored, None)])
-        assert len(around.appended) == before + min(10, LIMITS.in_flight_max + stored)
+        assert len(effects.appended) == before + min(10, LIMITS.in_flight_max + stored)
     assert not journaling.in_flight
-    sequences = [decode_header(value).sequence for _, value in around.appended[before:]]
+    sequences = [decode_header(value).sequence for _, value in effects.appended[before:]]
     assert sequences == sorted(sequences)
 
 
 @pytest.mark.parametrize(("outcome", "error"), [((UNKNOWN_OFFSET, None), AppendOffsetUnknown), ((-1, "refused"), JournalUnavailable)])
 def test_start_record_that_may_not_be_stored_ends_the_epoch_at_once(
-    around: Surroundings, outcome: tuple[int, str | None], error: type[BasculeError]
+    effects: VirtualEffects, outcome: tuple[int, str | None], error: type[BasculeError]
 ) -> None:
-    epoch = around.make()
-    assert type(around.begin(outcome)) is error
+    epoch = effects.make()
+    assert type(effects.begin(outcome)) is error
     assert epoch.state is EpochState.ENDED
-    assert [type(each) for each in around.ends] == [error]
+    assert [type(each) for each in effects.ends] == [error]
 
 
-def test_election_lost_before_start_fails_start_and_writes_nothing(around: Surroundings) -> None:
-    around.make().lose_election()
-    assert isinstance(around.begin(), SteppedDown)
-    assert around.appended == []
+def test_election_lost_before_start_fails_start_and_writes_nothing(effects: VirtualEffects) -> None:
+    effects.make().lose_election()
+    assert isinstance(effects.begin(), SteppedDown)
+    assert effects.appended == []
 
 
-def test_election_lost_during_load_fences_epoch(around: Surroundings) -> None:
-    epoch = around.make()
-    started = around.process.spawn(epoch.start({}))
-    around.run()
+def test_election_lost_during_load_fences_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.make()
+    started = effects.process.spawn(epoch.start({}))
+    effects.run()
     epoch.lose_election()
-    around.run()
+    effects.run()
     assert isinstance(started.error, SteppedDown)
     assert epoch.state is EpochState.FENCED
 
 
-def test_failed_load_of_state_fails_start(around: Surroundings) -> None:
-    around.make()
-    around.load_failure = DamagedRecord("offset 3")
-    assert around.begin((EPOCH, None)) is around.load_failure
+def test_failed_load_of_state_fails_start(effects: VirtualEffects) -> None:
+    effects.make()
+    effects.load_failure = DamagedRecord("offset 3")
+    assert effects.begin((EPOCH, None)) is effects.load_failure
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------------
 
 
-def test_sends_are_answered_in_order_when_their_records_are_stored(around: Surroundings) -> None:
-    epoch = around.serving()
-    sender = around.send("a", "b")
+def test_sends_are_answered_in_order_when_their_records_are_stored(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a", "b")
     assert sender.answers == []
     epoch.outcomes([(EPOCH + 1, None)])
     assert sender.accepted_tokens == ["a"]
     epoch.outcomes([(EPOCH + 2, None)])
     assert sender.accepted_tokens == ["a", "b"]
     assert epoch.next_offset == EPOCH + 3
-    assert around.rounds == 3
-    assert around.stored_bytes > 0
+    assert effects.rounds == 3
+    assert effects.stored_bytes > 0
     assert epoch.offsets.offset_of(2) == EPOCH + 2
 
 
@@ -125,106 +125,106 @@ def test_sends_are_answered_in_order_when_their_records_are_stored(around: Surro
     ],
 )
 def test_append_with_unknown_place_ends_the_epoch_and_nothing_is_answered(
-    around: Surroundings, outcome: tuple[int, str | None], why: str
+    effects: VirtualEffects, outcome: tuple[int, str | None], why: str
 ) -> None:
-    epoch = around.serving()
-    sender = around.send("a", "b")
+    epoch = effects.serving()
+    sender = effects.send("a", "b")
     epoch.outcomes([outcome, (EPOCH + 2, None)])
     epoch.outcomes([(EPOCH + 2, None)])
     assert sender.answers == []
-    assert around.why == why
+    assert effects.why == why
     assert epoch.state is EpochState.ENDED
-    appended = len(around.appended)
-    around.send("c")
-    assert len(around.appended) == appended
+    appended = len(effects.appended)
+    effects.send("c")
+    assert len(effects.appended) == appended
 
 
-def test_append_refused_by_producer_ends_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.refusal = Unavailable("append not taken")
-    around.send("a")
-    assert around.ends == [around.refusal]
+def test_append_refused_by_producer_ends_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.refusal = Unavailable("append not taken")
+    effects.send("a")
+    assert effects.ends == [effects.refusal]
     assert epoch.ended
 
 
-def test_append_that_fails_with_an_unexpected_error_ends_the_epoch(around: Surroundings) -> None:
-    around.serving()
-    around.refusal = MemoryError("no room for a record")
-    around.send("a")
-    assert around.why == "BrokerFault: journal journal: append failed: MemoryError('no room for a record')"
+def test_append_that_fails_with_an_unexpected_error_ends_the_epoch(effects: VirtualEffects) -> None:
+    effects.serving()
+    effects.refusal = MemoryError("no room for a record")
+    effects.send("a")
+    assert effects.why == "BrokerFault: journal journal: append failed: MemoryError('no room for a record')"
 
 
-def test_error_while_a_stored_record_is_applied_ends_the_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
-    sender = around.send("a")
+def test_error_while_a_stored_record_is_applied_ends_the_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a")
     epoch.engine.journaling.then(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    around.send("b")
+    effects.send("b")
     epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
     assert sender.accepted_tokens == ["a"]
-    assert around.why.startswith("BrokerFault: the effects of a stored record could not be applied: ZeroDivisionError")
+    assert effects.why.startswith("BrokerFault: the effects of a stored record could not be applied: ZeroDivisionError")
 
 
-def test_error_in_an_answer_is_contained_and_later_answers_are_sent(around: Surroundings) -> None:
-    epoch = around.serving()
-    sender = around.send("a")
+def test_error_in_an_answer_is_contained_and_later_answers_are_sent(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a")
     epoch.engine.journaling.tell(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    sender = around.send("b", sender=sender)
+    sender = effects.send("b", sender=sender)
     epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
     assert sender.accepted_tokens == ["a", "b"]
-    assert around.contained == [(ErrorKind.ANSWER, "division by zero")]
+    assert effects.contained == [(ErrorKind.ANSWER, "division by zero")]
     assert not epoch.ended
 
 
-def test_error_in_a_timer_is_contained_and_other_timers_run(around: Surroundings) -> None:
-    epoch = around.serving()
+def test_error_in_a_timer_is_contained_and_other_timers_run(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
     done: list[str] = []
-    now_ms = int(around.world.now_ms)
+    now_ms = int(effects.world.now_ms)
     epoch.engine.schedule.at(now_ms + 100, lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     epoch.engine.schedule.at(now_ms + 100, done.append, "same turn")
     epoch.engine.schedule.at(now_ms + 200, done.append, "later")
-    around.run(1)
+    effects.run(1)
     assert done == ["same turn", "later"]
-    assert around.contained == [(ErrorKind.TIMER, "division by zero")]
+    assert effects.contained == [(ErrorKind.TIMER, "division by zero")]
     assert not epoch.ended
 
 
-def test_error_outside_the_actions_of_a_timer_ends_the_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
+def test_error_outside_the_actions_of_a_timer_ends_the_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
     epoch.engine.deliveries._dirty[None] = None  # type: ignore[index]
-    epoch.engine.schedule.at(int(around.world.now_ms) + 100, lambda: None)
-    around.run(1)
-    assert around.why.startswith("BrokerFault: due work could not be done: ")
+    epoch.engine.schedule.at(int(effects.world.now_ms) + 100, lambda: None)
+    effects.run(1)
+    assert effects.why.startswith("BrokerFault: due work could not be done: ")
 
 
-def test_record_that_cannot_be_encoded_ends_the_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
+def test_record_that_cannot_be_encoded_ends_the_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
     epoch.engine.journaling.batch.parts.append("no bytes")  # type: ignore[arg-type]
     epoch.flush()
-    assert around.why.startswith("BrokerFault: journal journal: a record could not be made: TypeError")
+    assert effects.why.startswith("BrokerFault: journal journal: a record could not be made: TypeError")
 
 
-def test_records_beyond_the_limit_in_flight_are_appended_later(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send(*"abcdef")
-    assert len(around.appended) == 1 + LIMITS.in_flight_max
+def test_records_beyond_the_limit_in_flight_are_appended_later(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send(*"abcdef")
+    assert len(effects.appended) == 1 + LIMITS.in_flight_max
     epoch.outcomes([(EPOCH + 1, None)])
-    assert len(around.appended) == 2 + LIMITS.in_flight_max
+    assert len(effects.appended) == 2 + LIMITS.in_flight_max
 
 
 # -- gaps ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_foreign_and_older_records_in_a_gap_are_skipped(around: Surroundings) -> None:
-    epoch = around.serving()
-    sender = around.send("a", "b")
-    around.between = [(6, b"not of Bascule"), (7, record(Kind.STATE, 2, 9))]
+def test_foreign_and_older_records_in_a_gap_are_skipped(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a", "b")
+    effects.between = [(6, b"not of Bascule"), (7, record(Kind.STATE, 2, 9))]
     epoch.outcomes([(8, None), (9, None)])
     assert sender.answers == []  # the gap is read first, and later outcomes wait
-    around.run()
-    assert around.asked == [(6, 8)]
+    effects.run()
+    assert effects.asked == [(6, 8)]
     assert sender.accepted_tokens == ["a", "b"]
     assert epoch.next_offset == 10
-    assert any("foreign record skipped" in note for note in around.notes)
+    assert any("foreign record skipped" in note for note in effects.notes)
     assert epoch.foreign == 1
 
 
@@ -241,46 +241,48 @@ def test_foreign_and_older_records_in_a_gap_are_skipped(around: Surroundings) ->
     ],
     ids=["newer epoch", "own record", "damaged", "newer version"],
 )
-def test_gap_with_a_record_of_this_or_a_newer_epoch_ends_the_epoch_before_any_answer(around: Surroundings, value: bytes, why: str) -> None:
-    epoch = around.serving()
-    sender = around.send("a", "b")
-    around.between = [(7, value)]
+def test_gap_with_a_record_of_this_or_a_newer_epoch_ends_the_epoch_before_any_answer(
+    effects: VirtualEffects, value: bytes, why: str
+) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a", "b")
+    effects.between = [(7, value)]
     epoch.outcomes([(8, None), (9, None)])
-    around.run()
+    effects.run()
     assert sender.answers == []
-    assert around.why.startswith(why)
+    assert effects.why.startswith(why)
     assert epoch.state is (EpochState.FENCED if "SteppedDown" in why else EpochState.ENDED)
 
 
-def test_gap_in_a_recreated_topic_ends_the_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a")
-    around.other_topic = True
+def test_gap_in_a_recreated_topic_ends_the_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a")
+    effects.other_topic = True
     epoch.outcomes([(8, None)])
-    around.run()
-    assert around.why.startswith("DamagedRecord: journal journal was recreated")
+    effects.run()
+    assert effects.why.startswith("DamagedRecord: journal journal was recreated")
 
 
 @pytest.mark.parametrize("failure", [Unavailable("no answer"), DamagedRecord("no record")])
-def test_unreadable_offset_gap_ends_epoch(around: Surroundings, failure: BasculeError) -> None:
-    epoch = around.serving()
-    sender = around.send("a")
-    around.between = failure
+def test_unreadable_offset_gap_ends_epoch(effects: VirtualEffects, failure: BasculeError) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a")
+    effects.between = failure
     epoch.outcomes([(8, None)])
-    around.run()
-    assert around.ends == [failure]
+    effects.run()
+    assert effects.ends == [failure]
     assert sender.answers == []
 
 
 # -- time ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_unanswered_appends_stall_the_epoch_until_an_answer_arrives(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a")
-    around.run(LIMITS.append_timeout_s + 1)
+def test_unanswered_appends_stall_the_epoch_until_an_answer_arrives(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a")
+    effects.run(LIMITS.append_timeout_s + 1)
     assert epoch.state is EpochState.STALLED
-    (stalled,) = around.stalls
+    (stalled,) = effects.stalls
     assert "Kafka has not stored" in str(stalled)
     assert epoch.engine.stalled is stalled
     epoch.outcomes([(EPOCH + 1, None)])
@@ -288,84 +290,84 @@ def test_unanswered_appends_stall_the_epoch_until_an_answer_arrives(around: Surr
     assert epoch.engine.stalled is None
 
 
-def test_idle_epoch_does_not_stall(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.run(10 * LIMITS.append_timeout_s)
+def test_idle_epoch_does_not_stall(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.run(10 * LIMITS.append_timeout_s)
     assert epoch.state is EpochState.SERVING
-    around.send("a")
-    around.run(LIMITS.append_timeout_s / 2)
-    assert around.stalls == []
+    effects.send("a")
+    effects.run(LIMITS.append_timeout_s / 2)
+    assert effects.stalls == []
 
 
-def test_stalled_epoch_ends_after_two_answered_probes_of_new_client(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a")
-    around.reachable = [False, True, True]
-    around.run(LIMITS.append_timeout_s + 1 + LIMITS.probe_s + 1)
+def test_stalled_epoch_ends_after_two_answered_probes_of_new_client(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a")
+    effects.reachable = [False, True, True]
+    effects.run(LIMITS.append_timeout_s + 1 + LIMITS.probe_s + 1)
     assert not epoch.ended  # reached once
-    around.run(LIMITS.probe_s + 1)
-    assert around.why.endswith("Kafka answers a new client, so a new epoch starts with a new producer")
+    effects.run(LIMITS.probe_s + 1)
+    assert effects.why.endswith("Kafka answers a new client, so a new epoch starts with a new producer")
 
 
-def test_stalled_epoch_stays_stalled_while_kafka_answers_nobody(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a")
-    around.reachable = [True, False, True, False]
-    around.run(20 * LIMITS.probe_s)
+def test_stalled_epoch_stays_stalled_while_kafka_answers_nobody(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a")
+    effects.reachable = [True, False, True, False]
+    effects.run(20 * LIMITS.probe_s)
     assert epoch.state is EpochState.STALLED
 
 
-def test_error_in_probe_is_contained_and_probe_is_repeated(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a")
-    around.reachable = [KeyError("min.insync.replicas")]
-    around.run(LIMITS.append_timeout_s + 1)
-    assert around.contained == [(ErrorKind.TIMER, "'min.insync.replicas'")]
+def test_error_in_probe_is_contained_and_probe_is_repeated(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a")
+    effects.reachable = [KeyError("min.insync.replicas")]
+    effects.run(LIMITS.append_timeout_s + 1)
+    assert effects.contained == [(ErrorKind.TIMER, "'min.insync.replicas'")]
     assert not epoch.ended
-    around.reachable = [True, True]
-    around.run(3 * LIMITS.probe_s)
-    assert around.why.endswith("so a new epoch starts with a new producer")
+    effects.reachable = [True, True]
+    effects.run(3 * LIMITS.probe_s)
+    assert effects.why.endswith("so a new epoch starts with a new producer")
 
 
-def test_append_answer_between_two_probes_resets_probe_count(around: Surroundings) -> None:
-    epoch = around.serving()
-    around.send("a", "b")
-    around.reachable = [True, True, True]
-    around.run(LIMITS.append_timeout_s + 1)
+def test_append_answer_between_two_probes_resets_probe_count(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    effects.send("a", "b")
+    effects.reachable = [True, True, True]
+    effects.run(LIMITS.append_timeout_s + 1)
     epoch.outcomes([(EPOCH + 1, None)])
-    around.run(LIMITS.append_timeout_s + LIMITS.probe_s + 1.0)
+    effects.run(LIMITS.append_timeout_s + LIMITS.probe_s + 1.0)
     assert not epoch.ended
-    around.run(LIMITS.probe_s + 1)
+    effects.run(LIMITS.probe_s + 1)
     assert epoch.ended
 
 
-def test_suspended_process_ends_its_epoch(around: Surroundings) -> None:
-    epoch = around.serving()
-    sender = around.send("a")
-    around.process.stop()
-    around.run(LIMITS.still_max_s + 1)
-    around.process.stopped = False  # the outcome arrives before any timer
+def test_suspended_process_ends_its_epoch(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    sender = effects.send("a")
+    effects.process.stop()
+    effects.run(LIMITS.still_max_s + 1)
+    effects.process.stopped = False  # the outcome arrives before any timer
     epoch.outcomes([(EPOCH + 1, None)])
     assert sender.answers == []
-    assert around.why.startswith("SteppedDown: this process was suspended for 1")
+    assert effects.why.startswith("SteppedDown: this process was suspended for 1")
     assert not epoch.awake()
 
 
-def test_timer_runs_due_actions_and_none_after_the_end(around: Surroundings) -> None:
-    epoch = around.serving()
-    body = message_bytes("later", delivery_time_ms=int(around.world.now_ms) + 1000)
+def test_timer_runs_due_actions_and_none_after_the_end(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
+    body = message_bytes("later", delivery_time_ms=int(effects.world.now_ms) + 1000)
     epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", Sender(), 1)
     epoch.flush()
     epoch.outcomes([(EPOCH + 1, None)])
     queue = epoch.engine.queue("q")
     assert len(list(queue.ready)) == 0
-    around.run(1.5)
+    effects.run(1.5)
     assert len(list(queue.ready)) == 1
     epoch.close()
     assert epoch.state is EpochState.ENDED
     epoch.close()
-    around.run(60)
-    assert around.ends == []
+    effects.run(60)
+    assert effects.ends == []
 
 
 # -- the table -----------------------------------------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ def test_every_live_state_ends_by_failure_supersession_and_close() -> None:
     assert {state for state, _ in EPOCH_TRANSITIONS} == set(LIVE)
 
 
-def test_event_without_transition_is_a_fault(around: Surroundings) -> None:
-    epoch = around.serving()
+def test_event_without_transition_is_a_fault(effects: VirtualEffects) -> None:
+    epoch = effects.serving()
     with pytest.raises(BrokerFault, match="'elected' in state 'serving'"):
         epoch.start({}).send(None)

@@ -19,10 +19,10 @@ LEFT = ["stop listening", "close clients", "stop intake", "clients left"]
 CLOSED = ["close epoch", "stop listening"]
 
 
-class Surroundings:
+class ModelEffects:
     """The effects of bascule.broker.node.NodeEffects.
 
-    ``happenings`` are the results of waits, in order; then the process is told to stop.
+    ``happenings`` are the results of waits, in order. After the last one, the process is stopped.
     """
 
     def __init__(self) -> None:
@@ -140,168 +140,168 @@ class Surroundings:
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
+def effects() -> ModelEffects:
+    return ModelEffects()
 
 
-def test_stopping_broker_hands_over_and_ends(around: Surroundings) -> None:
-    around.elections = [ElectionOutcome.ELECTED]
-    node = around.live()
-    assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
+def test_stopping_broker_hands_over_and_ends(effects: ModelEffects) -> None:
+    effects.elections = [ElectionOutcome.ELECTED]
+    node = effects.live()
+    assert effects.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
     assert node.reason == "stopping"
     assert node.announced
 
 
-def test_slow_hand_over_snapshot_does_not_delay_stop(around: Surroundings) -> None:
-    around.elections, around.slow_snapshot = [ElectionOutcome.ELECTED], True
-    around.live()
-    assert around.done[-2:] == CLOSED
-    assert any("Kafka has not stored the snapshot in time" in note for note in around.notes)
+def test_slow_hand_over_snapshot_does_not_delay_stop(effects: ModelEffects) -> None:
+    effects.elections, effects.slow_snapshot = [ElectionOutcome.ELECTED], True
+    effects.live()
+    assert effects.done[-2:] == CLOSED
+    assert any("Kafka has not stored the snapshot in time" in note for note in effects.notes)
 
 
-def test_clients_that_take_too_long_do_not_hold_up_the_end(around: Surroundings) -> None:
-    around.elections, around.slow_clients = [ElectionOutcome.ELECTED], True
-    around.live()
-    assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
+def test_clients_that_take_too_long_do_not_hold_up_the_end(effects: ModelEffects) -> None:
+    effects.elections, effects.slow_clients = [ElectionOutcome.ELECTED], True
+    effects.live()
+    assert effects.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
 
 
-def test_end_of_an_epoch_disconnects_clients_and_the_next_epoch_begins(around: Surroundings) -> None:
-    around.elections = [ElectionOutcome.ELECTED, ElectionOutcome.ELECTED]
-    around.ends = [JournalUnavailable("append failed")]
-    around.live()
+def test_end_of_an_epoch_disconnects_clients_and_the_next_epoch_begins(effects: ModelEffects) -> None:
+    effects.elections = [ElectionOutcome.ELECTED, ElectionOutcome.ELECTED]
+    effects.ends = [JournalUnavailable("append failed")]
+    effects.live()
     first = [*SERVED, *LEFT, "check room", *CLOSED]
-    assert around.done[: len(first)] == first
-    assert around.done[len(first) : len(first) + 5] == SERVED
-    assert "the epoch ends: append failed" in around.notes
-    assert around.pauses == 0
+    assert effects.done[: len(first)] == first
+    assert effects.done[len(first) : len(first) + 5] == SERVED
+    assert "the epoch ends: append failed" in effects.notes
+    assert effects.pauses == 0
 
 
-def test_record_size_too_large_for_journal_ends_process(around: Surroundings) -> None:
-    around.elections, around.ends = [ElectionOutcome.ELECTED], [JournalUnavailable("append failed")]
-    around.room = BasculeError("too small")
+def test_record_size_too_large_for_journal_ends_process(effects: ModelEffects) -> None:
+    effects.elections, effects.ends = [ElectionOutcome.ELECTED], [JournalUnavailable("append failed")]
+    effects.room = BasculeError("too small")
     with pytest.raises(BasculeError, match="too small"):
-        around.live()
-    assert around.done[-2:] == CLOSED
+        effects.live()
+    assert effects.done[-2:] == CLOSED
 
 
-def test_broker_that_is_not_elected_reports_that_it_stands_by(around: Surroundings) -> None:
-    around.elections = [ElectionOutcome.TIMEOUT]
-    node = around.live()
-    assert around.done == ["listen", "begin", "standing by", *CLOSED]
+def test_broker_that_is_not_elected_reports_that_it_stands_by(effects: ModelEffects) -> None:
+    effects.elections = [ElectionOutcome.TIMEOUT]
+    node = effects.live()
+    assert effects.done == ["listen", "begin", "standing by", *CLOSED]
     assert node.state is NodeState.STOPPED
     assert node.reason == "standing by"
 
 
-def test_election_that_kafka_does_not_confirm_starts_no_epoch(around: Surroundings) -> None:
-    around.elections, around.confirmations = [ElectionOutcome.ELECTED], [False]
-    around.live()
-    assert "start" not in around.done
-    assert around.pauses == 1
+def test_election_that_kafka_does_not_confirm_starts_no_epoch(effects: ModelEffects) -> None:
+    effects.elections, effects.confirmations = [ElectionOutcome.ELECTED], [False]
+    effects.live()
+    assert "start" not in effects.done
+    assert effects.pauses == 1
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed"), DamagedRecord("offset 3")])
-def test_failed_first_start_of_epoch_ends_process(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [ElectionOutcome.ELECTED], [error]
+def test_failed_first_start_of_epoch_ends_process(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.starts = [ElectionOutcome.ELECTED], [error]
     with pytest.raises(type(error)):
-        around.live()
-    assert around.done[-2:] == CLOSED
-    assert "serve" not in around.done
+        effects.live()
+    assert effects.done[-2:] == CLOSED
+    assert "serve" not in effects.done
 
 
 @pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected"), BrokerFault("half-way")])
-def test_start_that_fails_with_an_epoch_error_is_retried(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [ElectionOutcome.ELECTED] * 2, [error]
-    around.live()
-    assert around.done.count("start") == 2
-    assert around.pauses == 1
-    assert any(str(error) in note for note in around.notes)
+def test_start_that_fails_with_an_epoch_error_is_retried(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.starts = [ElectionOutcome.ELECTED] * 2, [error]
+    effects.live()
+    assert effects.done.count("start") == 2
+    assert effects.pauses == 1
+    assert any(str(error) in note for note in effects.notes)
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
-def test_broker_that_has_served_retries_to_start_an_epoch(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.ends, around.starts = [ElectionOutcome.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
-    around.live()
-    assert around.done.count("start") == 3
-    assert around.pauses == 1
+def test_broker_that_has_served_retries_to_start_an_epoch(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.ends, effects.starts = [ElectionOutcome.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
+    effects.live()
+    assert effects.done.count("start") == 3
+    assert effects.pauses == 1
 
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
-def test_elected_standby_retries_if_kafka_does_not_answer(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [ElectionOutcome.TIMEOUT, *[ElectionOutcome.ELECTED] * 2], [error]
-    around.live()
-    assert around.done.count("standing by") == 1
-    assert around.done.count("start") == 2
-    assert around.pauses == 1
+def test_elected_standby_retries_if_kafka_does_not_answer(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.starts = [ElectionOutcome.TIMEOUT, *[ElectionOutcome.ELECTED] * 2], [error]
+    effects.live()
+    assert effects.done.count("standing by") == 1
+    assert effects.done.count("start") == 2
+    assert effects.pauses == 1
 
 
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
-def test_standby_ends_with_a_permanent_error(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [ElectionOutcome.TIMEOUT, ElectionOutcome.ELECTED], [error]
+def test_standby_ends_with_a_permanent_error(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.starts = [ElectionOutcome.TIMEOUT, ElectionOutcome.ELECTED], [error]
     with pytest.raises(type(error)):
-        around.live()
+        effects.live()
 
 
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
-def test_broker_that_has_served_ends_with_a_permanent_error(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.ends = [ElectionOutcome.ELECTED] * 2, [SteppedDown("replaced")]
-    around.starts = [None, error]
+def test_broker_that_has_served_ends_with_a_permanent_error(effects: ModelEffects, error: BasculeError) -> None:
+    effects.elections, effects.ends = [ElectionOutcome.ELECTED] * 2, [SteppedDown("replaced")]
+    effects.starts = [None, error]
     with pytest.raises(type(error)):
-        around.live()
+        effects.live()
 
 
-def test_failed_journal_load_before_announcement_ends_process(around: Surroundings) -> None:
-    around.elections, around.following = [ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
+def test_failed_journal_load_before_announcement_ends_process(effects: ModelEffects) -> None:
+    effects.elections, effects.following = [ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     with pytest.raises(Unavailable):
-        around.live()
+        effects.live()
 
 
-def test_broker_that_has_served_retries_to_follow_the_journal(around: Surroundings) -> None:
-    around.elections, around.ends = [ElectionOutcome.ELECTED, ElectionOutcome.LOAD_ENDED], [SteppedDown("replaced")]
-    around.following = Unavailable("no Kafka")
-    assert around.live().state is NodeState.STOPPED
-    assert around.pauses == 1
+def test_broker_that_has_served_retries_to_follow_the_journal(effects: ModelEffects) -> None:
+    effects.elections, effects.ends = [ElectionOutcome.ELECTED, ElectionOutcome.LOAD_ENDED], [SteppedDown("replaced")]
+    effects.following = Unavailable("no Kafka")
+    assert effects.live().state is NodeState.STOPPED
+    assert effects.pauses == 1
 
 
-def test_standby_retries_to_follow_the_journal(around: Surroundings) -> None:
-    around.elections, around.following = [ElectionOutcome.TIMEOUT, ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
-    assert around.live().state is NodeState.STOPPED
-    assert around.pauses == 1
+def test_standby_retries_to_follow_the_journal(effects: ModelEffects) -> None:
+    effects.elections, effects.following = [ElectionOutcome.TIMEOUT, ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
+    assert effects.live().state is NodeState.STOPPED
+    assert effects.pauses == 1
 
 
-def test_election_lost_while_loading_ends_the_epoch_at_once(around: Surroundings) -> None:
-    around.elections, around.elected = [ElectionOutcome.ELECTED], False
-    around.live()
-    assert around.done.index("lose election") < around.done.index("ready")
+def test_election_lost_while_loading_ends_the_epoch_at_once(effects: ModelEffects) -> None:
+    effects.elections, effects.elected = [ElectionOutcome.ELECTED], False
+    effects.live()
+    assert effects.done.index("lose election") < effects.done.index("ready")
 
 
-def test_error_that_ends_the_process_is_raised_after_an_orderly_end(around: Surroundings) -> None:
-    around.elections, around.stop_error = [ElectionOutcome.ELECTED], BasculeError("another broker has this name")
+def test_error_that_ends_the_process_is_raised_after_an_orderly_end(effects: ModelEffects) -> None:
+    effects.elections, effects.stop_error = [ElectionOutcome.ELECTED], BasculeError("another broker has this name")
     with pytest.raises(BasculeError, match="another broker has this name"):
-        around.live()
-    assert "hand over" in around.done
+        effects.live()
+    assert "hand over" in effects.done
 
 
-def test_lost_election_ends_only_a_serving_epoch(around: Surroundings) -> None:
-    around.protocol.election_lost()
-    assert around.done == []
-    around.elections = [ElectionOutcome.ELECTED]
-    around.while_serving = around.protocol.election_lost
-    around.live()
-    assert around.done.count("lose election") == 1
+def test_lost_election_ends_only_a_serving_epoch(effects: ModelEffects) -> None:
+    effects.protocol.election_lost()
+    assert effects.done == []
+    effects.elections = [ElectionOutcome.ELECTED]
+    effects.while_serving = effects.protocol.election_lost
+    effects.live()
+    assert effects.done.count("lose election") == 1
 
 
-def test_election_lost_during_the_hand_over_ends_the_epoch(around: Surroundings) -> None:
-    around.elections = [ElectionOutcome.ELECTED]
-    around.while_leaving = around.protocol.election_lost
-    around.live()
-    assert around.done[around.done.index("hand over") + 1] == "lose election"
+def test_election_lost_during_the_hand_over_ends_the_epoch(effects: ModelEffects) -> None:
+    effects.elections = [ElectionOutcome.ELECTED]
+    effects.while_leaving = effects.protocol.election_lost
+    effects.live()
+    assert effects.done[effects.done.index("hand over") + 1] == "lose election"
 
 
-def test_doubt_about_the_election_disconnects_clients_until_it_ends(around: Surroundings) -> None:
+def test_doubt_about_the_election_disconnects_clients_until_it_ends(effects: ModelEffects) -> None:
     seen: list[str] = []
 
     def doubt() -> None:
-        node = around.protocol
+        node = effects.protocol
         node.election_in_doubt("Kafka has not answered for 5 s", stalled=False)
         seen.append(node.reason)
         node.election_in_doubt("", stalled=True)
@@ -309,25 +309,25 @@ def test_doubt_about_the_election_disconnects_clients_until_it_ends(around: Surr
         node.election_in_doubt("", stalled=False)
         seen.append(node.reason)
 
-    around.protocol.election_in_doubt("too early", stalled=False)
-    around.elections, around.while_serving = [ElectionOutcome.ELECTED], doubt
-    around.live()
+    effects.protocol.election_in_doubt("too early", stalled=False)
+    effects.elections, effects.while_serving = [ElectionOutcome.ELECTED], doubt
+    effects.live()
     assert seen == ["Kafka has not answered for 5 s"] * 2 + [""]
-    assert around.done.count("close clients") == 2
-    assert "too early" not in around.notes
+    assert effects.done.count("close clients") == 2
+    assert "too early" not in effects.notes
 
 
-def test_stalled_append_is_status_reason_until_next_confirmation(around: Surroundings) -> None:
+def test_stalled_append_is_status_reason_until_next_confirmation(effects: ModelEffects) -> None:
     seen: list[str] = []
 
     def stall() -> None:
-        around.protocol.stalled(JournalUnavailable("not stored"))
-        seen.append(around.protocol.reason)
-        around.protocol.confirmed()
-        seen.append(around.protocol.reason)
+        effects.protocol.stalled(JournalUnavailable("not stored"))
+        seen.append(effects.protocol.reason)
+        effects.protocol.confirmed()
+        seen.append(effects.protocol.reason)
 
-    around.elections, around.while_serving = [ElectionOutcome.ELECTED], stall
-    around.live()
+    effects.elections, effects.while_serving = [ElectionOutcome.ELECTED], stall
+    effects.live()
     assert seen == ["not stored", ""]
 
 
@@ -336,6 +336,6 @@ def test_every_node_state_except_stopped_has_transition() -> None:
     assert set(NODE_TRANSITIONS.values()) == set(NodeState)
 
 
-def test_event_without_transition_is_a_fault(around: Surroundings) -> None:
+def test_event_without_transition_is_a_fault(effects: ModelEffects) -> None:
     with pytest.raises(BrokerFault, match="'loaded' in state 'standing by'"):
-        around.protocol._move(NodeEvent.LOADED)
+        effects.protocol._move(NodeEvent.LOADED)

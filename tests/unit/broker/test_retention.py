@@ -19,7 +19,7 @@ def taken() -> Snapshot:
     return snapshot_of(broker.engine, broker.offsets)
 
 
-def said(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: int = 0) -> list[tuple[str, str, int, bool]]:
+def pins(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: int = 0) -> list[tuple[str, str, int, bool]]:
     found = holds_of(taken, [], retained, OwnersRetention(60.0, retention_bytes), held)
     assert all(pin.offset + pin.records == taken.next_offset for pin in found)
     assert all(pin.bytes == taken.offsets.sizes.between(pin.offset, taken.next_offset) for pin in found)
@@ -27,31 +27,31 @@ def said(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: 
 
 
 def test_oldest_message_outside_of_store_pins_journal(taken: Snapshot) -> None:
-    assert said(taken, taken.next_offset, {}) == [("queue", "first", taken.first_offset(), False)]
+    assert pins(taken, taken.next_offset, {}) == [("queue", "first", taken.first_offset(), False)]
     taken.stored = taken.mids[0]
-    assert said(taken, taken.next_offset, {}) == [("queue", "second", taken.first_offset(), False)]
+    assert pins(taken, taken.next_offset, {}) == [("queue", "second", taken.first_offset(), False)]
     taken.stored = sorted(taken.mids[0] + taken.mids[1])
-    assert said(taken, taken.next_offset, {}) == []
+    assert pins(taken, taken.next_offset, {}) == []
 
 
 def test_branch_that_received_oldest_message_pins_journal(taken: Snapshot) -> None:
     (mid,) = taken.mids[0]
-    assert said(taken, taken.next_offset, {mid: "7:a:b"}) == [("branch", "7:a:b", taken.first_offset(), False)]
+    assert pins(taken, taken.next_offset, {mid: "7:a:b"}) == [("branch", "7:a:b", taken.first_offset(), False)]
 
 
 def test_configured_retention_keeps_the_journal(taken: Snapshot) -> None:
     taken.stored = sorted(taken.mids[0] + taken.mids[1])
-    assert said(taken, 1, {}) == [("retention", "", 1, False)]
+    assert pins(taken, 1, {}) == [("retention", "", 1, False)]
 
 
 def test_configured_retention_is_limited_in_bytes(taken: Snapshot) -> None:
     taken.stored = sorted(taken.mids[0] + taken.mids[1])
     last = taken.next_offset - 1
     size_bytes = taken.offsets.sizes.between(last, taken.next_offset)
-    assert said(taken, 1, {}, 1 << 30) == [("retention", "", 1, False)]
-    assert said(taken, 1, {}, size_bytes + 1) == [("retention", "", last, False)]
-    assert said(taken, last, {}, 1 << 30) == [("retention", "", last, False)]
-    assert said(taken, 1, {}, 1) == []
+    assert pins(taken, 1, {}, 1 << 30) == [("retention", "", 1, False)]
+    assert pins(taken, 1, {}, size_bytes + 1) == [("retention", "", last, False)]
+    assert pins(taken, last, {}, 1 << 30) == [("retention", "", last, False)]
+    assert pins(taken, 1, {}, 1) == []
 
 
 def test_the_lowest_pin_that_is_not_released_decides(taken: Snapshot) -> None:

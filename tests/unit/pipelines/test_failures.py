@@ -133,8 +133,8 @@ def test_worker_process_uses_log_settings_of_driver(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(log, "_configured", log.LogSettings("json"))
     code = "import pickle, sys\nlist(pickle.load(sys.stdin.buffer)(iter([])))"
     done = subprocess.run([sys.executable, "-c", code], input=cloudpickle.dumps(crossing(task)), capture_output=True, check=True)
-    said = json.loads(done.stderr)
-    assert (done.stdout, said["logger"], said["event"], said["offset"]) == (b"", "bascule.worker", "record passed over", 7)
+    output = json.loads(done.stderr)
+    assert (done.stdout, output["logger"], output["event"], output["offset"]) == (b"", "bascule.worker", "record passed over", 7)
 
 
 def test_error_description_names_bascule_errors_and_shortens_other_stack_traces() -> None:
@@ -147,5 +147,5 @@ def test_short_text_of_worker_traceback_is_its_error() -> None:
 
 
 def test_short_text_of_java_stack_is_its_messages() -> None:
-    said = "Job aborted\n\tat a.b(C.scala:1)\nCaused by: java.io.EOFException\n\t... 8 more"
-    assert short(said) == "Job aborted | Caused by: java.io.EOFException"
+    output = "Job aborted\n\tat a.b(C.scala:1)\nCaused by: java.io.EOFException\n\t... 8 more"
+    assert short(output) == "Job aborted | Caused by: java.io.EOFException"

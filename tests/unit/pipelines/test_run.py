@@ -73,7 +73,7 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said"),
+    ("reasons", "message"),
     [
         ((), None),
         ((None, None), None),
@@ -83,9 +83,9 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
     ],
 )
 def test_driver_ends_when_all_queries_stopped_or_another_driver_took_over(
-    reasons: tuple[BasculeError | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+    reasons: tuple[BasculeError | None, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert stopped_by(3, monkeypatch, *reasons) == said
+    assert stopped_by(3, monkeypatch, *reasons) == message
 
 
 def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:

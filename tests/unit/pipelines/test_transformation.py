@@ -26,7 +26,7 @@ def nothing(messages):
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "said"),
+    ("module", "function", "message"),
     [
         ("users_own", "by_key", "users_own:by_key failed during planning: KeyError: 'colour'"),
         ("users_own", "by_type", "users_own:by_type failed during planning: TypeError: "),
@@ -37,7 +37,7 @@ def nothing(messages):
     ],
 )
 def test_unusable_transformation_function_is_refused_and_error_names_divert(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, message: str
 ) -> None:
     (tmp_path / "users_own.py").write_text(MODULE)
     (tmp_path / "users_broken.py").write_text("1 / 0")
@@ -45,7 +45,7 @@ def test_unusable_transformation_function_is_refused_and_error_names_divert(
     messages: Any = object()
     with pytest.raises(InvalidInput) as refused:
         transformed(DivertSpec("d", "#", function=f"{module}:{function}"), messages)
-    assert str(refused.value).startswith(f"divert 'd': {said}")
+    assert str(refused.value).startswith(f"divert 'd': {message}")
 
 
 def test_invalid_select_expression_is_refused_and_error_names_divert() -> None:
@@ -91,7 +91,7 @@ def test_transformation_result_columns_are_recognised_by_name_and_headers_by_typ
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"offset": LongType(), "value": StringType()}, "must keep the columns offset and index"),
         ({"index": IntegerType(), "value": StringType()}, "must keep the columns offset and index"),
@@ -99,8 +99,8 @@ def test_transformation_result_columns_are_recognised_by_name_and_headers_by_typ
         ({**IDENTITY, "value": IntegerType()}, "must return a column `value` of type string or binary"),
     ],
 )
-def test_transformation_result_without_required_columns_is_refused(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=f"^divert 'd': .*{said}"):
+def test_transformation_result_without_required_columns_is_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^divert 'd': .*{message}"):
         given_columns(DivertSpec("d", "#"), result(**columns))
 
 

@@ -15,9 +15,9 @@ def test_change_of_an_election_that_outlives_the_loop_is_ignored() -> None:
     async def live() -> BrokerLife:
         return BrokerLife(Node(Settings()), lambda *_: None, lambda *_: None)
 
-    life, told = asyncio.run(live()), list[bool]()
-    life._on_loop(told.append, False)
-    assert told == []
+    life, outcomes = asyncio.run(live()), list[bool]()
+    life._on_loop(outcomes.append, False)
+    assert outcomes == []
 
 
 class _Ended:

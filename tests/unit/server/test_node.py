@@ -59,11 +59,11 @@ def test_connections_are_limited_by_descriptors_with_a_warning_if_more_are_confi
 def test_file_descriptor_limit_is_raised_to_hard_limit(
     limits: tuple[int, int], raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: told.append(wanted))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: calls.append(wanted))
     descriptors.raise_limit()
-    assert told == ([raised] if raised else [])
+    assert calls == ([raised] if raised else [])
 
 
 @pytest.fixture

@@ -98,23 +98,23 @@ def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog]
     return "committed"
 
 
-def verdict(world: World, told: str) -> list[str]:
+def verdict(world: World, reported: str) -> list[str]:
     """Return the anomalies of a recovered world. Each one begins with its name."""
     wrong = []
     committed = [len(each.committed) for each in world.branches]
-    willing = [count for count, vote in zip(committed, world.votes, strict=True) if vote == "yes"]
-    unwilling = [count for count, vote in zip(committed, world.votes, strict=True) if vote != "yes"]
-    if len(set(willing)) > 1 or max(committed) > 1:
+    voted_yes = [count for count, vote in zip(committed, world.votes, strict=True) if vote == "yes"]
+    others = [count for count, vote in zip(committed, world.votes, strict=True) if vote != "yes"]
+    if len(set(voted_yes)) > 1 or max(committed) > 1:
         wrong.append(f"xa-split: {committed}")
     # The manager may send a one-phase commit to a resource that has nothing to commit.
-    if any(unwilling) and any(count for count, vote in zip(committed, world.votes, strict=True) if vote == "no"):
+    if any(others) and any(count for count, vote in zip(committed, world.votes, strict=True) if vote == "no"):
         wrong.append("xa-split: a branch that voted no is committed")
-    if told == "committed" and 0 in willing:
-        wrong.append("xa-lost: the application was told committed, but a branch is not")
-    if told == "rolled back" and any(willing):
-        wrong.append("xa-ghost: the application was told rolled back, but a branch is committed")
-    if told not in ("committed", "rolled back", "in doubt", "nothing"):
-        wrong.append(f"xa-heuristic: {told}, unforced")
+    if reported == "committed" and 0 in voted_yes:
+        wrong.append("xa-lost: commit reported, but a branch is not committed")
+    if reported == "rolled back" and any(voted_yes):
+        wrong.append("xa-ghost: rollback reported, but a branch is committed")
+    if reported not in ("committed", "rolled back", "in doubt", "nothing"):
+        wrong.append(f"xa-heuristic: {reported}, unforced")
     if any(each.prepared for each in world.branches):
         wrong.append("xa-stuck: a branch is still prepared")
     if world.log.heuristics or any(each.heuristic for each in world.branches):
@@ -145,8 +145,8 @@ class Case:
     def play(self) -> tuple[World, str]:
         """Run the transaction with the crash; return the world and the outcome that the application gets."""
         world = World(self.votes)
-        told = run(world, self.ending, Fault(self.victim, self.at, self.stays))
-        return world, told
+        reported = run(world, self.ending, Fault(self.victim, self.at, self.stays))
+        return world, reported
 
 
 def cases(count: int) -> Iterator[Case]:

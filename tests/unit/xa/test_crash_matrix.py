@@ -20,7 +20,7 @@ MATRIX = {count: list(cases(count)) for count in (2, 3)}
 VICTIMS = ("process", "log", "r1", "r2", "r3")
 
 
-def of(count: int, victim: str) -> list[Case]:
+def cases_of(count: int, victim: str) -> list[Case]:
     return [case for case in MATRIX[count] if case.victim == victim]
 
 
@@ -33,41 +33,41 @@ def recover_fully(world: World) -> None:
 
 @pytest.mark.parametrize(("count", "victim"), [(count, victim) for count in (2, 3) for victim in VICTIMS[: 2 + count]])
 def test_recovery_after_any_crash_leaves_no_split_stuck_or_orphaned_branch(count: int, victim: str) -> None:
-    found = of(count, victim)
+    found = cases_of(count, victim)
     assert found
     for case in found:
-        world, told = case.play()
+        world, reported = case.play()
         recover_fully(world)
-        assert verdict(world, told) == [], case
+        assert verdict(world, reported) == [], case
 
 
 @pytest.mark.parametrize("victim", VICTIMS[:-1])
 def test_second_crash_at_any_point_of_recovery_changes_no_outcome(victim: str) -> None:
-    found = of(2, victim)
+    found = cases_of(2, victim)
     assert found
     for case in found:
         at = 0
         while True:
-            world, told = case.play()
+            world, reported = case.play()
             second = Fault("process", at)
             try:
                 world.recover(second)
             except Crash:
                 at += 1
             recover_fully(world)
-            assert verdict(world, told) == [], (case, second.seen)
+            assert verdict(world, reported) == [], (case, second.seen)
             if not second.down:
                 break
 
 
 @pytest.mark.parametrize("victim", ["process", "log", "r1"])
 def test_concurrent_recovery_at_any_point_of_first_recovery_changes_no_outcome(victim: str) -> None:
-    found = of(2, victim)
+    found = cases_of(2, victim)
     assert found
     for case in found:
         at, count = 0, 1
         while at < count:
-            world, told = case.play()
+            world, reported = case.play()
             seen: list[str] = []
 
             def other(point: str, at: int = at, seen: list[str] = seen, world: World = world) -> None:
@@ -77,7 +77,7 @@ def test_concurrent_recovery_at_any_point_of_first_recovery_changes_no_outcome(v
 
             world.recover(other)
             recover_fully(world)
-            assert verdict(world, told) == [], (case, seen)
+            assert verdict(world, reported) == [], (case, seen)
             at, count = at + 1, len(seen)
 
 
@@ -91,9 +91,9 @@ def recover_during(votes: tuple[str, ...], ending: str, at: int, log: type[Model
         if len(seen) == at + 1:
             world.recover()
 
-    told = run(world, ending, other, log)
+    reported = run(world, ending, other, log)
     recover_fully(world)
-    return verdict(world, told)
+    return verdict(world, reported)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -110,9 +110,9 @@ def test_transaction_without_crash_commits_unless_resource_votes_no() -> None:
     for count in (2, 3):
         for votes in product(VOTES, repeat=count):
             world = World(votes)
-            told = run(world, "commit")
-            assert told == ("rolled back" if "no" in votes else "committed")
-            assert verdict(world, told) == []
+            reported = run(world, "commit")
+            assert reported == ("rolled back" if "no" in votes else "committed")
+            assert verdict(world, reported) == []
             assert world.log.decisions == {}
 
 
@@ -175,9 +175,9 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "world", "told"), PLANTED)
-def test_verdict_names_each_planted_violation(name: str, world: World, told: str) -> None:
-    assert names(verdict(world, told)) == {name}
+@pytest.mark.parametrize(("name", "world", "reported"), PLANTED)
+def test_verdict_names_each_planted_violation(name: str, world: World, reported: str) -> None:
+    assert names(verdict(world, reported)) == {name}
 
 
 def test_verdict_of_correct_outcome_is_empty() -> None:

@@ -132,9 +132,9 @@ class Unclear(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
+    ("raised", "expected"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
 )
-def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, told: type[Exception]) -> None:
+def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, expected: type[Exception]) -> None:
     """After "rolled back", the application repeats the work, so the branch must not be committed."""
 
     class Failing(Driver):
@@ -144,7 +144,7 @@ def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exc
     resource = DbapiResource("db", lambda: Failing([]))
     resource.start(FIRST, timeout_s=60)
     resource.end(FIRST, success=True)
-    with pytest.raises(told):
+    with pytest.raises(expected):
         resource.commit(FIRST, one_phase=True)
 
 

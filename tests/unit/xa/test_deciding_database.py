@@ -235,7 +235,7 @@ def test_committed_decision_of_other_process_is_deleted_after_one_day(shop: Shop
     assert shop.log.durable.decisions == {}
 
 
-def test_commit_that_was_carried_out_is_not_told_again_when_the_database_was_away(shop: Shop) -> None:
+def test_executed_commit_is_not_repeated_after_database_outage(shop: Shop) -> None:
     """The broker may have forgotten the outcome of the branch, and the manager would record its answer as a heuristic outcome."""
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
@@ -336,7 +336,7 @@ def test_operator_cannot_commit_transaction_that_database_has_not_committed(shop
     assert len(shop.decisions()) == 1  # the decision refuses the commit of a slow application
 
 
-def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(shop: Shop) -> None:
+def test_operator_cannot_commit_transaction_with_stored_rollback_decision(shop: Shop) -> None:
     """The table has the ROLLBACK, but the log does not: the process ended, or the log was unavailable."""
     gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
     xid = branch(gtrid, "broker")
@@ -348,7 +348,7 @@ def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(sh
     assert shop.durable.prepared == {}
 
 
-def test_commit_by_an_operator_leaves_the_row_for_the_process_that_has_not_got_the_answer(shop: Shop) -> None:
+def test_commit_by_operator_keeps_decision_row_for_process_without_answer(shop: Shop) -> None:
     def finish() -> None:
         (xid,) = shop.durable.prepared
         recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)

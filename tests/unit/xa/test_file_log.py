@@ -274,7 +274,7 @@ def put_an_empty_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (Path.unlink, "was removed while"),
         (lambda path: shutil.rmtree(path.parent), "could not access"),
@@ -284,16 +284,16 @@ def put_an_empty_file(path: Path) -> None:
     ],
     ids=["removed", "directory removed", "emptied", "replaced by an empty file", "replaced by another log"],
 )
-def test_lost_or_replaced_file_log_refuses_decisions(path: Path, harm: Callable[[Path], None], said: str) -> None:
+def test_lost_or_replaced_file_log_refuses_decisions(path: Path, harm: Callable[[Path], None], message: str) -> None:
     """An empty log has no decisions, so recovery would roll back prepared branches of committed transactions."""
     log = FileLog(path)
     log.decide(decision(1))
     data = path.read_bytes()
     harm(path)
     for _ in range(2):
-        with pytest.raises((LogDamaged, Unavailable), match=said):
+        with pytest.raises((LogDamaged, Unavailable), match=message):
             log.decide(decision(2))
-        with pytest.raises((LogDamaged, Unavailable), match=said):
+        with pytest.raises((LogDamaged, Unavailable), match=message):
             log.read()
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -339,8 +339,8 @@ def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
     log = FileLog(path)
     log.decide(decision(0))
-    in_the_way = path.with_name(path.name + ".new")
-    in_the_way.mkdir()
+    obstacle = path.with_name(path.name + ".new")
+    obstacle.mkdir()
 
     def decide(numbers: range) -> None:
         for number in numbers:
@@ -349,7 +349,7 @@ def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(
 
     decide(range(1, 12))
     assert set(log.read().decisions) == {b"shop/0"}
-    in_the_way.rmdir()
+    obstacle.rmdir()
     size_bytes = path.stat().st_size
     decide(range(12, 18))
     assert path.stat().st_size < size_bytes

@@ -1,4 +1,4 @@
-"""The broker as a resource, against a server that does what each test says."""
+"""The broker as a resource, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class LateAnswers:
 
         ``prepare`` is the xaCode of each prepare. ``rollback`` is the xaCode and the outcome in the answer to a rollback.
         """
-        self.heard: list[str] = []
+        self.requests: list[str] = []
         self._says = {"prepare": (prepare, None), "rollback": rollback}
         self._outcome = outcome
         self._detaches = detaches
@@ -52,14 +52,14 @@ class LateAnswers:
     def __call__(self, connection: Connection, event: Any) -> None:
         match event:
             case DeclareReceived():
-                self.heard.append(DECLARE)
+                self.requests.append(DECLARE)
                 event.link.settle(event.delivery_id, Declared(b"%d" % next(self._numbers)))
                 event.link.flow(10)
             case Transferred() if event.txn_id is not None:
-                self.heard.append(MESSAGE)
+                self.requests.append(MESSAGE)
                 self._messages.append(event)
             case Transferred() if event.link.target.address == GO.name:
-                self.heard.append(GO.name)
+                self.requests.append(GO.name)
                 event.link.settle(event.delivery_id, ACCEPTED)
                 self.answer_messages()
             case _:
@@ -67,7 +67,7 @@ class LateAnswers:
 
     def _answer(self, link: SenderLink, request: JmsMessage) -> None:
         operation = str(request.properties["operation"])
-        self.heard.append(operation)
+        self.requests.append(operation)
         code, outcome = self._says.get(operation, (XA_OK, None))
         properties: dict[str, Any] = {"xaCode": int(code), "statusCode": 200} | ({} if outcome is None else {"outcome": outcome})
         answer = Message(correlation_id=request.message_id, properties=properties)
@@ -105,7 +105,7 @@ def test_prepare_is_sent_before_messages_are_answered() -> None:
     broker = LateAnswers()
     with resource_of(broker) as resource:
         assert resource.prepare(ended_branch(resource)) is Vote.YES
-    assert broker.heard.index(MESSAGE) < broker.heard.index("prepare")
+    assert broker.requests.index(MESSAGE) < broker.requests.index("prepare")
 
 
 def test_next_transaction_is_declared_together_with_prepare() -> None:
@@ -114,7 +114,7 @@ def test_next_transaction_is_declared_together_with_prepare() -> None:
         for _ in range(3):
             resource.prepare(ended_branch(resource))
     # The next declare follows the prepare, because a user may have a limited number of transactions.
-    assert broker.heard == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
+    assert broker.requests == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
 
 
 def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
@@ -127,7 +127,7 @@ def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
     with resource_of(broker) as resource:
         for _ in range(2):
             resource.commit(ended_branch(resource), one_phase=True)
-    assert broker.heard == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
+    assert broker.requests == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
 
 
 @pytest.mark.parametrize("detaches", [False, True])
@@ -139,7 +139,7 @@ def test_prepared_branch_with_refused_message_is_rolled_back(*, detaches: bool) 
         with pytest.raises(BranchRolledBack, match="no such queue"):
             resource.prepare(xid)
         assert resource._work == {}
-    assert broker.heard[-1] == "rollback"
+    assert broker.requests[-1] == "rollback"
 
 
 def test_one_phase_commit_waits_for_answers_to_messages() -> None:
@@ -150,14 +150,14 @@ def test_one_phase_commit_waits_for_answers_to_messages() -> None:
         with resource.context() as other:
             other.send(GO, "answer the messages")
         committing.result(WAIT_S)
-    assert broker.heard == [DECLARE, MESSAGE, "go", "commit", DECLARE]
+    assert broker.requests == [DECLARE, MESSAGE, "go", "commit", DECLARE]
 
 
 def test_resource_without_idle_sessions_declares_no_transaction_in_advance() -> None:
     broker = LateAnswers()
     with resource_of(broker, idle_max=0) as resource:
         resource.prepare(ended_branch(resource))
-    assert broker.heard == [DECLARE, MESSAGE, "prepare"]
+    assert broker.requests == [DECLARE, MESSAGE, "prepare"]
 
 
 def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
@@ -165,8 +165,8 @@ def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
 
     class Limited(LateAnswers):
         def __call__(self, connection: Connection, event: Any) -> None:
-            if isinstance(event, DeclareReceived) and self.heard.count(DECLARE) == 1:
-                self.heard.append(DECLARE)
+            if isinstance(event, DeclareReceived) and self.requests.count(DECLARE) == 1:
+                self.requests.append(DECLARE)
                 event.link.settle(event.delivery_id, Rejected(Error(RESOURCE_LIMIT_EXCEEDED, "too many")))
             else:
                 super().__call__(connection, event)
@@ -175,7 +175,7 @@ def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
     with resource_of(broker) as resource:
         for _ in range(2):
             assert resource.prepare(ended_branch(resource)) is Vote.YES
-    assert broker.heard == [DECLARE, MESSAGE, "prepare", DECLARE, DECLARE, MESSAGE, "prepare", DECLARE]
+    assert broker.requests == [DECLARE, MESSAGE, "prepare", DECLARE, DECLARE, MESSAGE, "prepare", DECLARE]
 
 
 @pytest.mark.parametrize("outcome", [None, "rolled-back"])
@@ -183,7 +183,7 @@ def test_branch_with_refused_message_already_rolled_back_by_other_process_is_rep
     broker = LateAnswers(REFUSED, rollback=(Code.XAER_NOTA, outcome))
     with resource_of(broker) as resource, pytest.raises(BranchRolledBack, match="no such queue"):
         resource.prepare(ended_branch(resource))
-    assert broker.heard[-1] == "rollback"
+    assert broker.requests[-1] == "rollback"
 
 
 def test_branch_with_refused_message_already_committed_by_other_process_is_heuristic() -> None:
@@ -202,4 +202,4 @@ def test_branch_with_refused_message_is_reported_rolled_back_when_broker_has_not
     with resource_of(broker) as resource, pytest.raises(XaError) as caught:
         resource.prepare(ended_branch(resource))
     assert type(caught.value) is error
-    assert "rollback" not in broker.heard
+    assert "rollback" not in broker.requests

@@ -459,8 +459,8 @@ def test_branches_started_while_kafka_is_away_share_one_connection_attempt(monke
     monkeypatch.setattr(module, "Clients", kafka)
     resource = KafkaResource("kafka", {})
     resource._calls._opening = JointTry(door)
-    told = told_together(door, kafka, lambda: resource.start(branch(new_gtrid("shop", 0), "kafka"), timeout_s=5))
-    assert [str(each) for each in told] == ["XAER_RMFAIL: kafka: no answer"] * THREADS
+    errors = told_together(door, kafka, lambda: resource.start(branch(new_gtrid("shop", 0), "kafka"), timeout_s=5))
+    assert [str(each) for each in errors] == ["XAER_RMFAIL: kafka: no answer"] * THREADS
     assert kafka.tries == 1
 
 

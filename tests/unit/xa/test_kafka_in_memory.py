@@ -280,7 +280,7 @@ def test_branch_with_unreadable_messages_stays_prepared(make: Make, kafka: Kafka
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
-    kafka.denied.add("orders")  # the transaction of a deleted branch must not be empty
+    kafka.denied.add("orders")  # without its messages, the branch would be an empty transaction, which must not commit
     for partition in kafka.topics["xa.side"].partitions:
         partition.delete(partition.end)
     with pytest.raises(ResourceFailed, match=r"kafka: xa\.side"):

@@ -72,6 +72,6 @@ def test_decisions_made_while_kafka_is_away_share_one_connection_attempt(monkeyp
     monkeypatch.setattr("bascule.xa.kafka_log.own_topics.prepare", kafka)
     log = KafkaLog({})
     log._opening = JointTry(door)
-    told = told_together(door, kafka, lambda: log.decide(decision(Outcome.COMMIT, "mine")))
-    assert [str(each) for each in told] == ["no answer"] * THREADS
+    errors = told_together(door, kafka, lambda: log.decide(decision(Outcome.COMMIT, "mine")))
+    assert [str(each) for each in errors] == ["no answer"] * THREADS
     assert kafka.tries == 1

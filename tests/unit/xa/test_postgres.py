@@ -88,7 +88,7 @@ class Handle:
 class Connection:
     """The methods of psycopg's connection that the resource uses.
 
-    ``lost`` ("before" or "after") says when the connection fails at the next end of a transaction: before or after the server ends it.
+    ``lost`` is "before" or "after": the connection fails before or after the server carries out the next end of a transaction.
     """
 
     def __init__(self, server: Server) -> None:

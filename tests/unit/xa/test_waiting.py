@@ -76,12 +76,12 @@ def test_waiting_commit_raises_heuristic_after_rollback_by_operator(how: str, mo
         transaction = manager.begin()
         for resource in (one, operator.two):
             transaction.enlist(resource).append("work")
-        with pytest.raises(HeuristicOutcome, match=r"is committed, except for: .*two") as told:
+        with pytest.raises(HeuristicOutcome, match=r"is committed, except for: .*two") as raised:
             transaction.commit()
         with pytest.raises(HeuristicOutcome):
             transaction.wait_finished(0)
-    assert [Xid.parse(each).bqual for each in told.value.branches] == [b"two"]
-    assert told.value.transaction_id == transaction.id
+    assert [Xid.parse(each).bqual for each in raised.value.branches] == [b"two"]
+    assert raised.value.transaction_id == transaction.id
     assert transaction.status is TransactionStatus.COMMITTED
     assert (one.durable.committed, operator.two.durable.committed) == (["work"], [])
 
