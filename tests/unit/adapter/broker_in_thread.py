@@ -68,7 +68,7 @@ class JmsShop:
 
     def other_client(self) -> Context:
         """Return a context of another client."""
-        return JmsConnectionFactory(JmsResource("other_client", self.url, timeout_s=SOON_S)).connect()
+        return JmsConnectionFactory(JmsResource("other", self.url, timeout_s=SOON_S)).connect()
 
     def send(self, queue: Queue, *bodies: str) -> None:
         with self.factory.connect() as context:

@@ -92,9 +92,9 @@ def found(offset: int) -> RecordDelivery:
     return delivery_of(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
 
 
-@pytest.mark.parametrize(("order", "released"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
+@pytest.mark.parametrize(("order", "continuing"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
 def test_reading_pauses_for_places_whose_records_may_join_too_many_delayed_records(
-    order: Order, released: set[Place], monkeypatch: pytest.MonkeyPatch
+    order: Order, continuing: set[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activation, "DELAYED_MAX", 2)
     retry, resumed = Place("shop.retry", 0), set[Place]()
@@ -113,7 +113,7 @@ def test_reading_pauses_for_places_whose_records_may_join_too_many_delayed_recor
             resumed.update(places)
 
     endpoint._regulate(Reading())
-    assert resumed == released
+    assert resumed == continuing
     endpoint._workers.scheduler.drop(PLACE.topic)
     endpoint._regulate(Reading())
     assert resumed == {PLACE, retry}

@@ -233,7 +233,7 @@ def test_django_connection_of_other_thread_is_refused_in_context_of_transaction(
             finally:
                 leave_thread()
 
-        return in_background(work, "test-in_other_thread").result(WAIT_S)
+        return in_background(work, "test-other-thread").result(WAIT_S)
 
     with manager.begin():
         pay("one")
