@@ -94,8 +94,8 @@ class Conversation:
 def heard(served: Served, client: Client) -> list[bytes]:
     """Receive and settle the messages of a client."""
     served.settle(client)
-    events = client.told(Transferred)
-    client.heard.clear()
+    events = client.events_of(Transferred)
+    client.events.clear()
     for event in events:
         event.link.settle(event.delivery_id, ACCEPTED)
     served.settle(client)

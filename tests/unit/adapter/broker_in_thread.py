@@ -1,4 +1,4 @@
-"""A whole broker on Kafka in memory, beside a test that blocks; and a shop that works with it."""
+"""A broker on Kafka in memory that runs in a thread beside a blocking test, and a shop that uses the broker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LIMITS = PoolLimits(most=2, wait_s=0.05)
 
 @contextmanager
 def broker_beside(kafka: KafkaInMemory, directory: Path) -> Iterator[Broker]:
-    """A broker whose loop runs in another thread."""
+    """Run a broker with its event loop in another thread."""
     started: Future[tuple[Broker, asyncio.Event, asyncio.AbstractEventLoop]] = Future()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        for name in ("add_signal_handler", "remove_signal_handler"):  # signals are the main thread's
+        for name in ("add_signal_handler", "remove_signal_handler"):  # only the main thread can handle signals
             setattr(loop, name, lambda *_: None)
         async with serving(kafka, directory) as broker:
             over = asyncio.Event()
@@ -48,7 +48,7 @@ def broker_beside(kafka: KafkaInMemory, directory: Path) -> Iterator[Broker]:
 
 
 class JmsShop:
-    """A transaction manager over the broker and a model of a database, and a factory of both."""
+    """A transaction manager over the broker and a model of a database, and a connection factory that uses the manager."""
 
     def __init__(self, url: str, limits: PoolLimits = LIMITS, **options: object) -> None:
         self.url = url
@@ -66,8 +66,8 @@ class JmsShop:
         self.factory.close()
         self.broker.close()
 
-    def other(self) -> Context:
-        """A client beside the shop."""
+    def other_client(self) -> Context:
+        """Return a context of another client."""
         return JmsConnectionFactory(JmsResource("other", self.url, timeout_s=SOON_S)).connect()
 
     def send(self, queue: Queue, *bodies: str) -> None:
@@ -75,14 +75,14 @@ class JmsShop:
             for body in bodies:
                 context.send(queue, body)
 
-    def waiting(self, queue: Queue) -> list[object]:
-        """What is in a queue for anybody."""
+    def browse(self, queue: Queue) -> list[object]:
+        """Return the bodies of the messages that a browser finds in a queue."""
         with self.factory.connect() as context:
             return [message.body for message in context.browse(queue)]
 
 
 def consumers(broker: Broker) -> dict[str, int]:
-    """By queue, those that the broker has; a queue of a temporary destination is one of its queues while it is there."""
+    """Return the number of consumers of each queue of the broker, including temporary queues."""
     return {queue.name: len(queue.consumers) for queue in list(broker.epoch.engine.addresses.queues.values())}
 
 

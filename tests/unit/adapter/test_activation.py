@@ -1,4 +1,4 @@
-"""What is found in flight at a taking over, and where the group stands: nothing is passed over, nothing is handled twice."""
+"""A takeover of a partition: from the records in flight and the group's offset, no record is skipped or handled twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_S = 60.0
 
 
 class Group:
-    """The group's offsets, in the consumer's stead."""
+    """The offsets of the group, in place of a consumer."""
 
     def __init__(self, committed: int | None, begins: int = 0) -> None:
         self.offset = committed
@@ -53,7 +53,7 @@ class Group:
 
 
 class Member:
-    """One that takes a partition over in which some records are in flight, by an earlier member."""
+    """A member that takes over a partition with records in flight of an earlier member."""
 
     def __init__(self, in_flight: Sequence[int], committed: int | None, begins: int = 0, read_to: int | None = None) -> None:
         self.activation: Any = cast("Any", Activation({}, SPEC, lambda _: None))
@@ -72,14 +72,14 @@ class Member:
         self.activation._schedule(self.group)
 
     def moved(self) -> list[int]:
-        """Where reading was told to go on."""
+        """Return the offsets to which the activation moves the consumer."""
         behind = [self.activation._behind.pop() for _ in range(len(self.activation._behind))]
         for place in behind:
             self.activation._move(self.group, place)
         return [self.activation._runs[place].next_offset for place in behind]
 
     def begun(self) -> list[int]:
-        """What may be delivered by now."""
+        """Return the offsets of the records that may be delivered now."""
         take: Callable[[float], RecordDelivery | None] = self.activation._workers.scheduler.take
         return [delivery.ref.offset for delivery in iter(lambda: take(0.0), None)]
 
@@ -92,9 +92,9 @@ def found(offset: int) -> RecordDelivery:
     return delivery_of(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
 
 
-@pytest.mark.parametrize(("order", "goes_on"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
+@pytest.mark.parametrize(("order", "continuing"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
 def test_reading_pauses_for_places_whose_records_may_join_too_many_delayed_records(
-    order: Order, goes_on: set[Place], monkeypatch: pytest.MonkeyPatch
+    order: Order, continuing: set[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activation, "DELAYED_MAX", 2)
     retry, resumed = Place("shop.retry", 0), set[Place]()
@@ -113,7 +113,7 @@ def test_reading_pauses_for_places_whose_records_may_join_too_many_delayed_recor
             resumed.update(places)
 
     endpoint._regulate(Reading())
-    assert resumed == goes_on
+    assert resumed == continuing
     endpoint._workers.scheduler.drop(PLACE.topic)
     endpoint._regulate(Reading())
     assert resumed == {PLACE, retry}
@@ -128,7 +128,7 @@ def test_records_in_flight_before_group_offset_are_delivered_at_once() -> None:
 
 @pytest.mark.parametrize("committed", [5, 0, None])
 def test_group_offset_does_not_skip_unread_records(committed: int | None) -> None:
-    """Of the batch from 5 on, 7 and 8 got into the log: or somebody set the group back, to read all once more."""
+    """The log has 7 and 8 of a batch that begins at 5, or an operator has reset the group's offset to read the records again."""
     member = Member([7, 8], committed)
     assert (member.begun(), member.group.offset) == ([], committed or 0)
 
@@ -174,7 +174,7 @@ def test_stored_read_entry_is_not_stored_again_after_failed_commit() -> None:
 
 
 def test_delivered_record_is_not_delivered_again_when_read() -> None:
-    """A late commit of the dead member, which this one's first question to the group was too early for."""
+    """The dead member's commit arrives after the new member has asked for the group's offset."""
     member = Member([3, 4], committed=5)
     assert member.begun() == [3, 4]
     member.read(3, 4, 5)
@@ -182,7 +182,7 @@ def test_delivered_record_is_not_delivered_again_when_read() -> None:
 
 
 def test_client_that_starts_before_group_offset_is_moved_forward_and_never_back() -> None:
-    """As where the group begins at the end of a topic: the client finds nothing committed, and begins at its beginning."""
+    """The group starts at the end of the topic, but the client finds no committed offset and starts at the beginning."""
     member = Member([], committed=None, begins=9)
     for offset in (0, 1):
         member.activation._receive(received(offset))
@@ -247,17 +247,17 @@ def test_blocked_partition_is_reported_in_status_and_logged_once(monkeypatch: py
     assert line.levelname == "ERROR"
 
 
-class Taking:
-    """A taking over in a thread of its own, and what it does in which order."""
+class TakeoverInThread:
+    """A takeover in its own thread, and the order of its steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.001)
-        self.said: list[str] = []
+        self.steps: list[str] = []
         member = Member([], committed=4)
         self.activation, self.group = member.activation, member.group
         log = self.activation._log
-        log.owner = lambda _: self.said.append("owner before") or "old"
-        log.take = lambda _, after: self.said.append(f"taken after {after}") or "new"
+        log.owner = lambda _: self.steps.append("owner before") or "old"
+        log.take = lambda _, after: self.steps.append(f"taken after {after}") or "new"
         log.flights = lambda _: Flights({}, {}, {})
         self.run = Run(PLACE)
         self.thread = threading.Thread(target=self.activation._take, args=(self.run,))
@@ -269,32 +269,32 @@ class Taking:
 
 
 def test_partition_is_taken_over_only_after_group_confirms_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    taking = Taking(monkeypatch)
-    assert taking.said == ["owner before"]
+    taking = TakeoverInThread(monkeypatch)
+    assert taking.steps == ["owner before"]
     taking.group.away = True
     with pytest.raises(Unavailable):
         taking.answer()
     taking.group.away = False
-    assert taking.said == ["owner before"]
+    assert taking.steps == ["owner before"]
     taking.answer()
     taking.thread.join()
-    assert (taking.said, taking.run.token, taking.run.next_offset) == (["owner before", "taken after old"], "new", 4)
+    assert (taking.steps, taking.run.token, taking.run.next_offset) == (["owner before", "taken after old"], "new", 4)
 
 
 def test_revoked_partition_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    taking = Taking(monkeypatch)
+    taking = TakeoverInThread(monkeypatch)
     taking.run.on(PartitionEvent.LEFT)
     taking.answer()
     taking.thread.join()
-    assert (taking.said, taking.run.token) == (["owner before"], "")
+    assert (taking.steps, taking.run.token) == (["owner before"], "")
 
 
 class Hanging:
-    """A group, a log and dead letters of which some do not answer before they are let go."""
+    """A group, a log and dead letters. One of them hangs until the test releases it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
         self._hangs = hangs
-        self.reached, self.goes_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.reached, self.released, self.closed = threading.Event(), threading.Event(), threading.Event()
         monkeypatch.setattr("bascule.adapter.inbound.activation.set_up", lambda *_: None)
         monkeypatch.setattr("bascule.adapter.inbound.activation.missing", lambda *_: [])
         monkeypatch.setattr("bascule.adapter.inbound.activation.GroupConsumer", self._group)
@@ -310,7 +310,7 @@ class Hanging:
     def _point(self, name: str) -> None:
         if name == self._hangs:
             self.reached.set()
-            self.goes_on.wait(WAIT_S)
+            self.released.wait(WAIT_S)
 
     def _group(self, *_args: object, on_assigned: Callable[[list[Place]], None], **_rest: object) -> Any:
         self._assigned = on_assigned
@@ -336,17 +336,17 @@ class Hanging:
 
 @pytest.mark.parametrize("hangs", ["bascule-inbound-shop", "bascule-housekeeping-shop", "bascule-take-shop", "bascule-close-shop"])
 def test_hanging_thread_is_named_by_stop_and_not_awaited(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
-    """A commit of offsets without Kafka, for one, or a taking over that asks a database that does not answer."""
+    """For example, a commit of offsets while Kafka is away, or a takeover that asks a database that does not answer."""
     hanging = Hanging(monkeypatch, hangs)
     hanging.activation.start()
     try:
         assert hangs == "bascule-close-shop" or hanging.reached.wait(WAIT_S)
         assert in_background(lambda: hanging.activation.stop(0.1), "test-stop").result(WAIT_S / 2) == [hangs]
         assert hanging.reached.is_set()
-        # The end of the process does not wait for it either.
+        # The end of the process does not wait for a daemon thread.
         assert all(each.daemon for each in threading.enumerate() if each.name == hangs)
     finally:
-        hanging.goes_on.set()
+        hanging.released.set()
 
 
 def test_restart_is_refused_until_threads_left_by_stop_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def test_restart_is_refused_until_threads_left_by_stop_have_ended(monkeypatch: p
         with pytest.raises(Unavailable, match="bascule-inbound-shop"):
             activation.start()
     finally:
-        hanging.goes_on.set()
+        hanging.released.set()
     assert hanging.closed.wait(WAIT_S)
     wait_for(lambda: not activation.status().running, "the end of what was left behind", WAIT_S)
     activation.start()
@@ -374,7 +374,7 @@ def test_far_future_retry_time_is_limited_to_longest_backoff() -> None:
 
 
 class Reading:
-    """A consumer's flow."""
+    """The partitions that a consumer reads, without those that are paused."""
 
     def __init__(self) -> None:
         self.flowing: set[Place] = set()

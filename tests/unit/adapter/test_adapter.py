@@ -1,4 +1,4 @@
-"""The adapter of a program, from its start to the signal that ends it."""
+"""The adapter of a program, from its start to its end by a signal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from bascule.adapter.inbound import Activation, ActivationSpec, ResourceAdapter
 from bascule.core.errors import InvalidInput, Unavailable
 
-#: More than enough for a signal to come at each step of a wait.
+#: Enough rounds for a signal to arrive at each step of a wait.
 ROUNDS = 100
-#: Of a program whose main thread looks for the signal all the time.
+#: A program whose main thread checks for the signal at any time.
 PROGRAM = f"""
 import os, signal, threading
 from bascule.adapter.inbound import ResourceAdapter, adapter
@@ -39,21 +39,21 @@ def test_program_ends_cleanly_whenever_the_signal_arrives() -> None:
 
 
 class Activations:
-    """What becomes of the activations of an adapter; ``fails`` names the group that cannot start."""
+    """Records the starts and stops of activations. ``fails`` is the group that cannot start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: str = "") -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
 
         def prepare(activation: Any) -> None:
             if activation.spec.group == fails:
                 raise Unavailable("no Kafka")
-            self.said.append(f"prepare {activation.spec.group}")
+            self.calls.append(f"prepare {activation.spec.group}")
 
         def consume(activation: Any) -> None:
-            self.said.append(f"consume {activation.spec.group}")
+            self.calls.append(f"consume {activation.spec.group}")
 
         def stop(activation: Any, _drain_s: float) -> list[str]:
-            self.said.append(f"stop {activation.spec.group}")
+            self.calls.append(f"stop {activation.spec.group}")
             return [f"{activation.spec.group}-1"]
 
         monkeypatch.setattr(Activation, "prepare", prepare)
@@ -71,13 +71,13 @@ def adapter(*groups: str) -> ResourceAdapter:
 def test_endpoints_start_and_stop_with_adapter_and_stop_returns_threads_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     activations = Activations(monkeypatch)
     with adapter("shop", "store") as made:
-        assert activations.said == ["prepare shop", "prepare store", "consume shop", "consume store"]
+        assert activations.calls == ["prepare shop", "prepare store", "consume shop", "consume store"]
         late = made.activate(ActivationSpec(topics=("orders",), group="late"), lambda _: None)
-        assert activations.said[-2:] == ["prepare late", "consume late"]
+        assert activations.calls[-2:] == ["prepare late", "consume late"]
         assert made.deactivate(late) == ["late-1"]
         assert [status.group for status in made.status()] == ["shop", "store"]
         assert sorted(made.stop()) == ["shop-1", "store-1"]
-    assert sorted(activations.said[7:9]) == ["stop shop", "stop store"]
+    assert sorted(activations.calls[7:9]) == ["stop shop", "stop store"]
 
 
 def test_failed_start_of_one_endpoint_stops_all_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_failed_start_of_one_endpoint_stops_all_endpoints(monkeypatch: pytest.Mo
     made = adapter("shop", "store")
     with pytest.raises(Unavailable, match="no Kafka"):
         made.start()
-    assert activations.said == ["prepare shop", "stop shop"]
+    assert activations.calls == ["prepare shop", "stop shop"]
     assert made.deactivate(made._activations[0]) == []
 
 
@@ -101,4 +101,4 @@ def test_run_raises_error_when_endpoint_has_stopped(monkeypatch: pytest.MonkeyPa
     made._activations[0]._fail(ValueError("broken"))
     with pytest.raises(Unavailable, match="endpoint of group 'shop' stopped: broken"):
         made.run()
-    assert activations.said == ["prepare shop", "consume shop", "stop shop"]
+    assert activations.calls == ["prepare shop", "consume shop", "stop shop"]

@@ -1,4 +1,4 @@
-"""The whole adapter on Kafka in memory: groups, inbound log, retries, dead letters, transactions, connections that send."""
+"""The whole adapter on Kafka in memory: groups, inbound log, retries, dead letters, transactions and outbound connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
 
 
 class Endpoint:
-    """Keeps the records that it is given; ``act`` may raise or wait."""
+    """An endpoint that keeps its records. ``act`` may raise an error or wait."""
 
     def __init__(self, act: Callable[[Record], None] = lambda _: None) -> None:
         self.records: list[Record] = []
@@ -57,7 +57,7 @@ class Endpoint:
 
 @contextmanager
 def at_work(endpoint: Endpoint, spec: ActivationSpec = SPEC) -> Iterator[ResourceAdapter]:
-    """An adapter with this endpoint, started, and ready where it has partitions."""
+    """Run an adapter with one endpoint."""
     adapter = ResourceAdapter(SETTINGS)
     adapter.activate(spec, endpoint.on_record)
     with adapter:
@@ -65,7 +65,7 @@ def at_work(endpoint: Endpoint, spec: ActivationSpec = SPEC) -> Iterator[Resourc
 
 
 def in_flight() -> list[int]:
-    """The offsets of all records of the source that the group's log has in flight."""
+    """Return the offsets of all records that the inbound log of the group has in flight."""
     with closing(InboundLog("look", SETTINGS, group=GROUP)) as log:
         return sorted(offset for flights in log.all_flights().values() for offset in flights.keys)
 
@@ -93,10 +93,10 @@ def test_each_record_is_delivered_once_across_restart(kafka: KafkaInMemory) -> N
 def test_record_that_fails_too_often_becomes_dead_letter_and_can_be_returned(
     kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mended = threading.Event()
+    repaired = threading.Event()
 
     def act(record: Record) -> None:
-        if record.value == b"bad" and not mended.is_set():
+        if record.value == b"bad" and not repaired.is_set():
             raise ValueError("no price")
 
     endpoint = Endpoint(act)
@@ -111,7 +111,7 @@ def test_record_that_fails_too_often_becomes_dead_letter_and_can_be_returned(
         assert letter.error == "ValueError: no price"
         assert caplog.text.count("ValueError: no price") == 2
         assert (letter.partition, letter.offset, letters.count()) == (0, 0, 1)
-        mended.set()
+        repaired.set()
         assert letters.send_back() == 1
         wait_for(lambda: done(adapter, delivered=2), "the record to be delivered")
     last = endpoint.records[-1]
@@ -148,8 +148,8 @@ def test_record_is_delivered_once_when_its_log_entry_was_not_stored(kafka: Kafka
 
 
 def test_record_in_progress_at_member_that_lost_partition_is_redelivered_by_next_member(kafka: KafkaInMemory) -> None:
-    goes_on = threading.Event()
-    slow, quick = Endpoint(lambda _: goes_on.wait(30) and None), Endpoint()
+    released = threading.Event()
+    slow, quick = Endpoint(lambda _: released.wait(30) and None), Endpoint()
     with at_work(slow) as first:
         kafka.put("payments", b"1")
         wait_for(lambda: slow.records, "the record to be at work")
@@ -161,7 +161,7 @@ def test_record_in_progress_at_member_that_lost_partition_is_redelivered_by_next
             wait_for(lambda: done(second, delivered=2, redelivered=1), "the next record to be delivered")
             assert [record.redelivered for record in quick.records] == [True, False]
             assert first.status()[0].partitions == {}
-            goes_on.set()
+            released.set()
     assert slow.values == [b"1"]
     assert in_flight() == []
 
@@ -184,7 +184,7 @@ def test_deleted_record_in_flight_is_counted_as_vanished(kafka: KafkaInMemory) -
 
 @contextmanager
 def transactions(directory: Path) -> Iterator[Xa]:
-    """What a program sets up so that each record is in a transaction of its own."""
+    """Make the objects that a program needs to deliver each record in its own transaction."""
     log = InboundLog("inbound", SETTINGS, group=GROUP)
     resource = KafkaResource("kafka", SETTINGS, prefix="xa", instance="one")
     with closing(log), closing(resource), TransactionManager("shop", FileLog(directory / "log"), [log, resource]) as manager:

@@ -1,4 +1,4 @@
-"""The asyncio face of a JmsConnectionFactory, with a whole broker."""
+"""The asyncio API of a JmsConnectionFactory, with a whole broker."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["broker", "kafka", "shop"]
 ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
 
 
-class Undone(Exception):
-    """The application fails."""
+class ApplicationError(Exception):
+    """An error of the application."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -49,17 +49,17 @@ def test_received_message_returns_on_rollback_and_is_consumed_once_on_commit(sho
             assert (await future).priority == 7
             (await manager.enlist(shop.database)).append("row")
             if fails:
-                raise Undone
+                raise ApplicationError
 
     async def main() -> None:
-        with suppress(Undone):
+        with suppress(ApplicationError):
             await work(fails=True)
-        assert await asyncio.to_thread(shop.waiting, ORDERS) == ["one"]
+        assert await asyncio.to_thread(shop.browse, ORDERS) == ["one"]
         await work(fails=False)
 
     shop.send(ORDERS, "one")
     run(main)
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
+    assert (shop.browse(ORDERS), shop.browse(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
 
 
 def test_async_context_outside_of_transaction_acknowledges_at_once_and_leaves_no_resources(shop: JmsShop, broker: Broker) -> None:
@@ -85,7 +85,7 @@ def test_async_context_outside_of_transaction_acknowledges_at_once_and_leaves_no
 
     run(main)
     assert made[0].name not in names(broker)
-    assert (shop.waiting(ORDERS), shop.factory.leases()) == (["two"], [])
+    assert (shop.browse(ORDERS), shop.factory.leases()) == (["two"], [])
 
 
 REFUSED: list[tuple[str, Callable[[AsyncContext], object]]] = [
@@ -151,7 +151,7 @@ def test_objects_of_finished_transaction_are_refused_in_the_next_transaction(sho
                 consumer.prefetch = 10
 
     run(main)
-    assert shop.waiting(ORDERS) == ["in time"]
+    assert shop.browse(ORDERS) == ["in time"]
 
 
 def test_async_context_works_only_in_its_transaction_and_one_call_style(shop: JmsShop) -> None:
@@ -177,7 +177,7 @@ def test_async_context_works_only_in_its_transaction_and_one_call_style(shop: Jm
                 await shop.factory.connect_async()
 
     run(main)
-    assert shop.waiting(ORDERS) == ["by a task of the transaction", "afterwards"]
+    assert shop.browse(ORDERS) == ["by a task of the transaction", "afterwards"]
 
 
 async def _send(context: AsyncContext, body: str) -> None:
@@ -202,7 +202,7 @@ def test_session_for_cancelled_task_returns_to_pool(broker: Broker) -> None:
 
     with JmsShop(f"amqp://127.0.0.1:{broker.ready[-1]}", PoolLimits(most=1, wait_s=SOON_S / 2)) as shop:
         run(main)
-        assert shop.waiting(ORDERS) == ["one"]
+        assert shop.browse(ORDERS) == ["one"]
 
 
 def test_session_in_use_by_task_is_not_lent_to_others(shop: JmsShop) -> None:
@@ -219,4 +219,4 @@ def test_session_in_use_by_task_is_not_lent_to_others(shop: JmsShop) -> None:
             await following.send(ORDERS, "one")
 
     run(main)
-    assert shop.waiting(ORDERS) == ["one"]
+    assert shop.browse(ORDERS) == ["one"]

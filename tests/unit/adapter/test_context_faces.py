@@ -17,8 +17,8 @@ from bascule.client.branch import BranchConsumer, BranchContext
 from bascule.client.managed import ManagedConsumer
 from tests.unit.client.test_faces import public, signature
 
-#: Producers are the client's own.
-FACES: Final[dict[type, type]] = {
+#: Classes of contexts, and the client's classes. Producers are those of the client itself.
+INTERFACES: Final[dict[type, type]] = {
     TransactionContext: Context,
     PooledContext: Context,
     BranchContext: Context,
@@ -33,18 +33,18 @@ FACES: Final[dict[type, type]] = {
 
 
 def methods() -> Iterator[tuple[type, str]]:
-    for face, client in FACES.items():
-        yield from ((face, name) for name in public(client))
+    for context, client in INTERFACES.items():
+        yield from ((context, name) for name in public(client))
 
 
-@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
-def test_transaction_contexts_have_same_public_names_as_client_contexts(face: type) -> None:
-    assert set(public(face)) == set(public(FACES[face]))
+@pytest.mark.parametrize("context", INTERFACES, ids=lambda context: context.__name__)
+def test_transaction_contexts_have_same_public_names_as_client_contexts(context: type) -> None:
+    assert set(public(context)) == set(public(INTERFACES[context]))
 
 
-@pytest.mark.parametrize(("face", "name"), list(methods()), ids=lambda part: part if isinstance(part, str) else part.__name__)
-def test_methods_of_transaction_contexts_have_client_signatures(face: type, name: str) -> None:
-    here, there = public(face)[name], public(FACES[face])[name]
+@pytest.mark.parametrize(("context", "name"), list(methods()), ids=lambda part: part if isinstance(part, str) else part.__name__)
+def test_methods_of_transaction_contexts_have_client_signatures(context: type, name: str) -> None:
+    here, there = public(context)[name], public(INTERFACES[context])[name]
     assert isinstance(here, property) == isinstance(there, property)
     assert signature(here) == signature(there)
 

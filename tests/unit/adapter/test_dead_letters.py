@@ -1,4 +1,4 @@
-"""Dead letters on their way back to their group."""
+"""Dead letters that go back to their group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an endpoint's end, of whatever kind, does to its record and to those behind it."""
+"""The effect of each end of an endpoint's call on the record and on the records behind it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LONG_S = 40.0
 SPEC = ActivationSpec(topics=("topic",), group="g", workers=1, order="partition", retries=1, backoff=Backoff(0, 1, 0))  # type: ignore[arg-type]
 
 
-class Taken:
-    """A mode that keeps what is delivered and moved away; ``commit`` may fail."""
+class RecordingMode:
+    """A delivery mode that keeps the offsets of delivered and dead-lettered records, and the moved records. ``commit`` may fail."""
 
     def __init__(self, commit: Callable[[], None] = lambda: None, refused: Callable[[Outgoing], bool] = lambda _: False) -> None:
         self.done: list[int] = []
@@ -53,7 +53,7 @@ class Taken:
 
 
 @contextmanager
-def at_work(endpoint: Any, taken: Taken, offsets: range, spec: ActivationSpec = SPEC) -> Iterator[Counts]:
+def at_work(endpoint: Any, taken: RecordingMode, offsets: range, spec: ActivationSpec = SPEC) -> Iterator[Counts]:
     counts, failures = Counts(), list[BaseException]()
     deliverer = Deliverer(spec, cast("Any", taken), taken, counts)
     workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts, failures.append)
@@ -88,14 +88,14 @@ def exits_at_once(record: Record) -> None:
 
 @pytest.mark.parametrize("endpoint", [cancelled, exits, exits_at_once])
 def test_endpoint_that_raises_cancellation_or_exit_has_failed_and_later_records_are_delivered(endpoint: Any) -> None:
-    taken = Taken()
+    taken = RecordingMode()
     with at_work(endpoint, taken, range(1, 4)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed, counts.dead_lettered) == ([2, 3], [1], 2, 1)
 
 
 def test_delivery_timeout_does_not_apply_to_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be committed: the record must not go to another worker."""
+    """The record may be committed, so it must not go to another worker."""
     monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
     overdue, give_up = threading.Event(), Workers.give_up
 
@@ -107,7 +107,7 @@ def test_delivery_timeout_does_not_apply_to_commit(monkeypatch: pytest.MonkeyPat
         assert overdue.wait(LONG_S)
 
     monkeypatch.setattr(Workers, "give_up", watched)
-    taken = Taken(commit)
+    taken = RecordingMode(commit)
     with at_work(lambda _: None, taken, range(1, 2), replace(SPEC, delivery_timeout_s=0.05)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed, counts.hung) == ([1], [], 0, 0)
@@ -115,22 +115,22 @@ def test_delivery_timeout_does_not_apply_to_commit(monkeypatch: pytest.MonkeyPat
 
 def test_records_are_delivered_again_after_hanging_endpoint_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.adapter.inbound.worker_pool.WATCH_S", 0.01)
-    goes_on, taken = threading.Event(), Taken()
+    released, taken = threading.Event(), RecordingMode()
 
     def hang(record: Record) -> None:
         if record.offset < 3:
-            goes_on.wait(LONG_S)
+            released.wait(LONG_S)
 
     spec = ActivationSpec(topics=("topic",), group="g", workers=1, retries=0, delivery_timeout_s=0.05)
     with at_work(hang, taken, range(1, 4), spec) as counts:
         wait_for(lambda: counts.hung == 2, "two workers to hang", LONG_S)
         assert taken.done == []
-        goes_on.set()
+        released.set()
     assert (taken.done, sorted(taken.dead)) == ([3], [1, 2])
 
 
 def test_interrupt_during_commit_of_record_is_not_counted_as_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be committed: to count it as failed would bring it in flight again."""
+    """The record may be committed. If it counted as failed, it would be in flight again."""
     monkeypatch.setattr("bascule.adapter.inbound.delivering.AWAY_PAUSE_S", 0.0)
     ends = iter([SystemExit(), asyncio.CancelledError()])
 
@@ -138,7 +138,7 @@ def test_interrupt_during_commit_of_record_is_not_counted_as_failure(monkeypatch
         for error in ends:
             raise error
 
-    taken = Taken(commit)
+    taken = RecordingMode(commit)
     with at_work(lambda _: None, taken, range(1, 3)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed) == ([1, 2], [], 0)
@@ -149,7 +149,7 @@ def fails(_record: Record) -> None:
 
 
 def test_record_too_large_for_retry_topic_becomes_dead_letter_at_once() -> None:
-    taken = Taken(refused=lambda outgoing: outgoing.topic == "g.retry")
+    taken = RecordingMode(refused=lambda outgoing: outgoing.topic == "g.retry")
     with at_work(fails, taken, range(1, 2), replace(SPEC, order=Order.NONE, retries=3)) as counts:
         pass
     (letter,) = taken.moved
@@ -158,28 +158,28 @@ def test_record_too_large_for_retry_topic_becomes_dead_letter_at_once() -> None:
 
 
 def test_record_too_large_for_dead_letter_topic_is_stored_without_value() -> None:
-    taken = Taken(refused=lambda outgoing: outgoing.value == b"value")
+    taken = RecordingMode(refused=lambda outgoing: outgoing.value == b"value")
     with at_work(fails, taken, range(1, 3), replace(SPEC, retries=0)) as counts:
         pass
     letter = taken.moved[0]
-    said: dict[str, Any] = dict(letter.headers)
+    headers: dict[str, Any] = dict(letter.headers)
     assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", b"key", b"", 2)
-    assert (said["bascule.retry.origin"], said["__connect.errors.exception.message"]) == (b"topic/0/1", b"no account")
-    assert said["bascule.retry.left-out"] == b"value and headers: g.dead-letter takes no more"
-    assert "own" not in said
+    assert (headers["bascule.retry.origin"], headers["__connect.errors.exception.message"]) == (b"topic/0/1", b"no account")
+    assert headers["bascule.retry.left-out"] == b"value and headers: g.dead-letter takes no more"
+    assert "own" not in headers
 
 
 def test_record_with_key_too_large_for_dead_letter_topic_is_stored_with_origin_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    taken = Taken(refused=lambda outgoing: outgoing.key is not None)
+    taken = RecordingMode(refused=lambda outgoing: outgoing.key is not None)
     with at_work(fails, taken, range(1, 3), replace(SPEC, retries=0)) as counts:
         pass
     letter = taken.moved[0]
-    said: dict[str, Any] = dict(letter.headers)
+    headers: dict[str, Any] = dict(letter.headers)
     assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", None, b"", 2)
-    assert said["bascule.retry.origin"] == b"topic/0/1"
-    assert said["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
+    assert headers["bascule.retry.origin"] == b"topic/0/1"
+    assert headers["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
     assert (
         'dead letter is incomplete topic=topic partition=0 offset=1 left_out="key, value and headers" error="g.dead-letter takes no more'
         in caplog.text
@@ -192,7 +192,7 @@ def test_record_that_cannot_be_dead_lettered_is_retried_with_growing_pause() -> 
     def refused(_: Outgoing) -> bool:
         return delivery.refusals < refusals
 
-    taken, counts = Taken(refused=refused), Counts()
+    taken, counts = RecordingMode(refused=refused), Counts()
     deliverer = Deliverer(replace(SPEC, retries=0), cast("Any", taken), taken, counts)
     delivery = RecordDelivery(Ref(PLACE, "t", 1), Record(*PLACE, 1, b"key", b"value", ()), (), failure=ValueError("bad"))
     for pause_s in (1, 2, 4):

@@ -1,4 +1,4 @@
-"""What an endpoint gives to be awaited is awaited, however it is written."""
+"""The adapter awaits the result of an endpoint if the result is awaitable, in each form of an endpoint."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def test_coroutine_endpoint_runs_to_completion(form: Callable[[Endpoint], Endpoi
 
 
 def test_coroutine_close_of_endpoint_is_awaited() -> None:
-    said: list[str] = []
+    results: list[str] = []
 
     class Handler:
         def on_record(self, record: Record) -> None:
-            said.append(record.topic)
+            results.append(record.topic)
 
         async def close(self) -> None:
             await asyncio.sleep(0)
-            said.append("closed")
+            results.append("closed")
 
     instance = Instance(Handler)
     instance(RECORD)
     instance.close()
-    assert said == ["topic", "closed"]
+    assert results == ["topic", "closed"]
 
 
 def test_cancellation_in_close_of_endpoint_is_contained() -> None:

@@ -1,4 +1,4 @@
-"""JMS messages of a connection to Kafka, as records; and what becomes of them."""
+"""JMS messages that a Kafka connection sends: their records, and the outcomes of the sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.client.test_faces import public, signature
 
 
 class Connection:
-    """Keeps what is sent. ``answer`` says what is told of it, and when."""
+    """A connection that keeps its records. ``answer`` decides when and how a send is answered."""
 
     def __init__(self) -> None:
         self.sent: list[Outgoing] = []

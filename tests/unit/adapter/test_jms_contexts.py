@@ -1,4 +1,4 @@
-"""Contexts of a JmsConnectionFactory, with a whole broker: within transactions, outside of them, and between the two."""
+"""Contexts of a JmsConnectionFactory with a whole broker: inside transactions, outside of them, and in both."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["broker", "kafka", "shop"]
 ORDERS, BILLS, PRICES = Queue("orders"), Queue("bills"), Topic("prices")
 
 
-class Undone(Exception):
-    """The application fails."""
+class ApplicationError(Exception):
+    """An error of the application."""
 
 
 def body(message: Message | None) -> object:
@@ -54,30 +54,30 @@ def test_received_message_returns_on_rollback_and_is_consumed_once_on_commit(sho
         return order
 
     shop.send(ORDERS, "one")
-    with suppress(Undone), shop.manager.begin():
+    with suppress(ApplicationError), shop.manager.begin():
         work()
-        raise Undone
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == (["one"], [], [])
+        raise ApplicationError
+    assert (shop.browse(ORDERS), shop.browse(BILLS), shop.database.durable.committed) == (["one"], [], [])
     with shop.manager.begin():
         assert work().redelivered
         with shop.manager.suspended():
-            assert (shop.waiting(ORDERS), shop.waiting(BILLS)) == ([], [])
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
+            assert (shop.browse(ORDERS), shop.browse(BILLS)) == ([], [])
+    assert (shop.browse(ORDERS), shop.browse(BILLS), shop.database.durable.committed) == ([], ["bill of one"], ["row"])
     with shop.manager.begin(), shop.factory.connect() as context:
         assert context.consumer(ORDERS).receive_no_wait() is None
 
 
 def test_producer_in_transaction_supports_all_options_and_reports_completion(shop: JmsShop) -> None:
-    told: list[tuple[str | None, object]] = []
+    results: list[tuple[str | None, object]] = []
     with shop.manager.begin(), shop.factory.connect() as context:
         producer = context.producer(ORDERS, persistent=False, priority=7, time_to_live_s=60.0)
         producer.send(Message("plain", properties={"region": "EU"}))
-        future = producer.send_async("asked", on_done=lambda message, error: told.append((message.message_id, error)))
+        future = producer.send_async("asked", on_done=lambda message, error: results.append((message.message_id, error)))
         assert producer.send_many(["three", "four"]) == 2
         assert body(future.result(SOON_S)) == "asked"
         context.producer(BILLS, delivery_delay_s=0.01).send("later")
-    assert told == [(future.result().message_id, None)]
-    with shop.other() as other:
+    assert results == [(future.result().message_id, None)]
+    with shop.other_client() as other:
         consumer = other.consumer(ORDERS)
         first = consumer.receive(SOON_S)
         assert first is not None
@@ -100,7 +100,7 @@ def test_selectors_browsers_and_receive_no_wait_work_in_transaction(shop: JmsSho
         assert body(consumer.receive_no_wait()) == "1"
         assert consumer.receive_no_wait() is None
         assert [message.body for message in context.consumer(ORDERS, prefetch=10).messages(0.05)] == ["0", "2"]
-    assert shop.waiting(ORDERS) == []
+    assert shop.browse(ORDERS) == []
 
 
 def test_subscriptions_are_released_at_end_of_transaction_and_queue_consumers_are_kept(shop: JmsShop, broker: Broker) -> None:
@@ -117,7 +117,7 @@ def test_subscriptions_are_released_at_end_of_transaction_and_queue_consumers_ar
     assert [receive(each) for each in (durable, shared, named, lambda context: context.consumer(PRICES))] == [None] * 4
     with shop.factory.connect() as context:
         context.send(PRICES, Message("9.99", properties={"kind": "p"}))
-    # The one that lasts no longer than its consumers has nothing; the others have what came between two transactions.
+    # The subscription that ends with its consumers is empty; the others have the message that was sent between two transactions.
     assert [receive(each) for each in (durable, shared, named)] == ["9.99", None, "9.99"]
     assert [receive(each) for each in (durable, named)] == [None, None]
     with shop.manager.begin(), shop.factory.connect() as context:
@@ -126,7 +126,7 @@ def test_subscriptions_are_released_at_end_of_transaction_and_queue_consumers_ar
         with pytest.raises(InvalidDestination):
             context.unsubscribe("mine")
         context.consumer(ORDERS).close()
-    # What else has one is the queue of the broker's answers to the transaction manager.
+    # The only other consumer is that of the transaction manager's temporary queue for answers.
     assert {name: count for name, count in consumers(broker).items() if count and not name.startswith("temp.")} == {ORDERS.name: 1}
 
 
@@ -166,7 +166,7 @@ def test_reply_to_transactional_request_arrives_on_temporary_queue_of_outside_co
         answers = outside.temporary_queue()
         with shop.manager.begin(), shop.factory.connect() as context:
             context.send(ORDERS, Message("one", reply_to=answers))
-        with shop.other() as other:
+        with shop.other_client() as other:
             request = other.consumer(ORDERS).receive(SOON_S)
             assert request is not None
             other.reply(request, "two")
@@ -188,9 +188,9 @@ def test_temporary_destination_is_deleted_at_end_of_its_transaction(shop: JmsSho
         assert body(context.consumer(made[0]).receive(SOON_S)) == "at once"
         assert made[0].name in consumers(broker)
     assert made[0].name not in consumers(broker)
-    with suppress(Undone), shop.manager.begin(), shop.factory.connect() as context:
+    with suppress(ApplicationError), shop.manager.begin(), shop.factory.connect() as context:
         made.append(context.temporary_queue())
-        raise Undone
+        raise ApplicationError
     assert made[1].name not in consumers(broker)
 
 
@@ -275,7 +275,7 @@ def test_objects_of_finished_transaction_are_refused_in_the_next_transaction(sho
                 call()
     context.close()
     consumer.close()
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS)) == (["two"], ["in time"])
+    assert (shop.browse(ORDERS), shop.browse(BILLS)) == (["two"], ["in time"])
 
 
 def test_contexts_of_one_transaction_share_its_branch_and_close_independently(shop: JmsShop) -> None:
@@ -287,7 +287,7 @@ def test_contexts_of_one_transaction_share_its_branch_and_close_independently(sh
         with pytest.raises(IllegalState, match="the context is closed"):
             first.send(ORDERS, "late")
         second.send(ORDERS, "two")
-    assert shop.waiting(ORDERS) == ["one", "two"]
+    assert shop.browse(ORDERS) == ["one", "two"]
 
 
 def test_context_works_only_inside_or_outside_of_transaction_where_it_was_opened(shop: JmsShop) -> None:
@@ -304,7 +304,7 @@ def test_context_works_only_inside_or_outside_of_transaction_where_it_was_opened
                     inside.send(ORDERS, "from another transaction")
             inside.send(ORDERS, "in its transaction")
         outside.send(ORDERS, "afterwards")
-    assert shop.waiting(ORDERS) == ["at once", "in its transaction", "afterwards"]
+    assert shop.browse(ORDERS) == ["at once", "in its transaction", "afterwards"]
 
 
 def test_context_in_ended_transaction_block_sends_nothing(shop: JmsShop) -> None:
@@ -322,4 +322,4 @@ def test_context_in_ended_transaction_block_sends_nothing(shop: JmsShop) -> None
             context.send(ORDERS, "late")
         with pytest.raises(TransactionTimedOut):
             shop.factory.connect()
-    assert shop.waiting(ORDERS) == ["on purpose"]
+    assert shop.browse(ORDERS) == ["on purpose"]

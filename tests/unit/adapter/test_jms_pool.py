@@ -1,4 +1,4 @@
-"""Contexts of a JmsConnectionFactory outside of transactions, with a whole broker: the pool of sessions, and what a context leaves."""
+"""Contexts of a JmsConnectionFactory outside of transactions, with a whole broker: the pool of sessions, and their reuse."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_message_received_outside_of_transaction_is_acknowledged_at_once(shop: J
     shop.send(ORDERS, "one")
     with shop.factory.connect() as context:
         context.send(BILLS, "sent")
-        with shop.other() as other:
+        with shop.other_client() as other:
             assert body(other.consumer(BILLS).receive(SOON_S)) == "sent"
         assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
-        assert shop.waiting(ORDERS) == []
+        assert shop.browse(ORDERS) == []
 
 
 def test_session_returned_to_pool_has_no_consumers_or_temporary_destinations(shop: JmsShop, broker: Broker) -> None:
@@ -51,7 +51,7 @@ def test_session_returned_to_pool_has_no_consumers_or_temporary_destinations(sho
     assert future.done()
     assert consumers(broker)[ORDERS.name] == 0
     assert queue.name not in consumers(broker)
-    assert shop.waiting(ORDERS) == ["two", "three", "four"]
+    assert shop.browse(ORDERS) == ["two", "three", "four"]
     for call in (partial(context.send, ORDERS, "late"), partial(consumer.receive, 0.0), context.start):
         with pytest.raises(IllegalState, match="the context is closed"):
             call()
@@ -73,7 +73,7 @@ def test_exhausted_pool_names_holders_of_its_sessions(shop: JmsShop) -> None:
 
 def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, broker: Broker) -> None:
     def lose() -> None:
-        """End all connections of the shop, as seen from there."""
+        """Break all connections of the shop at the client."""
         with shop.factory.connect() as context:
             core = context._thread.core
         with suppress(InvalidInput):
@@ -97,13 +97,13 @@ def test_broken_connection_is_replaced_for_pool_and_transactions(shop: JmsShop, 
         assert body(context.consumer(ORDERS).receive(SOON_S)) == "one"
         context.send(BILLS, "two")
     shop.send(BILLS, "three")
-    assert (shop.waiting(ORDERS), shop.waiting(BILLS), shop.factory.leases()) == ([], ["two", "three"], [])
+    assert (shop.browse(ORDERS), shop.browse(BILLS), shop.factory.leases()) == ([], ["two", "three"], [])
     assert len(broker.node.connections) == 1
 
 
 def test_reply_queue_of_pooled_session_is_deleted_with_factory(shop: JmsShop, broker: Broker) -> None:
     def answer() -> None:
-        with shop.other() as other:
+        with shop.other_client() as other:
             request = other.consumer(ORDERS).receive(SOON_S)
             assert request is not None
             other.reply(request, "!")
@@ -111,12 +111,12 @@ def test_reply_queue_of_pooled_session_is_deleted_with_factory(shop: JmsShop, br
     def temporary() -> set[str]:
         return {name for name in consumers(broker) if name.startswith("temp.")}
 
-    before = temporary()  # the transaction manager asks the broker, too
+    before = temporary()  # the transaction manager has a temporary queue, too
     answering = in_background(answer, "test-answer")
     with shop.factory.connect() as context:
         assert body(context.request(ORDERS, "?", timeout_s=SOON_S)) == "!"
     answering.result(SOON_S)
-    assert len(temporary() - before) == 1  # for the next request
+    assert len(temporary() - before) == 1  # the pool keeps the queue for the next request
     shop.factory.close()
     wait_for(lambda: temporary() == before, "the end of the queue of answers", 5)
 
@@ -131,11 +131,11 @@ def test_session_in_use_by_other_thread_is_not_lent_to_others(shop: JmsShop) -> 
     with shop.factory.connect() as following:
         assert following._session is not context._session  # type: ignore[attr-defined]
         following.send(ORDERS, "one")
-    assert shop.waiting(ORDERS) == ["one"]
+    assert shop.browse(ORDERS) == ["one"]
 
 
 def test_session_of_context_closed_by_two_threads_is_returned_once(shop: JmsShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second thread gave back the session of whoever had taken it meanwhile."""
+    """The second thread must not return the session again, because another context may already use it."""
     context = cast("PooledContext", shop.factory.connect())
     end = context._end
     taken: list[Context] = []
@@ -161,7 +161,7 @@ def test_forked_child_uses_its_own_connections(broker: Broker) -> None:
             child.join(SOON_S)
             assert child.exitcode == 0
             kept.send(ORDERS, "parent again")
-        assert shop.waiting(ORDERS) == ["parent", "child", "parent again"]
+        assert shop.browse(ORDERS) == ["parent", "child", "parent again"]
         assert shop.factory.leases() == []
 
 
@@ -175,7 +175,7 @@ def test_factory_without_manager_is_independent_of_transactions(shop: JmsShop) -
         transaction.set_rollback_only()
         transaction.rollback()
     factory.close()
-    assert shop.waiting(ORDERS) == ["at once"]
+    assert shop.browse(ORDERS) == ["at once"]
 
 
 def test_factory_refuses_resource_of_other_manager(shop: JmsShop) -> None:

@@ -1,4 +1,4 @@
-"""The receipt of a record as a branch, while Kafka answers late or not at all: nothing is done twice, or counted as a failure."""
+"""The receipt of a record as a branch, while Kafka answers late or not at all: nothing happens twice or counts as a failure."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FIRST, SECOND = Xid(7, b"first", b"inbound"), Xid(7, b"second", b"inbound")
 
 
 class Topic:
-    """The log's topic and its clients. Without replicas, appends are stored (or ``lost``), not answered, and not to be read yet."""
+    """The log's topic. Without replicas, an append is stored (or ``lost``), but Kafka does not answer it and nobody can read it yet."""
 
     def __init__(self) -> None:
         self.replicas = True
         self.lost = False
-        #: So many appends are not stored, and those after them are.
+        #: The number of appends that are lost before an append is stored again.
         self.drops = 0
-        #: All appends are stored, and none is told its offset.
+        #: If false, each append is stored, but gets no offset.
         self.offsets_known = True
         self.follow: Callable[[bytes, bytes | None], None] = lambda *_: None
         self._entries: list[tuple[bytes, bytes | None]] = []
@@ -86,8 +86,8 @@ class Topic:
     def close(self) -> None: ...
 
 
-class Case:
-    """A record in flight, in the hands of one member."""
+class Receipt:
+    """A member with one record in flight."""
 
     def __init__(self, at: type[LogTopic] = LogTopic) -> None:
         self.topic = Topic()
@@ -106,7 +106,7 @@ class Case:
         self.log.end(xid, success=True)
 
     def unanswered(self, xid: Xid) -> None:
-        """A transaction whose claim is not answered, and which is rolled back for that."""
+        """Prepare a transaction whose claim Kafka does not answer, and check that the branch fails."""
         self.ended(xid)
         self.topic.replicas = False
         with pytest.raises(ResourceFailed):
@@ -114,11 +114,11 @@ class Case:
 
 
 @pytest.fixture
-def case() -> Case:
-    return Case()
+def case() -> Receipt:
+    return Receipt()
 
 
-def test_unanswered_claim_is_withdrawn_before_next_claim(case: Case) -> None:
+def test_unanswered_claim_is_withdrawn_before_next_claim(case: Receipt) -> None:
     case.unanswered(FIRST)
     with pytest.raises(ResourceFailed):
         case.log.rollback(FIRST)
@@ -129,8 +129,8 @@ def test_unanswered_claim_is_withdrawn_before_next_claim(case: Case) -> None:
     assert case.log.all_flights() == {}
 
 
-def test_commit_that_kafka_did_not_store_succeeds_on_retry(case: Case) -> None:
-    """Without its claim a record that is still in flight would be delivered again."""
+def test_commit_that_kafka_did_not_store_succeeds_on_retry(case: Receipt) -> None:
+    """The claim must stay until the commit: a record in flight without a claim would be redelivered."""
     case.ended(FIRST)
     case.log.prepare(FIRST)
     case.topic.drops = 1
@@ -141,7 +141,7 @@ def test_commit_that_kafka_did_not_store_succeeds_on_retry(case: Case) -> None:
     assert case.log.all_flights() == {}
 
 
-def test_claim_with_open_outcome_makes_next_claim_retriable(case: Case) -> None:
+def test_claim_with_open_outcome_makes_next_claim_retriable(case: Receipt) -> None:
     case.unanswered(FIRST)
     case.topic.lost = True
     with pytest.raises(ResourceFailed):
@@ -157,7 +157,7 @@ def test_claim_with_open_outcome_makes_next_claim_retriable(case: Case) -> None:
     case.log.prepare(SECOND)
 
 
-def test_claim_of_settled_record_is_refused_as_not_retriable(case: Case) -> None:
+def test_claim_of_settled_record_is_refused_as_not_retriable(case: Receipt) -> None:
     case.ended(FIRST)
     case.log.commit(FIRST, one_phase=True)
     case.ended(SECOND)
@@ -166,8 +166,8 @@ def test_claim_of_settled_record_is_refused_as_not_retriable(case: Case) -> None
     assert case.log.all_flights() == {}
 
 
-class Shop(Case):
-    """The record's delivery, in transactions; ``enlisted`` besides the log."""
+class Shop(Receipt):
+    """The delivery of the record in transactions. If ``enlisted``, the transactions include Kafka besides the log."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, enlisted: bool, kafka: ModelResource | None = None) -> None:
         super().__init__()
@@ -221,19 +221,19 @@ def test_kafka_outage_is_not_counted_as_failure_and_record_is_delivered_once(sho
     assert shop.kafka.durable.committed == ([b"receipt"] if shop._enlisted else [])
 
 
-class Sent(list[Any]):
-    """The handle of a branch, as Kafka's."""
+class SentRecords(list[Any]):
+    """The handle of a branch, with the interface of Kafka's handle."""
 
     def send(self, topic: str, value: bytes | None, _key: bytes | None, **_rest: object) -> None:
         self.append((topic, value))
 
 
-class Narrow(ModelResource):
-    """A cluster that takes no message with a value, and says so when the branch is prepared."""
+class RefusesValues(ModelResource):
+    """A cluster that refuses messages with a value when the branch prepares."""
 
     def start(self, xid: Xid, *, timeout_s: float) -> Any:
         super().start(xid, timeout_s=timeout_s)
-        self._active[xid] = Sent()
+        self._active[xid] = SentRecords()
         return self._active[xid]
 
     def prepare(self, xid: Xid) -> Vote:
@@ -243,16 +243,16 @@ class Narrow(ModelResource):
         return super().prepare(xid)
 
 
-class Barred(ModelResource):
-    """A resource that votes no, for a reason that lies in no record."""
+class VotesNo(ModelResource):
+    """A resource that votes no for a reason that no record has caused."""
 
     def __init__(self, code: Code, cause: Exception | None) -> None:
         super().__init__("kafka")
-        self.barred = True
+        self.votes_no = True
         self._code, self._cause = code, cause
 
     def prepare(self, xid: Xid) -> Vote:
-        if self.barred:
+        if self.votes_no:
             del self._active[xid]
             raise BranchRolledBack("not now", self._code) from self._cause
         return super().prepare(xid)
@@ -266,20 +266,20 @@ class Barred(ModelResource):
 def test_rollback_because_of_unavailable_resource_is_not_counted_as_failure_of_record(
     monkeypatch: pytest.MonkeyPatch, code: Code, cause: Exception | None
 ) -> None:
-    kafka = Barred(code, cause)
+    kafka = VotesNo(code, cause)
     shop = Shop(monkeypatch, enlisted=True, kafka=kafka)
     with shop.manager:
         shop.workers.start()
         shop.deliver()
         wait_for(lambda: shop.tries > 4 or shop.counts.dead_lettered, "tries without it", 10)
-        kafka.barred = False
+        kafka.votes_no = False
         wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
         shop.workers.stop(10)
     assert (shop.counts.delivered, shop.counts.failed, kafka.durable.committed) == (1, 0, [b"receipt"])
 
 
 def test_transactional_dead_letter_too_large_for_topic_is_stored_without_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+    shop = Shop(monkeypatch, enlisted=False, kafka=RefusesValues("kafka"))
 
     def fail(_record: Record) -> None:
         raise ValueError("no account")
@@ -294,8 +294,8 @@ def test_transactional_dead_letter_too_large_for_topic_is_stored_without_value(m
 
 
 def test_record_fails_when_endpoint_rolls_back_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it was counted as delivered, and stayed in flight until the next start."""
-    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+    """Otherwise the record would count as delivered and stay in flight until the next start."""
+    shop = Shop(monkeypatch, enlisted=False, kafka=RefusesValues("kafka"))
     monkeypatch.setattr(shop.workers, "_endpoint", lambda _: shop.manager.current.rollback())
     with shop.manager:
         shop.workers.start()
@@ -309,8 +309,8 @@ def test_record_fails_when_endpoint_rolls_back_its_transaction(monkeypatch: pyte
     "error", [TransactionInDoubt("x"), TransactionRolledBack("x", cause=Unavailable("no broker"))], ids=["in doubt", "rolled back"]
 )
 def test_transaction_error_raised_by_endpoint_is_failure_of_record(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A local JMS transaction of the endpoint, for example; the record's own transaction is not in doubt because of it."""
-    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+    """For example, an error of the endpoint's local JMS transaction does not put the record's own transaction in doubt."""
+    shop = Shop(monkeypatch, enlisted=False, kafka=RefusesValues("kafka"))
 
     def fail(_record: Record) -> None:
         raise error
@@ -324,19 +324,19 @@ def test_transaction_error_raised_by_endpoint_is_failure_of_record(monkeypatch: 
     assert (shop.counts.delivered, shop.counts.failed, shop.counts.dead_lettered) == (0, 2, 1)
 
 
-@pytest.mark.parametrize("told_again", [InboundLog.housekeep, InboundLog.close])
-def test_record_finished_during_outage_leaves_in_flight_state_later(case: Case, told_again: Callable[[InboundLog], None]) -> None:
-    """Otherwise the next start would deliver the record again, days later."""
+@pytest.mark.parametrize("retry", [InboundLog.housekeep, InboundLog.close])
+def test_record_finished_during_outage_leaves_in_flight_state_later(case: Receipt, retry: Callable[[InboundLog], None]) -> None:
+    """Otherwise the next start would redeliver the record, perhaps days later."""
     case.topic.replicas, case.topic.lost = False, True
     case.log.done(PLACE, [key_of(FLIGHT, case.ref)])
     case.topic.recover()
-    told_again(case.log)
+    retry(case.log)
     case.topic.read(0.0)
     assert case.at.known(lambda fold: fold.place(PLACE).flights) == {}
 
 
 def test_records_stored_at_unknown_offsets_can_be_in_flight_and_finished() -> None:
-    case = Case()
+    case = Receipt()
     case.topic.offsets_known = False
     other = Ref(PLACE, case.ref.token, 6)
     case.log.schedule([other])
@@ -347,7 +347,7 @@ def test_records_stored_at_unknown_offsets_can_be_in_flight_and_finished() -> No
     assert not case.at._deletions
 
 
-def test_failure_count_is_stored_or_raises_unavailable(case: Case) -> None:
+def test_failure_count_is_stored_or_raises_unavailable(case: Receipt) -> None:
     assert case.log.failed(case.ref, 2) == key_of(FAILED, case.ref)
     assert case.log.flights(PLACE).failures == {5: 2}
     case.topic.drops = 1
@@ -356,7 +356,7 @@ def test_failure_count_is_stored_or_raises_unavailable(case: Case) -> None:
     assert case.log.flights(PLACE).failures == {5: 2}
 
 
-def test_finish_that_kafka_has_not_stored_raises_unavailable_and_record_stays_in_flight(case: Case) -> None:
+def test_finish_that_kafka_has_not_stored_raises_unavailable_and_record_stays_in_flight(case: Receipt) -> None:
     case.topic.drops = 1
     with pytest.raises(Unavailable):
         case.log.done(PLACE, [key_of(FLIGHT, case.ref)], wait=True)
@@ -364,8 +364,8 @@ def test_finish_that_kafka_has_not_stored_raises_unavailable_and_record_stays_in
 
 
 @pytest.mark.parametrize("store", [InboundLog.schedule, InboundLog.advance])
-def test_unstored_entries_of_read_records_raise_unavailable(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
-    """The member commits the group's offsets behind these entries: without them nobody would deliver the records after a crash."""
+def test_unstored_entries_of_read_records_raise_unavailable(case: Receipt, store: Callable[[InboundLog, list[Ref]], None]) -> None:
+    """The member then commits the group's offsets. After a crash, records without an entry would never be delivered."""
     case.topic.drops = 1
     with pytest.raises(Unavailable):
         store(case.log, [Ref(PLACE, case.ref.token, 6)])
@@ -373,13 +373,13 @@ def test_unstored_entries_of_read_records_raise_unavailable(case: Case, store: C
     assert (set(flights.keys), flights.read_to) == ({5}, None)
 
 
-def test_read_entries_are_deleted_by_owner_after_later_entry(case: Case) -> None:
+def test_read_entries_are_deleted_by_owner_after_later_entry(case: Receipt) -> None:
     ends = [Ref(PLACE, case.ref.token, offset) for offset in (6, 8)]
     for end in ends:
         case.log.advance([end])
     assert not [key for key, value in case.topic._entries if value is None]
     other = InboundLog("inbound", {}, group="shop", at=case.at)
-    case.log.housekeep()  # has read up to here
+    case.log.housekeep()  # reads the log up to its end
     other.housekeep()
     assert [key for key, value in case.topic._entries if value is None] == [key_of(READ, ends[0])]
     assert case.log.flights(PLACE).read_to == 8
@@ -387,8 +387,8 @@ def test_read_entries_are_deleted_by_owner_after_later_entry(case: Case) -> None
     assert len([key for key, value in case.topic._entries if value is None]) == 1
 
 
-def test_owner_entries_are_kept_until_deletion_of_void_entries_is_stored(case: Case) -> None:
-    """Without the owners the late entry of the first one would count, and its record would be delivered again."""
+def test_owner_entries_are_kept_until_deletion_of_void_entries_is_stored(case: Receipt) -> None:
+    """Without the entries of later owners, the late entry of the first owner would count, and its record would be redelivered."""
     first = case.ref.token
     second = case.log.take(PLACE, first)
     late = key_of(FLIGHT, Ref(PLACE, first, 6))
@@ -412,8 +412,8 @@ def test_owner_entries_are_kept_until_deletion_of_void_entries_is_stored(case: C
     assert case.at.known(lambda fold: (fold.place(PLACE).void, len(fold.place(PLACE).owners))) == (set(), 1)
 
 
-class ReadAnew(LogTopic):
-    """Another thread begins to read the log anew whenever somebody has looked at what is known."""
+class RereadLogTopic(LogTopic):
+    """A log that another thread begins to reread after each look at the known entries."""
 
     def known(self, see: Any) -> Any:
         found = super().known(see)
@@ -422,8 +422,8 @@ class ReadAnew(LogTopic):
 
 
 def test_commit_deletes_flight_and_claim_when_log_is_reread_meanwhile() -> None:
-    """Else the claim was deleted alone, and the record was delivered again."""
-    case = Case(ReadAnew)
+    """Otherwise the log would delete only the claim, and the record would be redelivered."""
+    case = Receipt(RereadLogTopic)
     case.ended(FIRST)
     case.log.prepare(FIRST)
     case.log.commit(FIRST)
@@ -433,7 +433,7 @@ def test_commit_deletes_flight_and_claim_when_log_is_reread_meanwhile() -> None:
     ]
 
 
-def test_claim_of_replaced_owner_is_refused(case: Case) -> None:
+def test_claim_of_replaced_owner_is_refused(case: Receipt) -> None:
     case.log.take(PLACE, case.ref.token)
     case.ended(FIRST)
     with pytest.raises(Superseded, match="taken over by another member"):
@@ -455,7 +455,7 @@ def test_claim_with_token_of_other_owner_does_not_count_for_own_token() -> None:
 
 
 def test_owner_and_claim_at_unknown_offsets_are_resolved_from_log() -> None:
-    case = Case()
+    case = Receipt()
     case.topic.offsets_known = False
     ref = Ref(PLACE, case.log.take(PLACE, case.ref.token), 5)
     with pytest.raises(Unavailable, match="taken over by another member"):
@@ -471,8 +471,8 @@ def test_owner_and_claim_at_unknown_offsets_are_resolved_from_log() -> None:
     assert case.log.all_flights() == {}
 
 
-class Acknowledging:
-    """Stores what it is given."""
+class ImmediateAppender:
+    """An appender that stores each record at once."""
 
     def __init__(self, stored: list[Outgoing]) -> None:
         self._stored = stored
@@ -488,7 +488,7 @@ class Acknowledging:
 
 def test_barrier_entry_of_inbound_log_has_no_effect_in_any_release(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[Outgoing] = []
-    monkeypatch.setattr("bascule.kafka.compacted.Appender", lambda _: Acknowledging(stored))
+    monkeypatch.setattr("bascule.kafka.compacted.Appender", lambda _: ImmediateAppender(stored))
     reader = LogTopic({"bootstrap.servers": "127.0.0.1:9"}, "shop.inbound")._reader()
     try:
         assert reader.write_barriers([3]) == {3: 0}

@@ -1,4 +1,4 @@
-"""What Prometheus reads of endpoints."""
+"""The metrics of endpoints."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bascule.core.errors import InvalidInput, Unavailable
 PARTITIONS = {"payments-0": "ready", "payments-1": "taking over"}
 
 
-class Standing(ResourceAdapter):
-    """An adapter with two endpoints, of which one has trouble."""
+class FixedStatus(ResourceAdapter):
+    """An adapter with two endpoints, one of which has a problem."""
 
     def status(self) -> list[ActivationStatus]:
         counts = {name: number for number, name in enumerate(COUNTERS)}
@@ -31,7 +31,7 @@ class Standing(ResourceAdapter):
 
 def test_every_count_and_state_of_group_is_exported_as_metric() -> None:
     registry = CollectorRegistry()
-    registry.register(AdapterCollector(Standing({})))
+    registry.register(AdapterCollector(FixedStatus({})))
     values = {name: registry.get_sample_value(f"bascule_adapter_{name}", {"group": "shop"}) for name in (
         "partitions", "waiting", "delayed", "at_work", "hanging", "blocked", "dead_letters",
     )}  # fmt: skip
@@ -60,7 +60,7 @@ def test_every_activation_count_has_metric() -> None:
 
 
 def test_metrics_are_served_over_http() -> None:
-    port = serve_metrics(Standing({}), 0)
+    port = serve_metrics(FixedStatus({}), 0)
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         assert 'bascule_adapter_blocked{group="shop"} 1.0' in answer.read().decode()
 
@@ -71,4 +71,4 @@ def test_metrics_port_in_use_is_reported() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(Unavailable, match=f"could not serve metrics at 127.0.0.1:{port}"):
-            serve_metrics(Standing({}), port)
+            serve_metrics(FixedStatus({}), port)

@@ -1,4 +1,4 @@
-"""Kafka transactions of connections, with a model of Kafka: what is in doubt is called so, and found out by the next try."""
+"""Kafka transactions of connections, with a model of Kafka: a commit in doubt is reported, and the next attempt finds its outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]
 
 
 class Kafka:
-    """What is stored. ``fail`` is called in place of the answer to a commit."""
+    """A model of Kafka. ``fail`` is called in place of the answer to a commit."""
 
     def __init__(self) -> None:
         self.table: dict[bytes, Stored] = {}
@@ -110,9 +110,9 @@ def test_commit_that_certainly_failed_is_not_in_doubt(kafka: Kafka, monkeypatch:
         raise Unavailable("no transaction can be started")
 
     monkeypatch.setattr(kafka, "transact", transact)
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as raised:
         send(factory(), b"1")
-    assert not isinstance(told.value, CommitInDoubt)
+    assert not isinstance(raised.value, CommitInDoubt)
     assert kafka.records == []
 
 
@@ -144,8 +144,8 @@ def test_transaction_without_sends_writes_nothing_to_kafka(kafka: Kafka) -> None
     assert (kafka.records, kafka.table) == ([], {})
 
 
-class Appending:
-    """An appender whose answers come when they are given."""
+class ManualAppender:
+    """An appender whose appends the test answers."""
 
     def __init__(self) -> None:
         self.asked: list[Future[int]] = []
@@ -158,8 +158,8 @@ class Appending:
 
 
 def test_only_failed_sends_of_connection_are_kept_in_memory(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that keeps one for ever, and never flushes."""
-    appending = Appending()
+    """A service may keep one connection and never flush it."""
+    appending = ManualAppender()
     monkeypatch.setattr("bascule.adapter.outbound.factory.Appender", lambda _: appending)
     connection = KafkaConnectionFactory({}).connection()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The pool of connections: limits, waiting, validation, and who keeps what; and the names of factories."""
+"""The pool of connections: limits, waiting, validation and leaks; and the names of factories."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_pool_timeout_error_names_holders() -> None:
     things, _ = pool()
     things.take()
     things.take()
-    with pytest.raises(PoolExhausted, match="all 2 connections are held") as told:
+    with pytest.raises(PoolExhausted, match="all 2 connections are held") as raised:
         things.take()
-    assert threading.current_thread().name in str(told.value)
-    assert "test_pool_timeout_error_names_holders" in str(told.value)
+    assert threading.current_thread().name in str(raised.value)
+    assert "test_pool_timeout_error_names_holders" in str(raised.value)
 
 
 def test_waiting_caller_gets_returned_connection() -> None:
@@ -86,7 +86,7 @@ def test_connection_whose_validation_raises_is_closed_and_frees_its_place() -> N
 
 
 def test_slot_number_is_free_only_after_close_of_its_connection() -> None:
-    """It is a part of a transactional id: a second one of it, made meanwhile, would be ended by the first one's last words."""
+    """The number is part of a transactional id. The close of the first connection would fence a second one with the same id."""
     things, made = pool(most=1)
     number, thing = things.take()
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""What goes to the retry and dead-letter topics comes back as the record that it was."""
+"""A record that goes to the retry topic or the dead-letter topic can be restored from there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_dead_letter_contains_origin_and_cause_and_is_returned_without_failure_h
 
 
 class Invalid(Exception):
-    """As those of many libraries: not made from a text alone."""
+    """An exception with two arguments, like those of many libraries, which a text alone cannot rebuild."""
 
     def __init__(self, field: str, errors: list[str]) -> None:
         super().__init__(f"{field}: {errors}")

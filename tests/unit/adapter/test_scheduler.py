@@ -1,4 +1,4 @@
-"""The scheduler gives each item once, keeps the order of each lane, and keeps to times."""
+"""The scheduler returns each item once, in the order of its lane, and not before its time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_dropped_items_are_never_started_and_block_nothing(order: Order) -> None
 
 
 class Model(RuleBasedStateMachine):
-    """Against lists: what may be taken is the head of a lane that nobody works on, and is due."""
+    """A model with lists: a worker may take the first item of a lane if no worker has an item of that lane, and the item is due."""
 
     order = Order.NONE
 

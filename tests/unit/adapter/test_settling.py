@@ -1,4 +1,4 @@
-"""What an error means for a record: a failure, another try that is not counted, or nothing."""
+"""The effect of an error on a record: a failure, a retry that does not count, or none."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_outcome_of_transaction_in_doubt_is_left_to_inbound_log(error: BasculeEr
 
 
 class Waiting:
-    """The answers of the log, one after another; then nobody waits any longer."""
+    """A log that gives its answers in turn. After the last one, the delivery is stopping."""
 
     def __init__(self, *answers: Flights | Unavailable) -> None:
         self._answers = list(answers)

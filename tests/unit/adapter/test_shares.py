@@ -1,4 +1,4 @@
-"""A worker pool is fair: each endpoint can have a thread at any time, and those with enough to do have equally many."""
+"""A worker pool is fair: each endpoint can get a thread at any time, and busy endpoints have equal numbers of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.core.errors import InvalidInput
 
 
 def taken(shares: PoolShares[str], *wanting: str) -> list[str]:
-    """Who gets the free threads, if these want as many as they can have."""
+    """Return the members that get the free threads, if ``wanting`` want as many as possible."""
     got = []
     while found := [member for member in shares.candidates() if member in wanting]:
         shares.take(found[0])
@@ -100,7 +100,7 @@ def test_threads_of_departed_endpoint_are_free_only_after_return() -> None:
 
 
 class SharedPool(RuleBasedStateMachine):
-    """Endpoints come and go, take, give back and hang, in any order."""
+    """Endpoints join, leave, take threads, return them and hang, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,16 +143,16 @@ class SharedPool(RuleBasedStateMachine):
         self.shares.end(self.hanging.pop(data.draw(st.integers(0, len(self.hanging) - 1))))
 
     @invariant()
-    def counts_are_right(self) -> None:
+    def counts_match_model(self) -> None:
         assert (self.shares.at_work, self.shares.hanging) == (len(self.at_work), len(self.hanging))
 
     @invariant()
-    def there_is_a_thread_for_whoever_is_at_work_or_may_be(self) -> None:
+    def pool_has_enough_threads(self) -> None:
         assert len(self.at_work) + bool(self.shares.candidates()) <= self.shares.wanted
 
     @invariant()
-    def whoever_has_no_thread_comes_first_when_one_is_free(self) -> None:
-        """Hanging threads that are replaced do not count."""
+    def idle_member_gets_next_free_thread(self) -> None:
+        """Hanging threads that have been replaced do not count."""
         idle = [each for each in self.shares.members if each not in self.at_work and self.hanging.count(each) <= self.most[each]]
         if idle and len(self.at_work) < self.shares.wanted:
             assert self.shares.candidates()[0] in idle

@@ -1,4 +1,4 @@
-"""An activation spec is checked when it is made, and says what is wrong by the name of the field."""
+"""An activation spec is checked when it is made. The error names the wrong field."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from bascule.kafka.consumer import GroupConsumer
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.system import wait_for
 
-#: The groups in the pool, as each endpoint begins to consume.
+#: The groups in the pool when each endpoint begins to consume.
 Found = list[tuple[str, ...]]
 
 
@@ -26,7 +26,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, pool: WorkerPool, fails: str = "") -> Found:
-    """See who is in the pool as each endpoint begins to consume; ``fails`` is the group of one that cannot."""
+    """Record the groups in the pool when each endpoint begins to consume. ``fails`` is a group that cannot start."""
     found: Found = []
 
     class Watched(GroupConsumer):
@@ -74,7 +74,7 @@ def test_first_endpoint_of_pool_leaves_thread_to_second_from_start(kafka: KafkaI
     found.clear()
     with adapter:
         pass
-    assert found == [("quick", "slow")] * 2  # also after a stop
+    assert found == [("quick", "slow")] * 2  # also when the adapter starts again
 
 
 @pytest.mark.parametrize("fails", ["slow", "quick"])

@@ -1,4 +1,4 @@
-"""The inbound log's rule: an entry of an owner after a later one's does not count, whatever is compacted away."""
+"""The rule of the inbound log: an entry of an owner that follows the entry of a later owner does not count, even after compaction."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_inbound_log_entry_of_later_format_is_refused() -> None:
 
 
 def test_inbound_log_entries_of_version_1_stay_readable() -> None:
-    """As commit 2e1f389 wrote them."""
+    """Version 1 wrote these entries."""
     golden: dict[bytes, bytes | None] = {
         b"owner/payments.eu/3/0f3a9c41d2be": b"shop-1/1b2c3d4e -",
         b"flight/payments.eu/3/0f3a9c41d2be/17": b"1",
@@ -116,7 +116,7 @@ def test_entries_of_replaced_owner_do_not_count() -> None:
 @pytest.mark.parametrize("first", [None, "a"])
 @pytest.mark.parametrize("compacted", [False, True])
 def test_late_owner_entry_does_not_replace_current_owner(first: str | None, compacted: bool) -> None:
-    """The group gives it to b, whose append stands still, and then to c, which takes it over; b's append arrives, and c goes on."""
+    """The group assigns the partition to b, whose append is delayed, and then to c. The append of b arrives after the takeover by c."""
     before = [taken("a", None)] if first and not compacted else []
     entries = [*before, taken("c", first), flight("c", 1), taken("b", first), flight("b", 1), flight("c", 2), claim("c", 2)]
     state = folded(*entries).place(PLACE)
@@ -157,7 +157,7 @@ def test_last_valid_read_entry_determines_read_position() -> None:
     log = [owner("a"), read("a", 7), read("a", 9), taken("b", "a"), read("a", 12)]
     assert folded(*log).place(PLACE).seen().read_to == 9
     assert folded(*log).place(PLACE).void == {read("a", 12)[0]}
-    # The topic was recreated.
+    # A smaller offset of a new owner: the topic was recreated.
     assert folded(*log, read("b", 2)).place(PLACE).seen().read_to == 2
     assert folded(*log, (read("a", 7)[0], None)).place(PLACE).seen().read_to == 9
     assert folded(*log, read("b", 11), read("b", 9), (read("b", 9)[0], None), read("b", 11)).place(PLACE).seen().read_to == 11
@@ -182,9 +182,10 @@ TOKENS = ["a", "b", "c", "d"]
 
 @st.composite
 def histories(draw: st.DrawFn) -> Log:
-    """Owners in turn, each of which goes on writing after it is replaced; each cleans up before it deletes earlier owners' entries.
+    """Draw the history of a log with several owners.
 
-    Others come late: they name the owner before the one that has taken over meanwhile.
+    Each owner may write after it was replaced, and cleans up before it deletes the entries of earlier owners. The entry of a late
+    owner names an owner that another one has already replaced.
     """
     log: Log = []
     done: set[bytes] = set()
@@ -201,7 +202,7 @@ def histories(draw: st.DrawFn) -> Log:
         for _ in range(draw(st.integers(0, 6))):
             writer = draw(st.sampled_from(TOKENS[: number + 1]))
             offset = draw(st.integers(0, 3))
-            # A transaction has one record.
+            # A transaction claims one record.
             kinds = (flight(writer, offset), claim(writer, offset, Xid(7, f"{writer}{offset}".encode(), b"inbound")), read(writer, offset))
             entry = draw(st.sampled_from(kinds))
             if entry[0] == kinds[2][0]:
@@ -220,7 +221,7 @@ def histories(draw: st.DrawFn) -> Log:
 def test_compacted_inbound_log_yields_same_state_as_whole_log(log: Log, seed: int) -> None:
     chosen = random.Random(seed)
     newest = {key: place for place, (key, _) in enumerate(log)}
-    end = chosen.randint(0, len(log))  # what lies behind is not compacted yet
+    end = chosen.randint(0, len(log))  # entries after this index are not compacted yet
     compacted = [
         (key, value)
         for place, (key, value) in enumerate(log)

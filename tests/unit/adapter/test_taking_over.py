@@ -1,4 +1,4 @@
-"""Where a new owner begins to read, and what it does with transactions that it cannot finish."""
+"""The offset at which a new owner begins to read, and transactions that a new owner cannot finish."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bascule.xa.xid import branch, new_gtrid
 PLACE = Place("payments", 0)
 
 
-class Known:
-    """An inbound log that says what it is told to say."""
+class FixedLog:
+    """An inbound log with a given state."""
 
     def __init__(self, flights: Flights) -> None:
         self.flights_now = flights
@@ -39,7 +39,7 @@ class Known:
         return self.flights_now
 
 
-def taken_over(log: Known, held: GroupOffset | None, spec: Any = None) -> Run[Any]:
+def taken_over(log: FixedLog, held: GroupOffset | None, spec: Any = None) -> Run[Any]:
     run = Run[Any](PLACE)
     assert run_blocking(take_over(run, BlockingTakeover(spec, cast("Any", log), run, lambda _: held))) is not None
     return run
@@ -50,18 +50,18 @@ def taken_over(log: Known, held: GroupOffset | None, spec: Any = None) -> Run[An
     [
         (GroupOffset(7), None, 7),
         (GroupOffset(7), 5, 7),
-        (GroupOffset(3), 5, 5),  # a commit that was held up has set the group back
-        (GroupOffset(3, by_member=False), 5, 3),  # an operator has
+        (GroupOffset(3), 5, 5),  # a delayed commit of a member has reset the group
+        (GroupOffset(3, by_member=False), 5, 3),  # an operator has reset the group
     ],
 )
 def test_new_owner_starts_at_larger_offset_of_group_and_log_unless_operator_set_it(
     held: GroupOffset, read_to: int | None, begins: int
 ) -> None:
-    assert taken_over(Known(Flights({}, {}, {}, read_to)), held).next_offset == begins
+    assert taken_over(FixedLog(Flights({}, {}, {}, read_to)), held).next_offset == begins
 
 
 def test_partition_assigned_to_other_member_is_not_taken() -> None:
-    log, run = Known(Flights({}, {}, {})), Run[Any](PLACE)
+    log, run = FixedLog(Flights({}, {}, {})), Run[Any](PLACE)
     assert run_blocking(take_over(run, BlockingTakeover(cast("Any", None), cast("Any", log), run, lambda _: None))) is None
     assert (run.token, log.taken) == ("", [])
 
@@ -76,7 +76,7 @@ class Shop:
         manager = TransactionManager("shop", self.decisions, [cast("Any", Prepared(self.xid)), kafka])
         xa = cast("Any", Claims(manager, log, kafka)) if transacted else None
         self.spec = cast("Any", type("Spec", (), {"group": "shop", "transacted": xa}))
-        self.log = Known(Flights({5: (key_of(FLIGHT, Ref(PLACE, "old", 5)),)}, {5: 0}, {self.xid: 5}))
+        self.log = FixedLog(Flights({5: (key_of(FLIGHT, Ref(PLACE, "old", 5)),)}, {5: 0}, {self.xid: 5}))
         self.run = Run[Any](PLACE)
 
     def take(self) -> Flights | None:
@@ -85,14 +85,14 @@ class Shop:
 
 
 class Claims:
-    """What ``Xa`` holds."""
+    """The fields of ``Xa``."""
 
     def __init__(self, manager: TransactionManager, log: InboundLog, kafka: Any) -> None:
         self.manager, self.log, self.kafka = manager, log, kafka
 
 
 class Prepared(ModelResource):
-    """The inbound log as recovery sees it, with one claim."""
+    """The inbound log as a resource in recovery, with one claim."""
 
     def __init__(self, xid: Xid) -> None:
         super().__init__("inbound")
@@ -114,7 +114,7 @@ def test_takeover_rolls_back_undecided_transaction_of_earlier_owner() -> None:
 
 @pytest.mark.parametrize("transacted", [True, False])
 def test_takeover_is_blocked_by_claim_of_other_manager_until_it_is_finished(transacted: bool) -> None:
-    """The other manager may decide by another log, so nobody else can tell its outcome."""
+    """The other manager may use another decision log, so nobody else knows the outcome of its transaction."""
     shop = Shop("store", transacted=transacted)
     who = "manager 'shop'" if transacted else "an endpoint without a transaction manager"
     with pytest.raises(ClaimOfOthers, match=rf"of manager 'store' claim its records, and {who} cannot finish them; run `bascule xa"):

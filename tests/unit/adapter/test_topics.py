@@ -1,4 +1,4 @@
-"""The topics of a group are made for what its sources may bring."""
+"""The topics of a group are created for the largest records of its sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGE = 10 << 20
 
 
 class Kafka:
-    """A cluster with some topics, by the largest record of each."""
+    """A cluster with topics, and the maximum record size of each."""
 
     sizes: Mapping[str, int] = {"pay.large": LARGE, "pay.small": 1 << 10, "other": 2 * LARGE}
 

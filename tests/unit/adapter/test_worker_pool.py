@@ -1,4 +1,4 @@
-"""A worker pool that endpoints share: bounded, fair, whole when one of them hangs or stops, and gone with the last."""
+"""A worker pool that endpoints share: bounded, fair, intact when an endpoint hangs or stops, and ended with the last endpoint."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PLACE = Place("topic", 0)
 
 
 class Held:
-    """An endpoint whose records stay at work until they are let go."""
+    """An endpoint that holds its records until the test releases them."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
         self.most = 0
         self._at_work = 0
-        self._goes_on = threading.Semaphore(0)
+        self._released = threading.Semaphore(0)
         self._counting = threading.Lock()
 
     def __call__(self, record: Record) -> None:
@@ -38,19 +38,19 @@ class Held:
             self.begun.append(record.offset)
             self._at_work += 1
             self.most = max(self.most, self._at_work)
-        assert self._goes_on.acquire(timeout=2 * LONG_S)
+        assert self._released.acquire(timeout=2 * LONG_S)
         with self._counting:
             self._at_work -= 1
 
-    def let_go(self, count: int = 1) -> None:
-        self._goes_on.release(count)
+    def release(self, count: int = 1) -> None:
+        self._released.release(count)
 
     def await_begun(self, count: int) -> None:
         wait_for(lambda: len(self.begun) >= count, f"{count} records to be begun, of which {len(self.begun)} are")
 
 
 class Member:
-    """An endpoint in a pool."""
+    """An endpoint that uses a pool."""
 
     def __init__(self, pool: WorkerPool | None, group: str, endpoint: Endpoint, *, workers: int = 8, timeout_s: float = LONG_S) -> None:
         spec = ActivationSpec(topics=("topic",), group=group, workers=workers, pool=pool, delivery_timeout_s=timeout_s)
@@ -99,18 +99,18 @@ def test_slow_endpoint_leaves_thread_to_other_endpoint_and_thread_count_is_bound
         slow.await_begun(3)
         for number in range(1, 6):
             two.add(1)
-            quick.await_begun(number)  # though nothing of the slow one has ended
-            quick.let_go()
+            quick.await_begun(number)  # although no record of the slow endpoint has ended
+            quick.release()
             two.delivered(number)
         assert (len(slow.begun), slow.most) == (3, 3)
         two.add(20)
         quick.await_begun(6)
-        slow.let_go()
-        quick.await_begun(7)  # a thread that becomes free goes to whoever has fewest
+        slow.release()
+        quick.await_begun(7)  # a free thread goes to the endpoint with the fewest threads
         assert pool.status() == worker_pool.PoolStatus("fair", 4, 4, 0, ("quick", "slow"))
         assert len(threads_of("bascule-pool-fair")) == 4
         for held in (slow, quick):
-            held.let_go(40)
+            held.release(40)
         one.delivered(20)
         two.delivered(25)
     assert slow.most <= 4
@@ -127,7 +127,7 @@ def test_endpoint_uses_at_most_its_worker_count() -> None:
         two.add(100)
         two.delivered(100)
         assert (held.most, len(held.begun)) == (2, 2)
-        held.let_go(10)
+        held.release(10)
         one.delivered(10)
 
 
@@ -140,7 +140,7 @@ def test_delayed_records_start_on_time_while_other_endpoint_is_busy() -> None:
         busy.add(5)
         held.await_begun(1)
         later.delivered(3)
-        held.let_go(5)
+        held.release(5)
         busy.delivered(5)
 
 
@@ -156,8 +156,8 @@ def test_hanging_endpoint_threads_are_replaced_and_other_endpoint_continues(monk
         good.delivered(100)
         assert len(bad.workers.hanging) == 2
         assert (pool.status().hanging, len(threads_of("bascule-pool-hung"))) == (2, 3)
-        assert len(hanging.begun) == 2  # it takes nothing before one of them returns
-        hanging.let_go(5)
+        assert len(hanging.begun) == 2  # the endpoint gets no thread before a hanging thread returns
+        hanging.release(5)
         wait_for(lambda: len(hanging.begun) == 5, "the other records to be begun")
         bad.delivered(3)
     assert (bad.failures, good.failures) == ([], [])
@@ -165,7 +165,7 @@ def test_hanging_endpoint_threads_are_replaced_and_other_endpoint_continues(monk
 
 
 class Closing:
-    """An endpoint that says in which threads its instances are made and closed."""
+    """An endpoint that records the threads in which its instances are made and closed."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -201,7 +201,7 @@ def test_instances_of_stopped_endpoint_are_closed_while_pool_continues() -> None
         one.delivered(6)
         assert one.workers.stop(LONG_S) == []
         assert sorted(first.closed) == sorted(first.made) != []
-        one.add(1)  # nobody takes it any more
+        one.add(1)  # no thread takes records of a stopped endpoint
         two.add(10)
         two.delivered(10)
         assert pool.status().groups == ("two",)
@@ -219,13 +219,13 @@ def test_stop_names_running_thread_and_pool_replaces_it() -> None:
         held.await_begun(1)
         (left,) = one.workers.stop(0.05)
         assert left.startswith("bascule-pool-replacing-")
-        with at_work(three):  # there is a thread for it, although the one that was left behind is not free
+        with at_work(three):  # the pool has a thread for the third endpoint, although the abandoned thread is busy
             three.add(1)
             also.await_begun(1)
             two.add(10)
             two.delivered(10)
-            also.let_go()
-        held.let_go()
+            also.release()
+        held.release()
         wait_for(lambda: left not in threads_of("pool-replacing"), "the end of the thread that was left behind")
         assert pool.status().hanging == 0
 
@@ -238,7 +238,7 @@ def test_stop_does_not_wait_for_thread_working_for_other_endpoint() -> None:
         one.workers.start()
         begun = threading.Barrier(3)
         closing.act = lambda _: begun.wait(LONG_S) and None
-        # Both threads have an instance; then one of them is at work for the other endpoint.
+        # Both threads have an instance; then one thread works for the other endpoint.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool.shares, "candidates", lambda: [one.workers])
             one.add(2)
@@ -250,7 +250,7 @@ def test_stop_does_not_wait_for_thread_working_for_other_endpoint() -> None:
         assert one.workers.stop(LONG_S) == []
         assert time.monotonic() - before_s < LONG_S / 2
         assert len(closing.closed) == 1
-        held.let_go()
+        held.release()
         wait_for(lambda: len(closing.closed) == 2, "the other instance to be closed")
 
 
@@ -281,7 +281,7 @@ def test_failure_of_pool_thread_is_reported_to_each_endpoint(monkeypatch: pytest
         two.add(10)
         two.delivered(10)
         begun_s = time.monotonic()
-    assert time.monotonic() - begun_s < LONG_S, "nobody waits for the record of the thread that has failed"
+    assert time.monotonic() - begun_s < LONG_S, "the stop must not wait for the record of the failed thread"
 
 
 def test_endpoint_without_pool_gets_its_own_pool() -> None:

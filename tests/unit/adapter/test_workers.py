@@ -1,4 +1,4 @@
-"""The worker pool begins what is due, whoever was woken for what."""
+"""The worker pool starts each due record, whichever worker wakes up."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_delayed_record_starts_when_its_waiting_worker_took_other_record() -> No
 
 
 def test_record_blocked_by_dropped_record_of_same_key_starts_at_once() -> None:
-    """The same key in two partitions, of which one went to another member while its record waited for its next try."""
+    """Two partitions have records of one key. One partition goes to another member while its record waits for a retry."""
     begun = threading.Event()
     with pool(2, lambda _: begun.set(), Order.KEY) as running:
         running.add([delivery(1, 2 * LONG_S, "other"), delivery(2)])
@@ -81,8 +81,8 @@ def test_record_blocked_by_dropped_record_of_same_key_starts_at_once() -> None:
         assert begun.wait(LONG_S)
 
 
-def ended(stop: Callable[[], list[str]]) -> list[str]:
-    """What it gives; it is not waited for longer than what it stops would take."""
+def result_of(stop: Callable[[], list[str]]) -> list[str]:
+    """Return the result of ``stop``, which must not wait for the hanging worker."""
     answer = in_background(stop, "test-stop")
     return answer.result(LONG_S)
 
@@ -90,11 +90,11 @@ def ended(stop: Callable[[], list[str]]) -> list[str]:
 @pytest.mark.parametrize("hangs_in", ["close", "work", "work, and was given up"])
 def test_hanging_worker_is_named_by_stop_and_not_awaited(monkeypatch: pytest.MonkeyPatch, hangs_in: str) -> None:
     monkeypatch.setattr(workers, "END_S", 2.0)
-    hangs, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+    hangs, released, done = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:
         hangs.set()
-        goes_on.wait(2 * LONG_S)
+        released.wait(2 * LONG_S)
 
     class Hanging:
         def on_record(self, record: Record) -> None:
@@ -124,9 +124,9 @@ def test_hanging_worker_is_named_by_stop_and_not_awaited(monkeypatch: pytest.Mon
         if hangs_in != "work":
             assert done.wait(LONG_S)
         assert hangs_in == "close" or hangs.wait(LONG_S)
-        assert ended(lambda: running.stop(0.1)) == ["bascule-inbound-g-1"]
+        assert result_of(lambda: running.stop(0.1)) == ["bascule-inbound-g-1"]
         assert hangs.is_set()
     finally:
-        goes_on.set()
+        released.set()
         for worker in left:
             worker.join(LONG_S)

@@ -1,4 +1,4 @@
-"""Two engines that talk without a network, and a peer that says exactly the frames it is given."""
+"""A client and a server engine connected without a network, and a peer that sends exactly the frames that a test gives it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ E = TypeVar("E", bound=Event)
 C = TypeVar("C", bound=Composite)
 
 
-def of(kind: type[E], events: list[Event]) -> list[E]:
+def events_of(kind: type[E], events: list[Event]) -> list[E]:
     return [event for event in events if type(event) is kind]
 
 
 class Pair:
-    """A client and a server. ``heard`` has what each was told since the last ``run``."""
+    """A client and a server engine. ``at_client`` and ``at_server`` have the events of the last ``run``."""
 
     def __init__(self, *, credit: int = 100, limits: ConnectionLimits | None = None, frame_size: int = 64 * 1024, **server: Any) -> None:
         self.client = Connection(Role.CLIENT, container_id="client", max_frame_size=frame_size, sasl=server.pop("client_sasl", None))
@@ -34,23 +34,23 @@ class Pair:
         self.at_client: list[Event] = []
 
     def run(self) -> Pair:
-        """Carry bytes until both have said all; the server accepts all, and gives producers credit."""
+        """Carry bytes until neither engine has more to send. The server accepts every link and gives producers credit."""
         self.at_server, self.at_client = [], []
         while True:
             up, down = self.client.data_to_send(), self.server.data_to_send()
             if not up and not down:
                 return self
-            heard = self.server.receive(up, self.now_s)
+            events = self.server.receive(up, self.now_s)
             if self.server.login_check is not None:
-                heard += self.server.login_checked(self.server.login_check())
-            for event in heard:
+                events += self.server.login_checked(self.server.login_check())
+            for event in events:
                 if isinstance(event, Opened):
                     self.server.open()
                 elif isinstance(event, Attached):
                     event.link.accept()
                     if isinstance(event.link, ReceiverLink) and self.credit:
                         event.link.flow(self.credit)
-            self.at_server += heard
+            self.at_server += events
             self.at_client += self.client.receive(down, self.now_s)
 
     def session(self) -> Session:
@@ -59,18 +59,18 @@ class Pair:
         return session
 
     def producer(self, session: Session | None = None, target: Any = None) -> tuple[SenderLink, ReceiverLink]:
-        """A link to send on at the client, and its other end."""
+        """Attach a producer; return the link at the client and the link at the server."""
         link = (session or self.session()).attach_sender("producer", Source(), target or Target("queue"))
         self.run()
-        other = of(Attached, self.at_server)[0].link
+        other = events_of(Attached, self.at_server)[0].link
         assert isinstance(other, ReceiverLink)
         return link, other
 
     def consumer(self, session: Session | None = None, credit: int = 0) -> tuple[ReceiverLink, SenderLink]:
-        """A link to receive on at the client, and its other end."""
+        """Attach a consumer; return the link at the client and the link at the server."""
         link = (session or self.session()).attach_receiver("consumer", Source("queue"), Target())
         self.run()
-        other = of(Attached, self.at_server)[0].link
+        other = events_of(Attached, self.at_server)[0].link
         assert isinstance(other, SenderLink)
         if credit:
             link.flow(credit)
@@ -79,7 +79,7 @@ class Pair:
 
 
 def frames_of(data: bytes) -> list[tuple[int, Composite, bytes]]:
-    """(channel, performative, payload) of each AMQP frame; protocol headers are passed over."""
+    """Return (channel, performative, payload) of each AMQP frame, without protocol headers."""
     frames, position = [], 0
     while position < len(data):
         if data[position : position + 4] == b"AMQP":
@@ -95,7 +95,7 @@ def frames_of(data: bytes) -> list[tuple[int, Composite, bytes]]:
 
 
 class Script:
-    """A peer of a server that says what it is told to say, legal or not."""
+    """A peer that sends a server the frames that a test gives it, legal or not."""
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **options: Any) -> None:
         self.server = Connection(Role.SERVER, container_id="server", limits=limits, **options)
@@ -105,7 +105,7 @@ class Script:
         return self.say_bytes(frame(channel, encode_composite(performative) + payload))
 
     def say_bytes(self, data: bytes) -> list[Event]:
-        """What the server makes of it; ``answers`` has its frames."""
+        """Return the server's events for ``data``; ``answers`` has the frames with which the server answers."""
         events = self.server.receive(data, 0.0)
         for event in events:
             if isinstance(event, Opened):
@@ -118,7 +118,7 @@ class Script:
         return events
 
     def answer(self, kind: type[C]) -> C:
-        """The one answer of this kind."""
+        """Return the only answer of this kind."""
         found = [performative for performative in self.answers if isinstance(performative, kind)]
         assert len(found) == 1, self.answers
         return found[0]
@@ -133,7 +133,7 @@ class Script:
         return self
 
     def attached(self, *, sender: bool = True, handle: int = 0) -> Script:
-        """With a link on which the script sends (or receives)."""
+        """Open a connection, a session, and a link on which the script sends (or receives)."""
         self.begun().say(attach(handle, sender=sender))
         return self
 

@@ -18,7 +18,7 @@ from bascule.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_HEADER, TLS_HEADE
 from bascule.amqp.limits import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, PRE_OPEN_FRAME_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.performatives import Attach, Begin, Close, Declare, End, Error, Flow, Open, Role, Source, Target, Transfer
 from bascule.amqp.sasl import AnonymousServer, SaslServer
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 
 def server(**options: object) -> Connection:
@@ -27,12 +27,12 @@ def server(**options: object) -> Connection:
 
 def test_client_and_server_engines_open_and_close_a_connection() -> None:
     pair = Pair().run()
-    assert of(Opened, pair.at_server)[0].open.container_id == "client"
-    assert of(Opened, pair.at_client)[0].open.container_id == "server"
+    assert events_of(Opened, pair.at_server)[0].open.container_id == "client"
+    assert events_of(Opened, pair.at_client)[0].open.container_id == "server"
     pair.client.close()
     pair.run()
-    assert [event.by_peer for event in of(ConnectionClosed, pair.at_server)] == [True]
-    assert [event.by_peer for event in of(ConnectionClosed, pair.at_client)] == [False]
+    assert [event.by_peer for event in events_of(ConnectionClosed, pair.at_server)] == [True]
+    assert [event.by_peer for event in events_of(ConnectionClosed, pair.at_client)] == [False]
     assert pair.client.closed
     assert pair.server.closed
 
@@ -41,10 +41,10 @@ def test_close_carries_its_error_to_the_peer() -> None:
     pair = Pair().run()
     pair.server.close(AmqpError(CONNECTION_FORCED, "going down"))
     pair.run()
-    error = of(ConnectionClosed, pair.at_client)[0].error
+    error = events_of(ConnectionClosed, pair.at_client)[0].error
     assert error is not None
     assert (error.condition, error.description) == (CONNECTION_FORCED, "going down")
-    assert [event.by_peer for event in of(ConnectionClosed, pair.at_server)] == [False]
+    assert [event.by_peer for event in events_of(ConnectionClosed, pair.at_server)] == [False]
 
 
 def test_server_refuses_connection_with_open_and_close() -> None:
@@ -63,7 +63,7 @@ def test_unknown_protocol_header_is_answered_with_supported_header_and_close(gar
     events = connection.receive(garbage, 0.0)
     assert connection.data_to_send() == SASL_HEADER
     assert connection.closed
-    error = of(ConnectionClosed, events)[0].error
+    error = events_of(ConnectionClosed, events)[0].error
     assert error is not None
     assert error.condition == FRAMING_ERROR
 
@@ -77,7 +77,7 @@ def test_client_that_skips_required_sasl_is_answered_with_sasl_header_and_close(
 
 def test_client_may_skip_sasl_unless_required() -> None:
     connection = server()
-    assert of(Opened, connection.receive(AMQP_HEADER + frame(0, encode_composite(Open("c"))), 0.0))
+    assert events_of(Opened, connection.receive(AMQP_HEADER + frame(0, encode_composite(Open("c"))), 0.0))
     assert connection.user is None
 
 
@@ -122,7 +122,7 @@ def test_protocol_violation_closes_connection_with_its_condition(frames: list[Co
     error = script.answer(Close).error
     assert error is not None
     assert error.condition == condition
-    assert [event.by_peer for event in of(ConnectionClosed, events)] == [False]
+    assert [event.by_peer for event in events_of(ConnectionClosed, events)] == [False]
     assert script.server.closed
 
 

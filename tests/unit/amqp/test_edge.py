@@ -1,4 +1,4 @@
-"""What a peer sends is checked once, where it comes in: what is taken can be encoded again, and costs no more than its bytes."""
+"""The engine checks input of a peer once, when it arrives. Accepted input can be encoded again, and its cost is limited by its bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from bascule.amqp.unsettled import Unsettled
 from tests.support import hostile as raw
 from tests.support.costs import spent_s
 from tests.support.speed import SLOWNESS
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 NULL = raw.NULL
 COLLIDING_ULONGS = [raw.ulong(number * raw.HASH_MODULUS % (1 << 64)) for number in range(9)]
@@ -113,7 +113,7 @@ def test_performative_above_size_limit_is_not_decoded() -> None:
         decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
 
 
-# --- text that goes out again ----------------------------------------------------------------------------------------------------
+# --- text that the engine sends back ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_performative_above_size_limit_is_not_decoded() -> None:
         raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(
             raw.TRANSACTIONAL_STATE, raw.listed(raw.binary(b"x" * 257))))),
     ],
-    ids=["condition", "filter", "distribution mode", "annotation", "state that is none", "long transaction id"],
+    ids=["condition", "filter", "distribution mode", "annotation", "not an outcome", "long transaction id"],
 )  # fmt: skip
 def test_value_that_cannot_be_encoded_again_is_a_decode_error(body: bytes) -> None:
     script = Script().attached()
@@ -184,7 +184,7 @@ def test_unsettled_map_of_attach_is_not_kept() -> None:
     body = raw.described(
         raw.ATTACH, raw.listed(raw.string(b"l"), raw.uint(0), raw.FALSE, NULL, NULL, NULL, terminus, tags, NULL, raw.uint(0))
     )
-    (event,) = of(Attached, script.say_bytes(raw.frame(body)))
+    (event,) = events_of(Attached, script.say_bytes(raw.frame(body)))
     assert event.link.remote.unsettled is None
 
 
@@ -195,16 +195,16 @@ def test_long_delivery_tag_and_repeated_delivery_id_end_the_session() -> None:
     ):
         script = Script().attached()
         events = [event for transfer in transfers for event in script.say(transfer, b"x")]
-        (ended,) = of(SessionEnded, events)
+        (ended,) = events_of(SessionEnded, events)
         assert ended.error is not None
         assert ended.error.condition == INVALID_FIELD
 
 
-# --- a peer's frames -------------------------------------------------------------------------------------------------------------
+# --- maximum frame size of the peer ----------------------------------------------------------------------------------------------
 
 
-def small(*, name: str = "link", sender: bool = False, **source: Any) -> Script:
-    """A peer that takes frames of 512 bytes, and attaches a link."""
+def peer_with_small_frames(*, name: str = "link", sender: bool = False, **source: Any) -> Script:
+    """Return a peer that accepts frames of at most 512 bytes, and has sent an attach."""
     script = Script()
     script.say_bytes(AMQP_HEADER)
     script.say(Open("peer", max_frame_size=512))
@@ -214,19 +214,19 @@ def small(*, name: str = "link", sender: bool = False, **source: Any) -> Script:
 
 
 def test_attach_whose_answer_exceeds_frame_size_of_peer_is_refused() -> None:
-    script = small(filter={Symbol("selector"): "x" * 600})
+    script = peer_with_small_frames(filter={Symbol("selector"): "x" * 600})
     refused = script.answer(Attach)
     assert (refused.source, refused.target) == (None, None)
     error = script.answer(Detach).error
     assert error is not None
     assert error.condition == FRAME_SIZE_TOO_SMALL
-    (detached,) = of(Detached, script.say(Detach(0, True)))
+    (detached,) = events_of(Detached, script.say(Detach(0, True)))
     assert detached.error is not None
     assert detached.error.condition == FRAME_SIZE_TOO_SMALL
 
 
 def test_attach_whose_name_exceeds_frame_size_of_peer_ends_the_session() -> None:
-    script = small(name="x" * 600, sender=True)
+    script = peer_with_small_frames(name="x" * 600, sender=True)
     error = script.answer(End).error
     assert error is not None
     assert error.condition == FRAME_SIZE_TOO_SMALL
@@ -235,7 +235,7 @@ def test_attach_whose_name_exceeds_frame_size_of_peer_ends_the_session() -> None
 
 def test_errors_are_truncated_to_frame_size_of_peer() -> None:
     for end in ("close", "end", "detach"):
-        script = small()
+        script = peer_with_small_frames()
         session = script.server.sessions[0]
         link = next(iter(session.links.values()))
         error = AmqpError("amqp:not-allowed", "é" * 1000, {Symbol("info"): "x" * 1000})
@@ -256,7 +256,7 @@ def test_error_of_rejected_outcome_is_truncated_to_frame_size_of_peer() -> None:
         Rejected(Error("amqp:not-allowed", "é" * 1000)),
         TransactionalState(b"t", Rejected(Error("amqp:not-allowed", "é" * 1000))),
     ):
-        script = small(sender=True)
+        script = peer_with_small_frames(sender=True)
         (received,) = script.say(Transfer(0, 1, b"t"), b"x")
         received.link.settle(1, state)  # type: ignore[attr-defined]
         data = script.server.data_to_send()
@@ -279,8 +279,8 @@ def test_open_properties_beyond_frame_size_of_peer_are_omitted() -> None:
 # --- cost ------------------------------------------------------------------------------------------------------------------------
 
 
-def holding(count: int, links: int = 1) -> tuple[Script, list[SenderLink]]:
-    """A peer to which deliveries were sent that it has not settled, the same number on each link."""
+def peer_with_unsettled(count: int, links: int = 1) -> tuple[Script, list[SenderLink]]:
+    """Return a peer with ``count`` unsettled deliveries on each link, and the links."""
     script = Script().begun()
     script.say(Flow(0, 1 << 20, 0, 100))
     found = []
@@ -299,22 +299,22 @@ def holding(count: int, links: int = 1) -> tuple[Script, list[SenderLink]]:
 @pytest.mark.parametrize(
     ("first", "last", "state", "settled"),
     [(50_000, 89_000, ACCEPTED, True), (0, 49_000, None, False), (0, 49_000, Received(1, 1), False), (0, 40_000, RELEASED, False)],
-    ids=["ids that there are not", "no outcome", "received", "the same outcome again"],
+    ids=["unknown ids", "no outcome", "received", "the same outcome again"],
 )
 def test_dispositions_that_settle_nothing_take_little_time(first: int, last: int, state: Any, settled: bool) -> None:
-    script, _ = holding(45_000)
+    script, _ = peer_with_unsettled(45_000)
     disposition = raw.frame(encode_composite(Disposition(True, first, last, settled, state)))
     script.say_bytes(disposition)
     assert spent_s(lambda: script.say_bytes(disposition * 1_000)) < 0.2 * SLOWNESS
 
 
 def test_outcome_and_settlement_are_each_reported_once() -> None:
-    script, _ = holding(10)
-    told = [
-        [len(event.deliveries) for event in of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
+    script, _ = peer_with_unsettled(10)
+    dispositions = [
+        [len(event.deliveries) for event in events_of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
         for first, last, settled in ((0, 4, False), (0, 6, False), (0, 9, False), (2, 3, True), (0, 9, True), (0, 9, True))
     ]
-    assert told == [[5], [2], [3], [2], [8], []]
+    assert dispositions == [[5], [2], [3], [2], [8], []]
 
 
 def test_range_across_wraparound_of_delivery_ids_is_found_in_order() -> None:
@@ -335,13 +335,13 @@ def test_index_drops_ids_settled_one_by_one() -> None:
 
 
 def test_detach_of_empty_link_takes_little_time_beside_many_unsettled() -> None:
-    script, _ = holding(40_000)
+    script, _ = peer_with_unsettled(40_000)
     pairs = b"".join(raw.frame(encode_composite(each)) for each in (attach(1, sender=False), Detach(1, True))) * 500
     assert spent_s(lambda: script.say_bytes(pairs)) < 0.5 * SLOWNESS
 
 
 def test_toggling_session_window_takes_little_time_with_many_links() -> None:
-    script, _ = holding(1, links=1000)
+    script, _ = peer_with_unsettled(1, links=1000)
     flows = raw.frame(encode_composite(Flow(1 << 10, 0, 0, 100))) + raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100)))
     script.say_bytes(b"".join(raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100, handle, 1, 5))) for handle in range(1000)))
     assert spent_s(lambda: script.say_bytes(flows * 1_000)) < 0.2 * SLOWNESS
@@ -370,5 +370,5 @@ def test_message_in_small_frames_arrives_whole_from_few_frame_heads(size_bytes: 
     message = bytes(number % 251 for number in range(size_bytes))
     sender.send(message)
     pair.run()
-    assert [event.payload for event in of(Transferred, pair.at_client)] == [message]
+    assert [event.payload for event in events_of(Transferred, pair.at_client)] == [message]
     assert len(made) < 10

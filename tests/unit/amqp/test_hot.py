@@ -58,7 +58,7 @@ def test_fast_and_general_decoder_agree_on_dispositions() -> None:
     for disposition in DISPOSITIONS:
         encoded = encode_composite(disposition)
         if (disposition.last, disposition.settled, disposition.state) == (None, False, None):
-            continue  # says nothing: left to the general decoder
+            continue  # without information, so the fast decoder leaves it to the general one
         assert hot.read_disposition(encoded, 3, len(encoded)) == hot.disposition_frame(disposition)
 
 
@@ -100,7 +100,7 @@ def test_fast_decoder_never_reads_truncated_frame_as_whole(reader: Any, performa
             continue
 
 
-# Recorded from Qpid JMS 2.x, whose speed counts most.
+# Recorded from Qpid JMS 2.x, the client whose speed matters most.
 QPID_JMS = {
     "first send": "005314c008054343a001004342",
     "later send": "005314c00c0543700000018fa001004342",

@@ -1,4 +1,4 @@
-"""Messages in many frames are written piece by piece, beside whatever else a connection has to say."""
+"""The engine writes a message of many frames in pieces, and other frames of the connection between them."""
 
 import pytest
 
@@ -6,18 +6,18 @@ from bascule.amqp.errors import IllegalUse
 from bascule.amqp.events import Transferred
 from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MIN, ConnectionLimits
 from bascule.amqp.performatives import Close, Detach, End, Source, Target, Transfer
-from tests.unit.amqp.pair import Pair, frames_of, of
+from tests.unit.amqp.pair import Pair, events_of, frames_of
 
 PIECE_BYTES = 8 * FRAME_SIZE_BYTES_MIN
 LARGE = bytes(100 * FRAME_SIZE_BYTES_MIN)
 
 
-def in_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
+def pair_with_pieces(frame_size: int = FRAME_SIZE_BYTES_MIN) -> Pair:
     return Pair(limits=ConnectionLimits(frames_per_piece_bytes=PIECE_BYTES), frame_size=frame_size)
 
 
 def test_large_message_is_framed_in_pieces() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=2)
     sender.send(LARGE)
     sizes = []
@@ -28,11 +28,11 @@ def test_large_message_is_framed_in_pieces() -> None:
         pair.server.send_more()
     assert len(sizes) > 10
     assert max(sizes) <= PIECE_BYTES // FRAME_SIZE_BYTES_MIN + 1
-    assert [transfer.payload for transfer in of(Transferred, pair.at_client)] == [LARGE]
+    assert [transfer.payload for transfer in events_of(Transferred, pair.at_client)] == [LARGE]
 
 
 def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     pair.server.data_to_send(take_more=False)
@@ -43,7 +43,7 @@ def test_no_more_than_one_piece_is_framed_while_transport_is_blocked() -> None:
 
 
 def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=2)
     beside = session.attach_receiver("beside", Source("queue"), Target())
@@ -59,18 +59,18 @@ def test_other_links_and_sessions_proceed_while_large_message_is_being_sent() ->
         sender.send(b"second")
     links["beside"].send(b"small")  # type: ignore[attr-defined]
     links["elsewhere"].send(b"small")  # type: ignore[attr-defined]
-    heard = of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
-    assert [transfer.link for transfer in heard] == [beside, elsewhere]
+    transfers = events_of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+    assert [transfer.link for transfer in transfers] == [beside, elsewhere]
     while pair.server.outgoing.sessions:
         credited = pair.server.send_more()
-        heard += of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
+        transfers += events_of(Transferred, pair.client.receive(pair.server.data_to_send(), 0.0))
     assert [event.link for event in credited] == [sender]
     assert sender.credit == 1
-    assert heard[-1].link is receiver
+    assert transfers[-1].link is receiver
 
 
 def test_two_large_messages_are_sent_in_turns() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     session = pair.session()
     first, one = pair.consumer(session, credit=1)
     second = session.attach_receiver("second", Source("queue"), Target())
@@ -92,7 +92,7 @@ def test_two_large_messages_are_sent_in_turns() -> None:
 
 @pytest.mark.parametrize(("end", "last"), [("detach", Detach), ("end", End), ("close", Close)])
 def test_large_message_is_dropped_after_detach_end_or_close(end: str, last: type) -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     assert pair.server.outgoing.kept_bytes == len(LARGE)
@@ -111,7 +111,7 @@ def test_large_message_is_dropped_after_detach_end_or_close(end: str, last: type
 
 
 def test_drain_is_answered_after_the_message_being_sent() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     receiver, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     receiver.flow(1, drain=True, echo=True)
@@ -119,7 +119,7 @@ def test_drain_is_answered_after_the_message_being_sent() -> None:
     sender.drained()
     received = 0
     while data := pair.server.data_to_send():
-        received += len(of(Transferred, pair.client.receive(data, 0.0)))
+        received += len(events_of(Transferred, pair.client.receive(data, 0.0)))
         assert receiver.drain == (not received)
         pair.server.send_more()
     assert received == 1
@@ -127,7 +127,7 @@ def test_drain_is_answered_after_the_message_being_sent() -> None:
 
 
 def test_message_counts_as_kept_until_last_frame_is_written() -> None:
-    pair = in_pieces()
+    pair = pair_with_pieces()
     _, sender = pair.consumer(credit=1)
     sender.send(LARGE)
     before = pair.server.outgoing.unwritten_bytes
@@ -143,4 +143,6 @@ def test_frames_stay_below_own_maximum_when_peer_accepts_larger_ones() -> None:
     sender.send(bytes(3 * DELIVERY_FRAME_SIZE_BYTES_MAX))
     data = pair.server.data_to_send()
     assert len(frames_of(data)) == 4
-    assert [len(transfer.payload) for transfer in of(Transferred, pair.client.receive(data, 0.0))] == [3 * DELIVERY_FRAME_SIZE_BYTES_MAX]
+    assert [len(transfer.payload) for transfer in events_of(Transferred, pair.client.receive(data, 0.0))] == [
+        3 * DELIVERY_FRAME_SIZE_BYTES_MAX
+    ]

@@ -22,18 +22,18 @@ from bascule.amqp.performatives import (
     Rejected,
     Transfer,
 )  # fmt: skip
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 
 def test_message_is_transferred_and_its_outcome_is_reported_to_sender() -> None:
     pair = Pair()
     sender, receiver = pair.producer()
     sender.send((b"head", b"body"), context="mine")
-    [transfer] = of(Transferred, pair.run().at_server)
+    [transfer] = events_of(Transferred, pair.run().at_server)
     assert (transfer.link, transfer.payload, transfer.settled, transfer.txn_id) == (receiver, b"headbody", False, None)
     receiver.settle(transfer.delivery_id, ACCEPTED)
-    [told] = of(Dispositioned, pair.run().at_client)
-    assert (told.deliveries, told.state, told.settled) == ([(sender, 0, "mine")], ACCEPTED, True)
+    [dispositioned] = events_of(Dispositioned, pair.run().at_client)
+    assert (dispositioned.deliveries, dispositioned.state, dispositioned.settled) == ([(sender, 0, "mine")], ACCEPTED, True)
     assert sender.session.unsettled == {}
 
 
@@ -42,18 +42,18 @@ def test_every_outcome_is_reported_to_sender(outcome: Composite) -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=5)
     sender.send(b"message", context=7)
-    [transfer] = of(Transferred, pair.run().at_client)
+    [transfer] = events_of(Transferred, pair.run().at_client)
     receiver.settle(transfer.delivery_id, outcome)
-    [told] = of(Dispositioned, pair.run().at_server)
-    assert told.state == outcome
-    assert [delivery.context for delivery in told.deliveries] == [7]
+    [dispositioned] = events_of(Dispositioned, pair.run().at_server)
+    assert dispositioned.state == outcome
+    assert [delivery.context for delivery in dispositioned.deliveries] == [7]
 
 
 def test_presettled_message_needs_no_disposition() -> None:
     pair = Pair()
     receiver, sender = pair.consumer(credit=1)
     sender.send(b"message", settled=True)
-    [transfer] = of(Transferred, pair.run().at_client)
+    [transfer] = events_of(Transferred, pair.run().at_client)
     assert transfer.settled
     assert sender.session.unsettled == {}
     receiver.settle(transfer.delivery_id, ACCEPTED)
@@ -65,7 +65,7 @@ def test_equal_outcomes_of_adjacent_deliveries_share_one_disposition() -> None:
     receiver, sender = pair.consumer(credit=10)
     for number in range(10):
         sender.send(b"message", context=number)
-    ids = [transfer.delivery_id for transfer in of(Transferred, pair.run().at_client)]
+    ids = [transfer.delivery_id for transfer in events_of(Transferred, pair.run().at_client)]
     for delivery_id in (ids[1], ids[0], ids[2], ids[5], ids[4]):
         receiver.settle(delivery_id, ACCEPTED)
     receiver.settle(ids[3], RELEASED)
@@ -73,8 +73,8 @@ def test_equal_outcomes_of_adjacent_deliveries_share_one_disposition() -> None:
     assert [(frame.first, frame.last, type(frame.state).__name__) for _, frame, _ in frames_of(data) if isinstance(frame, Disposition)] == [
         (0, 2, "Accepted"), (4, 5, "Accepted"), (3, 3, "Released"),
     ]  # fmt: skip
-    told = of(Dispositioned, pair.server.receive(data, 0.0))
-    assert [[delivery.context for delivery in event.deliveries] for event in told] == [[0, 1, 2], [4, 5], [3]]
+    dispositioned = events_of(Dispositioned, pair.server.receive(data, 0.0))
+    assert [[delivery.context for delivery in event.deliveries] for event in dispositioned] == [[0, 1, 2], [4, 5], [3]]
     assert set(sender.session.unsettled) == {6, 7, 8, 9}
 
 
@@ -85,14 +85,14 @@ def test_sender_settles_outcome_that_consumer_left_unsettled() -> None:
     script.say(Flow(0, 100, 0, 100, 0, 0, 10))
     link.send(b"message")
     script.server.data_to_send()
-    [told] = of(Dispositioned, script.say(Disposition(True, 0, None, False, ACCEPTED)))
-    assert not told.settled
+    [dispositioned] = events_of(Dispositioned, script.say(Disposition(True, 0, None, False, ACCEPTED)))
+    assert not dispositioned.settled
     assert link.session.unsettled
     link.session.settle_outgoing(0, ACCEPTED)
     [(_, frame, _)] = frames_of(script.server.data_to_send())
     assert frame == Disposition(False, 0, 0, True, ACCEPTED)
     assert not link.session.unsettled
-    assert of(Dispositioned, script.say(Disposition(True, 0, None, True, ACCEPTED))) == []
+    assert events_of(Dispositioned, script.say(Disposition(True, 0, None, True, ACCEPTED))) == []
 
 
 def test_huge_disposition_range_costs_only_the_unsettled_deliveries() -> None:
@@ -113,7 +113,7 @@ def test_credit_decreases_with_each_message_and_is_topped_up() -> None:
     pair.run()
     assert (sender.credit, receiver.credit) == (1, 1)
     receiver.flow(5)
-    assert of(Flowed, pair.run().at_client)[0].link is sender
+    assert events_of(Flowed, pair.run().at_client)[0].link is sender
     assert (sender.credit, receiver.credit) == (5, 5)
 
 
@@ -137,7 +137,7 @@ def test_drain_returns_unused_credit() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
     receiver.flow(10, drain=True)
-    [flowed] = of(Flowed, pair.run().at_server)
+    [flowed] = events_of(Flowed, pair.run().at_server)
     assert flowed.link is sender
     assert sender.drain
     sender.send(b"the last one")
@@ -150,7 +150,7 @@ def test_drain_returns_unused_credit() -> None:
     assert sender.credit == 3
 
 
-@pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second one in several frames
+@pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second message takes several frames
 def test_receiver_ends_drain_when_message_uses_up_the_credit(message: bytes) -> None:
     pair = Pair(frame_size=512)
     receiver, sender = pair.consumer()
@@ -160,7 +160,7 @@ def test_receiver_ends_drain_when_message_uses_up_the_credit(message: bytes) -> 
     data = pair.server.data_to_send()
     pair.client.receive(data[:-1], 0.0)
     assert receiver.drain
-    assert of(Transferred, pair.client.receive(data[-1:], 0.0))
+    assert events_of(Transferred, pair.client.receive(data[-1:], 0.0))
     assert not receiver.drain
 
 
@@ -172,7 +172,7 @@ def test_drain_used_up_by_messages_is_answered_once() -> None:
     sender.send(b"the last one")
     for expected in (1, 0):
         sender.drained()
-        assert len(of(Flowed, pair.run().at_client)) == expected
+        assert len(events_of(Flowed, pair.run().at_client)) == expected
 
 
 def test_drain_of_zero_credit_is_answered_at_once() -> None:
@@ -180,7 +180,7 @@ def test_drain_of_zero_credit_is_answered_at_once() -> None:
     receiver, sender = pair.consumer()
     receiver.flow(0, drain=True)
     pair.run()
-    assert of(Flowed, pair.at_client)
+    assert events_of(Flowed, pair.at_client)
     assert not sender.drain
 
 
@@ -206,7 +206,7 @@ def test_large_message_is_split_into_many_frames() -> None:
     sizes = [len(payload) for _, frame, payload in frames_of(data) if isinstance(frame, Transfer)]
     assert len(sizes) > 20
     assert sum(sizes) == len(message) + 5
-    transfers = of(Transferred, pair.server.receive(data, 0.0))
+    transfers = events_of(Transferred, pair.server.receive(data, 0.0))
     assert [(event.payload, event.message_format) for event in transfers] == [(message, 3), (b"small", 0)]
 
 
@@ -219,20 +219,20 @@ def test_closed_session_window_withholds_credit_and_rest_of_large_message() -> N
     sender.send(b"x" * 5000)
     assert session._outgoing
     assert sender.credit == 0
-    payloads = [event.payload for event in of(Transferred, pair.run().at_server)]
+    payloads = [event.payload for event in events_of(Transferred, pair.run().at_server)]
     assert payloads == [*(b"%d" % number for number in range(9)), b"x" * 5000]
     assert not session._outgoing
-    assert of(Flowed, pair.at_client)
+    assert events_of(Flowed, pair.at_client)
     assert sender.credit == receiver.credit == 100 - 10
 
 
 def test_session_window_closed_from_the_start_withholds_all_credit() -> None:
     script = Script().opened()
     script.say(Begin(None, 0, 0, 100))
-    [attached] = of(Attached, script.say(attach(sender=False)))
+    [attached] = events_of(Attached, script.say(attach(sender=False)))
     script.say(Flow(0, 0, 0, 100, 0, 0, 10))
     assert attached.link.credit == 0
-    assert of(Flowed, script.say(Flow(0, 2, 0, 100)))
+    assert events_of(Flowed, script.say(Flow(0, 2, 0, 100)))
     assert attached.link.credit == 10
     attached.link.send(b"one")
     attached.link.send(b"two")
@@ -248,22 +248,22 @@ def test_detach_at_closed_session_window_leaves_no_gap_in_delivery_ids(size_byte
     while sender.credit:
         sender.send(b"x" * size_bytes)
     sender.detach()
-    [detached] = of(Detached, pair.run().at_client)
+    [detached] = events_of(Detached, pair.run().at_client)
     assert len(detached.deliveries) == begun
-    assert len(of(Transferred, pair.at_server)) == arrived  # the rest of the large one is dropped
+    assert len(events_of(Transferred, pair.at_server)) == arrived  # the engine drops the rest of the large message
     other.send(b"after")
-    [transferred] = of(Transferred, pair.run().at_server)
+    [transferred] = events_of(Transferred, pair.run().at_server)
     assert transferred.delivery_id == begun
-    assert not of(SessionEnded, pair.at_client)
+    assert not events_of(SessionEnded, pair.at_client)
 
 
 def test_aborted_message_is_dropped_and_uses_credit() -> None:
     script = Script().attached()
     assert script.say(Transfer(0, 0, b"t", 0, False, True), b"part") == []
-    [flowed] = of(Flowed, script.say(Transfer(0, None, None, None, None, False, aborted=True)))
-    assert flowed.link.credit == 9  # used, and the application is told: nobody else would give more
-    assert of(Flowed, script.say(Transfer(0, 1, b"t", 0, aborted=True)))
-    [transfer] = of(Transferred, script.say(Transfer(0, 2, b"t", 0), b"whole"))
+    [flowed] = events_of(Flowed, script.say(Transfer(0, None, None, None, None, False, aborted=True)))
+    assert flowed.link.credit == 9  # the engine reports the used credit, because only the application gives more
+    assert events_of(Flowed, script.say(Transfer(0, 1, b"t", 0, aborted=True)))
+    [transfer] = events_of(Transferred, script.say(Transfer(0, 2, b"t", 0), b"whole"))
     assert transfer.payload == b"whole"
     assert transfer.link.credit == 7
 
@@ -271,6 +271,6 @@ def test_aborted_message_is_dropped_and_uses_credit() -> None:
 def test_settled_flag_on_a_later_frame_is_honoured() -> None:
     script = Script().attached()
     script.say(Transfer(0, 0, b"t", 0, None, True), b"a")
-    [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0, True), b"b"))
+    [transfer] = events_of(Transferred, script.say(Transfer(0, 0, b"t", 0, True), b"b"))
     assert transfer.settled
     assert transfer.payload == b"ab"

@@ -1,4 +1,4 @@
-"""Attaching, detaching and ending of links, and the limits and breaches of what travels on them."""
+"""Attaching and detaching links, the limits of deliveries, and violations of the protocol on links."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ from bascule.amqp.performatives import (
     Transfer,
 )  # fmt: skip
 from bascule.amqp.types import Described, Symbol, ULong
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 
 def test_refused_attach_is_answered_with_null_terminus_and_detach_with_error() -> None:
@@ -69,7 +69,7 @@ def test_refusal_of_attach_is_reported_to_client() -> None:
     pair.run()
     assert [type(event) for event in pair.at_client] == [AttachConfirmed, Detached]
     assert link.source is None
-    error = of(Detached, pair.at_client)[0].error
+    error = events_of(Detached, pair.at_client)[0].error
     assert error is not None
     assert error.condition == NOT_FOUND
     assert link.session.links == {}
@@ -83,7 +83,7 @@ def test_attached_event_carries_all_fields_of_the_attach() -> None:
         Source("news", 2, Symbol("never"), filter={"jms-selector": selector}, capabilities=("topic", "shared")),
         Target("client"), desired_capabilities=("SHARED-SUBS",), properties={Symbol("p"): 1}, max_message_size=1000,
     )  # fmt: skip
-    [attached] = of(Attached, script.say(asked))
+    [attached] = events_of(Attached, script.say(asked))
     link = attached.link
     assert isinstance(link, SenderLink)
     assert link.remote == asked
@@ -96,7 +96,7 @@ def test_dynamic_target_gets_its_address_in_the_answer_to_attach() -> None:
     pair = Pair()
     target = Target(dynamic=True, dynamic_node_properties={"lifetime-policy": DeleteOnClose()}, capabilities=("temporary-queue",))
     link = pair.session().attach_sender("temporary", Source(), target)
-    [attached] = of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
+    [attached] = events_of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
     assert attached.link.target == target
     attached.link.accept(target=Target("temp.1", dynamic=True), max_message_size=77, offered_capabilities=("DELAYED_DELIVERY",))
     pair.run()
@@ -108,7 +108,7 @@ def test_dynamic_target_gets_its_address_in_the_answer_to_attach() -> None:
 def test_null_source_is_answered_with_the_source_the_server_knows() -> None:
     pair = Pair()
     link = pair.session().attach_receiver("subscription", None, Target())
-    [attached] = of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
+    [attached] = events_of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
     assert attached.link.source is None
     attached.link.accept(source=Source("news", 2))
     pair.run()
@@ -124,11 +124,11 @@ def test_detach_returns_unsettled_deliveries() -> None:
     receiver.settle(0, ACCEPTED)
     receiver.detach(closed=False)
     pair.run()
-    [told] = of(Dispositioned, pair.at_server)
-    assert [delivery.context for delivery in told.deliveries] == [0]
-    [detached] = of(Detached, pair.at_server)
+    [dispositioned] = events_of(Dispositioned, pair.at_server)
+    assert [delivery.context for delivery in dispositioned.deliveries] == [0]
+    [detached] = events_of(Detached, pair.at_server)
     assert ([delivery.context for delivery in detached.deliveries], detached.closed, sender.credit) == ([1, 2], False, 0)
-    assert not of(Detached, pair.at_client)[0].closed
+    assert not events_of(Detached, pair.at_client)[0].closed
     assert sender.session.links == {}
     receiver.settle(1, ACCEPTED)
     assert pair.client.data_to_send() == b""
@@ -140,7 +140,7 @@ def test_simultaneous_detach_of_both_peers_is_reported_once_to_each() -> None:
     sender.detach(AmqpError(NOT_FOUND, "deleted"))
     receiver.detach()
     pair.run()
-    assert len(of(Detached, pair.at_client)) == len(of(Detached, pair.at_server)) == 1
+    assert len(events_of(Detached, pair.at_client)) == len(events_of(Detached, pair.at_server)) == 1
     assert sender.session.links == receiver.session.links == {}
     assert not pair.server.closed
 
@@ -185,12 +185,12 @@ def test_end_of_session_returns_unsettled_deliveries() -> None:
     sender.send(b"message", context=1)
     pair.run()
     receiver.session.end()
-    [ended] = of(SessionEnded, pair.run().at_server)
+    [ended] = events_of(SessionEnded, pair.run().at_server)
     assert [delivery.context for delivery in ended.deliveries] == [1]
-    assert of(SessionEnded, pair.at_client)
+    assert events_of(SessionEnded, pair.at_client)
     assert pair.server.sessions == pair.client.sessions == {}
     assert sender.credit == 0
-    assert of(SessionBegun, Pair.run(pair).at_server) == []
+    assert events_of(SessionBegun, Pair.run(pair).at_server) == []
     assert pair.session().channel == 0
 
 
@@ -221,15 +221,15 @@ def test_protocol_violation_ends_only_its_link_or_session(
     events = [event for frame, payload in frames for event in script.say(frame, payload)]
     found = script.answer(answer)
     assert found.error.condition == condition
-    assert len(of(SessionEnded if answer is End else Detached, events)) == 1
+    assert len(events_of(SessionEnded if answer is End else Detached, events)) == 1
     assert not script.server.closed
-    # What was on its way is passed over; the peer's answer ends it, and a new start works.
+    # The engine ignores frames that the peer sent before it saw the end, and allows a new link after the peer's answer.
     assert script.say(Transfer(0, 50, b"t"), b"late") == []
     assert script.say(Detach(0, True) if answer is Detach else End()) == []
     assert script.answers == []
     if answer is End:
         script.say(Begin(None, 0, 1, 1))
-    assert of(Attached, script.say(attach(3)))
+    assert events_of(Attached, script.say(attach(3)))
 
 
 def test_transfer_beyond_session_window_ends_the_session() -> None:
@@ -257,12 +257,12 @@ def test_credit_is_withheld_at_the_limit_of_unsettled_deliveries() -> None:
     for _ in range(3):
         sender.send(b"message")
     assert sender.credit == 0
-    transfers = of(Transferred, pair.run().at_client)
+    transfers = events_of(Transferred, pair.run().at_client)
     receiver.flow(20)
     pair.run()
     assert sender.credit == 0
     receiver.settle(transfers[0].delivery_id, ACCEPTED)
-    assert of(Flowed, pair.run().at_server)
+    assert events_of(Flowed, pair.run().at_server)
     assert sender.credit == 20
 
 
@@ -272,7 +272,7 @@ def test_withheld_credit_returns_when_link_with_unsettled_deliveries_detaches(by
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=10)
     other = session.attach_receiver("other", Source("queue"), Target())
-    waiting = of(Attached, pair.run().at_server)[0].link
+    waiting = events_of(Attached, pair.run().at_server)[0].link
     other.flow(20)
     pair.run()
     for _ in range(3):
@@ -280,7 +280,7 @@ def test_withheld_credit_returns_when_link_with_unsettled_deliveries_detaches(by
     pair.run()
     assert waiting.credit == 0
     (sender if by_us else receiver).detach()
-    assert [event.link for event in of(Flowed, pair.run().at_server)] == [waiting]
+    assert [event.link for event in events_of(Flowed, pair.run().at_server)] == [waiting]
     assert (waiting.credit, sender.credit) == (20, 0)
 
 
@@ -295,7 +295,7 @@ def test_producer_beyond_limit_of_unsettled_deliveries_loses_its_session() -> No
 
 def test_sender_may_settle_its_own_delivery() -> None:
     script = Script().attached()
-    [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0)))
+    [transfer] = events_of(Transferred, script.say(Transfer(0, 0, b"t", 0)))
     assert script.say(Disposition(False, 0, None, True)) == []
     transfer.link.settle(0, ACCEPTED)
     assert script.server.data_to_send() == b""
@@ -312,7 +312,7 @@ def test_delivery_counters_wrap_around() -> None:
     pair.run()
     for number in range(4):
         sender.send(b"%d" % number)
-    transfers = of(Transferred, pair.run().at_client)
+    transfers = events_of(Transferred, pair.run().at_client)
     assert [transfer.delivery_id for transfer in transfers] == [0xFFFFFFFE, 0xFFFFFFFF, 0, 1]
     for transfer in transfers:
         receiver.settle(transfer.delivery_id, ACCEPTED)

@@ -17,15 +17,15 @@ from bascule.amqp.sasl import (
     SaslServer,
     password_check,
 )  # fmt: skip
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 
 def plain() -> PlainServer:
     return PlainServer(password_check({"alice": "secret", "émile": "pässword"}))
 
 
-class Twice:
-    """A mechanism of two rounds, as SCRAM is: the client proves itself, then the server does."""
+class TwoRounds:
+    """A mechanism of two rounds like SCRAM: the client proves its identity, then the server does."""
 
     def __init__(self) -> None:
         self.user = ""
@@ -42,7 +42,7 @@ class Twice:
         return None
 
 
-class TwiceClient:
+class TwoRoundsClient:
     name = "TWICE"
 
     def initial(self) -> bytes | None:
@@ -67,11 +67,11 @@ class Endless:
 
 
 def mechanisms() -> SaslServer:
-    return SaslServer({"TWICE": Twice, "PLAIN": plain, "ANONYMOUS": AnonymousServer, "ENDLESS": Endless})
+    return SaslServer({"TWICE": TwoRounds, "PLAIN": plain, "ANONYMOUS": AnonymousServer, "ENDLESS": Endless})
 
 
-class Raw:
-    """A client that says one SASL frame after another."""
+class RawClient:
+    """A client that sends the SASL frames of a test."""
 
     def __init__(self) -> None:
         self.server = Connection(Role.SERVER, container_id="server", sasl=mechanisms(), require_sasl=True)
@@ -100,10 +100,10 @@ class Raw:
         (PlainClient("alice", "secret"), "alice"),
         (PlainClient("émile", "pässword"), "émile"),
         (AnonymousClient(), "anonymous"),
-        (TwiceClient(), "bob"),
+        (TwoRoundsClient(), "bob"),
     ],
 )
-def test_authenticated_client_is_known_by_user_name(client: PlainClient | AnonymousClient | TwiceClient, user: str) -> None:
+def test_authenticated_client_is_known_by_user_name(client: PlainClient | AnonymousClient | TwoRoundsClient, user: str) -> None:
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient([client]), require_sasl=True).run()
     assert pair.server.user == user
     assert pair.client.remote_open.container_id == "server"
@@ -113,7 +113,7 @@ def test_authenticated_client_is_known_by_user_name(client: PlainClient | Anonym
 def test_wrong_credentials_close_both_ends_as_unauthorized(user: str, password: str) -> None:
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient([PlainClient(user, password)]), require_sasl=True).run()
     for events, connection in ((pair.at_server, pair.server), (pair.at_client, pair.client)):
-        error = of(ConnectionClosed, events)[0].error
+        error = events_of(ConnectionClosed, events)[0].error
         assert error is not None
         assert error.condition == UNAUTHORIZED_ACCESS
         assert connection.closed
@@ -121,7 +121,7 @@ def test_wrong_credentials_close_both_ends_as_unauthorized(user: str, password: 
 
 
 def test_client_chooses_its_first_mechanism_that_server_offers() -> None:
-    clients = [TwiceClient(), PlainClient("alice", "secret")]
+    clients = [TwoRoundsClient(), PlainClient("alice", "secret")]
     clients[0].name = "SCRAM-SHA-256"  # type: ignore[misc]
     pair = Pair(sasl=mechanisms(), client_sasl=SaslClient(clients), require_sasl=True).run()
     assert pair.server.user == "alice"
@@ -134,24 +134,24 @@ def test_client_closes_when_no_mechanism_is_common() -> None:
 
 
 def test_client_closes_when_server_fails_to_prove_its_identity() -> None:
-    class Impostor(Twice):
+    class Impostor(TwoRounds):
         def step(self, response: bytes | None) -> bytes | None:
             return b"of somebody else"
 
-    pair = Pair(sasl=SaslServer({"TWICE": Impostor}), client_sasl=SaslClient([TwiceClient()]), require_sasl=True).run()
+    pair = Pair(sasl=SaslServer({"TWICE": Impostor}), client_sasl=SaslClient([TwoRoundsClient()]), require_sasl=True).run()
     assert pair.client.closed
     assert "not the server" in str(pair.client.error)
 
 
 def test_mechanisms_are_offered_in_order_and_outcome_carries_server_signature() -> None:
-    raw = Raw()
+    raw = RawClient()
     assert raw.offer == [SaslMechanisms(("TWICE", "PLAIN", "ANONYMOUS", "ENDLESS"))]
     assert raw.say(SaslInit("TWICE", b"bob")) == [SaslChallenge(b"nonce of bob")]
     assert raw.say(SaslResponse(b"proof")) == [SaslOutcome(0, b"signature")]
 
 
 def test_plain_without_initial_response_gets_a_challenge() -> None:
-    raw = Raw()
+    raw = RawClient()
     assert raw.say(SaslInit("PLAIN")) == [SaslChallenge(b"")]
     assert raw.say(SaslResponse(b"\0alice\0secret")) == [SaslOutcome(0)]
     assert raw.server.user == "alice"
@@ -159,26 +159,26 @@ def test_plain_without_initial_response_gets_a_challenge() -> None:
 
 @pytest.mark.parametrize("response", [b"", b"alice", b"\0alice", b"bob\0alice\0secret", b"\0alice\0secret\0", b"\xff\0\xff\0\xff"])
 def test_malformed_plain_response_is_refused(response: bytes) -> None:
-    raw = Raw()
+    raw = RawClient()
     assert raw.say(SaslInit("PLAIN", response)) == [SaslOutcome(1)]
     assert raw.server.closed
 
 
 def test_mechanism_that_is_not_offered_is_refused() -> None:
-    raw = Raw()
+    raw = RawClient()
     assert raw.say(SaslInit("GSSAPI", b"")) == [SaslOutcome(1)]
     assert raw.server.closed
 
 
 @pytest.mark.parametrize("performative", [SaslResponse(b""), SaslOutcome(0), SaslMechanisms(("X",)), Open("c")])
 def test_frame_out_of_sequence_closes_sasl_exchange(performative: Composite) -> None:
-    raw = Raw()
+    raw = RawClient()
     assert raw.say(performative) == []
     assert raw.server.closed
 
 
 def test_sasl_exchange_beyond_limit_of_rounds_is_closed() -> None:
-    raw = Raw()
+    raw = RawClient()
     raw.say(SaslInit("ENDLESS"))
     for _ in range(SASL_ROUNDS_MAX):
         assert not raw.server.closed

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the exchange of RFC 7677, and what must not pass for one."""
+"""SCRAM-SHA-256: the exchange of RFC 7677, and invalid exchanges that must fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bascule.amqp.events import ConnectionClosed
 from bascule.amqp.sasl import AuthenticationFailed, ExternalClient, ExternalServer, PlainClient, PlainServer, SaslClient, SaslServer
 from bascule.amqp.scram import ITERATIONS_MAX, ScramClient, ScramServer, Verifier, Verifiers
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 # RFC 7677, section 3.
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -52,7 +52,7 @@ def test_wrong_password_and_unknown_user_are_indistinguishable(user: str, passwo
     asked, asking = server(), ScramClient(user, password, CLIENT_NONCE)
     challenge = asked.step(asking.initial())
     assert challenge is not None
-    assert challenge == server().step(asking.initial()), "the salt of who does not exist would change"
+    assert challenge == server().step(asking.initial()), "the salt of an unknown user must not change between attempts"
     with pytest.raises(AuthenticationFailed, match=r"unknown user .* or wrong password"):
         asked.step(asking.step(challenge))
     assert asked.final is None
@@ -69,7 +69,7 @@ def test_client_closes_when_server_does_not_know_the_password() -> None:
 
     offered = SaslServer({"SCRAM-SHA-256": lambda: Impostor(verifiers(user="guessed"), SERVER_NONCE)})
     pair = Pair(sasl=offered, client_sasl=SaslClient([ScramClient("user", "pencil", "c")]), require_sasl=True).run()
-    error = of(ConnectionClosed, pair.at_client)[0].error
+    error = events_of(ConnectionClosed, pair.at_client)[0].error
     assert error is not None
     assert "could not prove that it knows the password" in str(error)
 

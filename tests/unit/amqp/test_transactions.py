@@ -7,7 +7,7 @@ from bascule.amqp.events import DeclareReceived, Discharged, Dispositioned, Tran
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Discharge, Error, Rejected, TransactionalState
 from bascule.amqp.transactions import decode_control, encode_control
 from bascule.amqp.types import Described, ULong
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 
 
 def test_transaction_is_declared_used_and_discharged() -> None:
@@ -16,25 +16,30 @@ def test_transaction_is_declared_used_and_discharged() -> None:
     control, coordinator = pair.producer(session, Coordinator(("amqp:local-transactions",)))
     assert coordinator.is_coordinator
     control.send(encode_control(Declare()))
-    [declared] = of(DeclareReceived, pair.run().at_server)
+    [declared] = events_of(DeclareReceived, pair.run().at_server)
     coordinator.settle(declared.delivery_id, p.Declared(b"txn-1"))
-    [told] = of(Dispositioned, pair.run().at_client)
-    assert told.state == p.Declared(b"txn-1")
+    [disposition] = events_of(Dispositioned, pair.run().at_client)
+    assert disposition.state == p.Declared(b"txn-1")
 
     sender, receiver = pair.producer(session)
     sender.send(b"message", state=TransactionalState(b"txn-1"), context="sent")
-    [transfer] = of(Transferred, pair.run().at_server)
+    [transfer] = events_of(Transferred, pair.run().at_server)
     assert (transfer.txn_id, transfer.payload) == (b"txn-1", b"message")
     receiver.settle(transfer.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
-    [told] = of(Dispositioned, pair.run().at_client)
-    assert (told.state, told.txn_id, told.deliveries[0].context) == (ACCEPTED, b"txn-1", "sent")
+    [disposition] = events_of(Dispositioned, pair.run().at_client)
+    assert (disposition.state, disposition.txn_id, disposition.deliveries[0].context) == (ACCEPTED, b"txn-1", "sent")
 
     consumer, provider = pair.consumer(session, credit=1)
     provider.send(b"to acknowledge", context="taken")
-    [transfer] = of(Transferred, pair.run().at_client)
+    [transfer] = events_of(Transferred, pair.run().at_client)
     consumer.settle(transfer.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
-    [told] = of(Dispositioned, pair.run().at_server)
-    assert (told.state, told.txn_id, told.settled, told.deliveries[0].context) == (ACCEPTED, b"txn-1", True, "taken")
+    [disposition] = events_of(Dispositioned, pair.run().at_server)
+    assert (disposition.state, disposition.txn_id, disposition.settled, disposition.deliveries[0].context) == (
+        ACCEPTED,
+        b"txn-1",
+        True,
+        "taken",
+    )
 
     control.send(encode_control(Discharge(b"txn-1", True)))
     control.send(encode_control(Declare()))
@@ -44,7 +49,7 @@ def test_transaction_is_declared_used_and_discharged() -> None:
     assert isinstance(second, DeclareReceived)
     coordinator.settle(first.delivery_id, Rejected(Error(TRANSACTION_UNKNOWN_ID)))
     coordinator.settle(second.delivery_id, p.Declared(b"txn-2"))
-    assert [type(event.state) for event in of(Dispositioned, pair.run().at_client)] == [Rejected, p.Declared]
+    assert [type(event.state) for event in events_of(Dispositioned, pair.run().at_client)] == [Rejected, p.Declared]
 
 
 def test_malformed_control_message_is_rejected() -> None:
@@ -52,8 +57,8 @@ def test_malformed_control_message_is_rejected() -> None:
     control, _ = pair.producer(target=Coordinator())
     control.send(b"\xff")
     control.send(encode(Described(ULong(0x77), "text")))
-    told = of(Dispositioned, pair.run().at_client)
-    assert [event.state.error.condition for event in told] == [DECODE_ERROR, DECODE_ERROR]
+    disposition = events_of(Dispositioned, pair.run().at_client)
+    assert [event.state.error.condition for event in disposition] == [DECODE_ERROR, DECODE_ERROR]
 
 
 def test_control_message_may_have_sections_before_its_body() -> None:

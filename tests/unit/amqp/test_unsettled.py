@@ -1,4 +1,4 @@
-"""Ranges of deliveries, taken whole or in pieces."""
+"""Ranges of unsettled deliveries, popped whole or in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the bench of transactions."""
+"""The calculations of the benchmark of transactions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(per_s: float, p50_ms: float = 1.0, failures: int = 0) -> dict[str, float
 
 
 def cells(page: str, *first: str) -> list[str]:
-    """The other cells of the line that begins with some."""
+    """Return the remaining cells of the line that begins with the cells ``first``."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
     (found,) = [line[len(first) :] for line in lines if line[: len(first)] == list(first)]
     return found
@@ -32,9 +32,9 @@ def test_run_without_transactions_has_failed() -> None:
     assert figures([], 4.0) == FAILED
 
 
-@pytest.mark.parametrize(("values", "said"), [([], "-"), ([1234.4], "1,234"), ([3.0, 1.0, 8.0], "3 (1 to 8)"), ([1.0, 4.0], "2 (1 to 4)")])
-def test_spread_is_median_with_minimum_and_maximum(values: list[float], said: str) -> None:
-    assert spread(values, 0) == said
+@pytest.mark.parametrize(("values", "text"), [([], "-"), ([1234.4], "1,234"), ([3.0, 1.0, 8.0], "3 (1 to 8)"), ([1.0, 4.0], "2 (1 to 4)")])
+def test_spread_is_median_with_minimum_and_maximum(values: list[float], text: str) -> None:
+    assert spread(values, 0) == text
 
 
 def test_ratio_compares_runs_of_the_same_round() -> None:

@@ -1,4 +1,4 @@
-"""The work of a branch, for tests of the engine."""
+"""Work in a branch, for tests of the engine."""
 
 from __future__ import annotations
 

@@ -151,14 +151,14 @@ def test_dead_letters_return_unchanged_to_their_origin(bench: Bench) -> None:
     killed(bench, "a", properties={"n": 1})
     killed(bench, "b", to="other")
     dead = bench.queue("DLQ")
-    said = [dead_letter(bench.engine, message) for message in dead.waiting()]
-    assert [(each["address"], each["queue"], each["routing"], each["reason"]) for each in said] == [
+    letters = [dead_letter(bench.engine, message) for message in dead.waiting()]
+    assert [(each["address"], each["queue"], each["routing"], each["reason"]) for each in letters] == [
         ("q", "q", "anycast", "rejected"), ("other", "other", "anycast", "rejected"),
     ]  # fmt: skip
     assert done(bench, return_dead_letters(bench.engine, dead, compile_selector("n = 1"))).done == 1
     assert bench.waiting(dead) == ["b"]
     receiver = bench.consumer()
-    assert bench.got(receiver) == ["a"], "not as it was sent"
+    assert bench.got(receiver) == ["a"], "the message must keep the bytes that were sent"
     assert bench.counts(receiver) == [0]
 
 

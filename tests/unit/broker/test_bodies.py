@@ -36,7 +36,7 @@ def held(bodies: Bodies, body: bytes) -> BrokerMessage:
     return message
 
 
-#: Memory of which bodies may use a quarter: one body of 8 bytes.
+#: Bodies may use a quarter of this memory: one body of 8 bytes.
 MEMORY_BYTES = 40
 
 

@@ -162,7 +162,7 @@ def test_messages_held_by_branch_do_not_expire(bench: Bench) -> None:
 
 @pytest.mark.parametrize("one_phase", [False, True])
 def test_messages_of_a_branch_are_kept_only_by_the_branch(work: Work, one_phase: bool) -> None:
-    """The connection remembers the transaction until the next declare; messages in it would be missing in the account of memory."""
+    """The connection remembers the transaction until the next declare; its messages would be missing in the account of memory."""
     if one_phase:
         branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     else:

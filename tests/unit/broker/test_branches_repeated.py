@@ -60,7 +60,7 @@ def test_repeated_prepare_is_answered_without_transaction(work: Work) -> None:
     assert work.answers == [True, True]
     with pytest.raises(TransactionRolledBack, match="ended with its connection"):
         branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
-    with pytest.raises(TransactionRolledBack):  # the first one, late
+    with pytest.raises(TransactionRolledBack):  # the late first request
         branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)
 
 
@@ -232,12 +232,12 @@ def test_snapshot_records_that_commits_were_forgotten(bench: Bench, monkeypatch:
 
 
 @pytest.mark.parametrize("forgotten_before", [False, True])
-@pytest.mark.parametrize("says_since", [False, True])
-def test_commit_that_comes_when_its_refusal_is_forgotten_is_rolled_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, forgotten_before: bool, says_since: bool
+@pytest.mark.parametrize("sends_since", [False, True])
+def test_commit_after_forgotten_refusal_is_rolled_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, forgotten_before: bool, sends_since: bool
 ) -> None:
     monkeypatch.setattr(branches, "ENDED_MAX", 2)
-    since = bench.engine.journaling.confirmed_sequence if says_since else None
+    since = bench.engine.journaling.confirmed_sequence if sends_since else None
     late = bench.engine.begin(b"late")
     bench.put("message", to="out", transaction=late)
     if forgotten_before:
@@ -248,11 +248,11 @@ def test_commit_that_comes_when_its_refusal_is_forgotten_is_rolled_back(
         asked_for_rollback(bench, each, None)
     with pytest.raises(TransactionRolledBack):
         branches.commit_one_phase(bench.engine, late, Xid(7, b"late", b""), lambda _: None, since)
-    bench.engine.journaling.after_barrier(lambda: None)  # as each answer about a branch that is unknown
+    bench.engine.journaling.after_barrier(lambda: None)  # like each answer about an unknown branch
     bench.broker.settle()
     now = bench.engine.journaling.confirmed_sequence
     bench.put("message", to="out", transaction=(young := bench.engine.begin(b"young")))
-    branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, now if says_since else None)
+    branches.commit_one_phase(bench.engine, young, Xid(7, b"young", b""), lambda _: None, now if sends_since else None)
     bench.broker.settle()
     assert bench.engine.branches.ended[Xid(7, b"young", b"")] is Ending.COMMITTED
 

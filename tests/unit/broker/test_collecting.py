@@ -1,4 +1,4 @@
-"""Collection of a snapshot over many turns, as of one sequence. Property tests compare the result with the journal."""
+"""Collection of a snapshot over many turns, with the state at one sequence. Property tests compare the result with the journal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_housekeeping_round_with_slow_snapshot_fails_and_next_round_succeeds(ben
     async def late() -> None:
         topics = Topics()
         keeping = housekeeping(bench.broker, topics, announce_timeout_s=0.01)
-        await keeping.rounds()  # no turn goes on with it
+        await keeping.rounds()  # no later turn continues the snapshot
         assert topics.notes == ["housekeeping: the engine has not finished its work within 0.01 s"]
         assert bench.queue().held.copy is None
         await finish(bench.broker, housekeeping(bench.broker, topics).rounds())

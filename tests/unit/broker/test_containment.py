@@ -81,7 +81,7 @@ def transaction(bench: FaultyBench) -> Any:
     for message in taker.messages:
         bench.engine.acknowledge_in(transaction, taker.consumer, message)
     for content in ("x", "y"):
-        bench.put(content, to="made anew", transaction=transaction, message_id=content, properties={"_AMQ_DUPL_ID": content})
+        bench.put(content, to="new queue", transaction=transaction, message_id=content, properties={"_AMQ_DUPL_ID": content})
     bench.put("z", to="t", transaction=transaction)
     bench.broker.settle()
     return transaction
@@ -150,7 +150,7 @@ def expiring(bench: FaultyBench) -> Callable[[], object]:
 
 
 def sending(bench: FaultyBench) -> Callable[[], object]:
-    return lambda: bench.put("new", to="made anew", message_id="new")
+    return lambda: bench.put("new", to="new queue", message_id="new")
 
 
 def all_of(generator: Any) -> None:
@@ -159,7 +159,7 @@ def all_of(generator: Any) -> None:
 
 
 def moving(bench: FaultyBench) -> Callable[[], object]:
-    return lambda: all_of(administration.move(bench.engine, bench.queue("work"), "made anew"))
+    return lambda: all_of(administration.move(bench.engine, bench.queue("work"), "new queue"))
 
 
 def purging(bench: FaultyBench) -> Callable[[], object]:
@@ -181,7 +181,7 @@ def taking_in(bench: FaultyBench) -> Callable[[], object]:
     def send(content: str, to: str, routing: Routing) -> tuple[Send, bool]:
         return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), KafkaOrigin("topic", 0, 7), bench.encode(content)), True
 
-    step = [send("k1", "work", Routing.ANYCAST), send("k2", "made anew", Routing.ANYCAST), send("k3", "t", Routing.MULTICAST)]
+    step = [send("k1", "work", Routing.ANYCAST), send("k2", "new queue", Routing.ANYCAST), send("k3", "t", Routing.MULTICAST)]
     return lambda: bench.engine.take_in(0, 10, step)
 
 
@@ -227,12 +227,12 @@ def test_fault_in_any_step_of_a_command_neither_loses_nor_duplicates_a_message(
             assert contents(before) | contents(after) >= contents(held) >= contents(before) & contents(after), f"step {number}"
         else:
             assert contents(held) in (contents(before), contents(after)), f"step {number}"
-        goes_on(bench)
+        check_serves(bench)
     else:
         pytest.fail(f"more than {STEPS_MAX} steps")
 
 
-def goes_on(bench: FaultyBench) -> None:
+def check_serves(bench: FaultyBench) -> None:
     """Check that the broker serves: a new message is stored, delivered and acknowledged, and the other messages are delivered."""
     bench.put("next", to="other", message_id="next")
     bench.broker.settle()

@@ -89,7 +89,7 @@ def test_rolled_back_send_does_not_use_up_its_duplicate_id(bench: Bench) -> None
     assert bench.waiting(bench.queue()) == ["kept"]
 
 
-def an_id(name: object) -> bytes:
+def window_id(name: object) -> bytes:
     """Return a digest of the size that windows use."""
     return str(name).encode().ljust(16, b".")
 
@@ -97,44 +97,44 @@ def an_id(name: object) -> bytes:
 def test_duplicate_window_forgets_ids_beyond_count() -> None:
     window = DuplicateWindow(count_max=2)
     for name in "abc":
-        window.add(an_id(name), 0)
-    assert [an_id(name) in window for name in "abc"] == [False, True, True]
+        window.add(window_id(name), 0)
+    assert [window_id(name) in window for name in "abc"] == [False, True, True]
 
 
 def test_duplicate_window_forgets_ids_after_period() -> None:
     window = DuplicateWindow(period_ms=100)
-    assert window.admit((an_id("a"),), 0)
-    assert not window.admit((an_id("a"),), 100)
-    assert window.admit((an_id("a"),), 101)
+    assert window.admit((window_id("a"),), 0)
+    assert not window.admit((window_id("a"),), 100)
+    assert window.admit((window_id("a"),), 101)
 
 
 def test_an_expired_id_is_new_even_if_one_send_does_not_remove_all_expired_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.SWEEP_STEPS", 3)
     window = DuplicateWindow(period_ms=100)
     for number in range(10):
-        window.add(an_id(number), 0)
-    window.add(an_id("young"), 90)
-    assert window.admit((an_id("x"),), 150)
+        window.add(window_id(number), 0)
+    window.add(window_id("young"), 90)
+    assert window.admit((window_id("x"),), 150)
     assert len(window.digests) == 9
-    assert window.admit((an_id(9),), 150)
-    assert window.digests == {an_id("young"), an_id("x"), an_id(9)}
-    assert not window.admit((an_id("young"),), 150)
+    assert window.admit((window_id(9),), 150)
+    assert window.digests == {window_id("young"), window_id("x"), window_id(9)}
+    assert not window.admit((window_id("young"),), 150)
 
 
 def test_a_refused_duplicate_leaves_no_new_ids() -> None:
     window = DuplicateWindow()
-    assert window.admit((an_id("a"),), 0)
-    assert not window.admit((an_id("new"), an_id("a")), 0)
-    assert window.admit((an_id("new"),), 0)
+    assert window.admit((window_id("a"),), 0)
+    assert not window.admit((window_id("new"), window_id("a")), 0)
+    assert window.admit((window_id("new"),), 0)
 
 
 def test_least_recently_used_addresses_lose_their_duplicate_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.WINDOWS_MAX", 4)
     windows = DuplicateWindows()
     for now_ms, address in enumerate(("old", "older", "busy", "new")):
-        windows.window(address).admit((an_id("a"),), now_ms)
-    windows.window("old").admit((an_id("b"),), 10)
-    windows.window("one more").admit((an_id("a"),), 11)
+        windows.window(address).admit((window_id("a"),), now_ms)
+    windows.window("old").admit((window_id("b"),), 10)
+    windows.window("one more").admit((window_id("a"),), 11)
     assert set(windows.by_address) == {"old", "new", "one more"}
 
 

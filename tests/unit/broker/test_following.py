@@ -92,7 +92,7 @@ class Topics:
     def note(self, severity: Severity, event: str, detail: str) -> None:
         self.notes.append(f"{event}: {detail}")
 
-    # -- what tests do ---------------------------------------------------------------------------------------------------
+    # -- helpers of tests ---------------------------------------------------------------------------------------------------
 
     def load(self) -> Loader:
         self.protocol = FollowingProtocol(self, "journal")

@@ -1,4 +1,4 @@
-"""The rounds of housekeeping: when one is due, what it announces, and what it trims."""
+"""The rounds of housekeeping: their times, their announcements, and the trim of the journal."""
 
 from __future__ import annotations
 

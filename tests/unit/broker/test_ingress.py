@@ -78,11 +78,11 @@ def test_a_message_without_a_queue_is_dropped_or_kept_as_its_pipeline_says(bench
 
 
 def test_subscriptions_receive_ingress_messages_that_match_their_selectors(bench: Bench) -> None:
-    all_of_them, red = bench.subscription("all"), bench.subscription("red", selector="colour = 'red'")
+    unfiltered, red = bench.subscription("all"), bench.subscription("red", selector="colour = 'red'")
     sends = [taken(bench, colour, to="t", routing=Routing.MULTICAST, colour=colour) for colour in ("red", "blue")]
     bench.engine.take_in(0, 2, [(send, DROP) for send in sends])
     bench.broker.settle()
-    assert bench.waiting(all_of_them) == ["red", "blue"]
+    assert bench.waiting(unfiltered) == ["red", "blue"]
     assert bench.waiting(red) == ["red"]
 
 
@@ -193,7 +193,7 @@ def test_a_full_subscription_blocks_only_messages_that_its_selector_matches() ->
 
     assert lacking("US") is None
     assert bench.waiting(eu) == ["old"]
-    assert lacking("EU") is None  # the owner says that the old one gives way
+    assert lacking("EU") is None  # the queue drops the old message for the new one
     bench.fill("stored", to="t", properties={"region": "EU"})
     assert lacking("EU") is eu
     assert lacking("US") is None

@@ -1,4 +1,4 @@
-"""The account of memory: the use of each part, and who waits when memory is short."""
+"""The account of memory: the use of each part, and the producers that wait when memory is short."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_memory_account_counts_duplicate_windows_branches_selector_views_and_que
     prepare(small.engine, transaction, Xid(1, b"g", b"b"), "client", lambda _: None)
     small.put("c")
     during = parts(small)
-    assert during[MemoryPart.TRANSACTIONS] == 0, "it is a branch now"
+    assert during[MemoryPart.TRANSACTIONS] == 0, "the transaction is a branch now"
     for part in (MemoryPart.DUPLICATES, MemoryPart.BRANCHES, MemoryPart.QUEUES, MemoryPart.JOURNAL, MemoryPart.CACHES):
         assert during[part] > before[part], part
 
@@ -404,21 +404,21 @@ def test_caches_beyond_their_share_of_memory_are_emptied(small: Bench) -> None:
 
 def test_waiting_producers_are_resumed_some_at_a_time_and_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FREED_AT_ONCE", 2)
-    account, went_on = MemoryAccount(1000), []
+    account, resumed = MemoryAccount(1000), []
     account.bodies_bytes = 800
     account.look()
     for name in "abcd":
-        account.when_free(name, lambda name=name: went_on.append(name))
+        account.when_free(name, lambda name=name: resumed.append(name))
     account.forget("b")
     account.look()
-    assert went_on == []
+    assert resumed == []
     account.bodies_bytes = 0
     account.look()
-    assert went_on == ["a", "c"]
+    assert resumed == ["a", "c"]
     account.look()
-    assert went_on == ["a", "c", "d"]
+    assert resumed == ["a", "c", "d"]
     account.look()
-    assert went_on == ["a", "c", "d"]
+    assert resumed == ["a", "c", "d"]
 
 
 def test_disk_shortage_blocks_producers_until_it_ends() -> None:
@@ -437,7 +437,7 @@ def test_all_producers_share_the_credit_that_fits_into_memory() -> None:
     account.producers = 1
     assert 100 < account.credit(1000) < 1000
     account.bodies_bytes = account.block_at_bytes * 9 // 10
-    assert account.credit(1000) < 200, "less and less, the nearer the limit is"
+    assert account.credit(1000) < 200, "the credit shrinks towards the limit"
     account.producers = 10_000
     assert account.credit(1000) == 1
     assert MemoryAccount(1 << 30).credit(1000) == 1000

@@ -22,7 +22,7 @@ CLOSED = ["close epoch", "stop listening"]
 class NodeEffectsModel:
     """The effects of bascule.broker.node.NodeEffects.
 
-    ``happenings`` are the results of waits, in order; then the process is told to stop.
+    ``happenings`` are the results of waits, in order. After the last one, the process is stopped.
     """
 
     def __init__(self) -> None:

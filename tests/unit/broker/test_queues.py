@@ -11,7 +11,7 @@ from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
 
 #: Annotations of a dead letter: its origin, the reason, and the number of deliveries.
-WHY_DEAD = (
+DEAD_LETTER_ANNOTATIONS = (
     "x-opt-ORIG-ADDRESS", "x-opt-ORIG-QUEUE", "x-opt-ORIG-ROUTING-TYPE", "x-opt-bascule-reason", "x-opt-bascule-deliveries",
 )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_message_goes_to_dlq_after_last_allowed_delivery_fails(bench: Bench, pol
         bench.broker.settle()
     assert bench.got(consumer) == ["poison"] * policy.defaults.deliveries_max + ["good"]
     assert bench.waiting(bench.queue(policy.defaults.dead_letter_address)) == ["poison"]
-    said = {name: bench.annotation(policy.defaults.dead_letter_address, name) for name in WHY_DEAD}
+    said = {name: bench.annotation(policy.defaults.dead_letter_address, name) for name in DEAD_LETTER_ANNOTATIONS}
     assert list(said.values()) == ["q", "q", UByte(0), "delivery-attempts", UInt(policy.defaults.deliveries_max)]
 
 
@@ -160,7 +160,7 @@ def test_a_rejected_message_goes_to_the_dead_letters_at_once(bench: Bench) -> No
     bench.crash()
     assert bench.waiting(bench.queue()) == []
     assert bench.waiting(bench.queue("DLQ")) == ["bad"]
-    assert [bench.annotation("DLQ", name) for name in WHY_DEAD] == ["q", "q", UByte(0), "rejected", UInt(0)]
+    assert [bench.annotation("DLQ", name) for name in DEAD_LETTER_ANNOTATIONS] == ["q", "q", UByte(0), "rejected", UInt(0)]
 
 
 def test_the_move_to_the_dead_letters_is_one_record(bench: Bench) -> None:

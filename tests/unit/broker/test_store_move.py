@@ -60,7 +60,7 @@ def test_queue_that_needs_most_of_journal_does_not_move_to_store(bench: Bench) -
     bench.acknowledge(consumer)
     bench.engine.detach(consumer.consumer)
     bench.broker.settle()
-    assert moved(bench)[1] == {}, "a third of it is of no use"
+    assert moved(bench)[1] == {}, "a third of the journal has no use"
 
 
 @pytest.mark.parametrize(("acknowledged", "moves"), [(1, 0), (3, 1)])

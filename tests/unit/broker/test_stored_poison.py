@@ -118,9 +118,9 @@ def test_malformed_stored_message_expires_and_is_moved_by_administrator(body: by
 @pytest.mark.parametrize("body", POISON.values(), ids=POISON)
 def test_malformed_stored_message_is_evaluated_by_selectors_and_received_by_branch(body: bytes) -> None:
     bench = Poisoned(body)
-    picky = bench.consumer(selector="JMSMessageID = 'x' AND a = 'x' AND JMSXGroupID = 'g'")
-    assert picky.messages == []
-    bench.engine.detach(picky.consumer)
+    selective = bench.consumer(selector="JMSMessageID = 'x' AND a = 'x' AND JMSXGroupID = 'g'")
+    assert selective.messages == []
+    bench.engine.detach(selective.consumer)
     receiver = bench.consumer()
     transaction = bench.engine.begin(b"1")
     for message in receiver.messages:
@@ -167,7 +167,7 @@ def test_subscription_whose_selector_no_longer_compiles_takes_no_messages_and_do
     assert len(faults.contained) == 1
 
 
-# -- what a move adds --------------------------------------------------------------------------------------------------------
+# -- fields that a move adds --------------------------------------------------------------------------------------------------------
 
 
 def test_move_copies_sections_of_sender_byte_for_byte() -> None:
@@ -202,7 +202,7 @@ def test_annotations_of_repeated_moves_stay_within_limits_of_peers() -> None:
     assert message_annotation(body, "k199") == 199
 
 
-# -- what the journal has no room for ----------------------------------------------------------------------------------------
+# -- records that the journal has no room for ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -70,11 +70,11 @@ def test_record_with_messages_is_closed_at_size_limit(bench: Bench) -> None:
 def test_record_with_acknowledgements_is_closed_at_size_limit(bench: Bench) -> None:
     queues = [bench.queue(name) for name in ("a", "b")]
     bench.broker.settle()
-    told: list[int] = []
+    answered: list[int] = []
     mids = range(RECORD_BYTES_SOFT // 4)
     for mid in mids:
         bench.engine.journaling.add_ack(queues[mid % 2], mid)
-        bench.engine.journaling.then(told.append, mid)
+        bench.engine.journaling.then(answered.append, mid)
     bench.broker.flush()
     values = [value for _, value in bench.broker.in_flight]
     assert len(values) == 3
@@ -82,10 +82,10 @@ def test_record_with_acknowledgements_is_closed_at_size_limit(bench: Bench) -> N
     acknowledged = [mid for value in values for _, start, end in entries(value) for mid in decode_ack(value, start, end)[1]]
     assert sorted(acknowledged) == list(mids)
     bench.broker.confirm(2)
-    assert told == list(range(len(told)))
-    assert sorted(acknowledged[: len(told)]) == told
+    assert answered == list(range(len(answered)))
+    assert sorted(acknowledged[: len(answered)]) == answered
     bench.broker.settle()
-    assert told == list(mids)
+    assert answered == list(mids)
 
 
 def test_record_with_created_queues_is_closed_at_size_limit(bench: Bench) -> None:

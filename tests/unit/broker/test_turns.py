@@ -46,8 +46,8 @@ class Turns:
         self.broker.send(to, message_bytes(number, **facts), self.sender, number)  # type: ignore[arg-type]
 
     def consumer(self, credit: int = MANY, *, queue: str = "q", selector: str = "") -> Receiver:
-        picked = compile_selector(selector) if selector else None
-        return self.broker.attach(self.engine.queue(queue), credit, selector=picked)
+        compiled = compile_selector(selector) if selector else None
+        return self.broker.attach(self.engine.queue(queue), credit, selector=compiled)
 
     def turn(self) -> None:
         """Run one turn, and store the records in flight."""
@@ -88,7 +88,7 @@ def in_order(receiver: Receiver) -> bool:
 def test_selector_search_takes_many_turns_and_other_queues_are_served_in_each_turn() -> None:
     run = Turns()
     seen: list[BrokerMessage] = []
-    picky, other = run.consumer(selector=RED), run.consumer(queue="other")
+    selective, other = run.consumer(selector=RED), run.consumer(queue="other")
     view = run.queue.ready.views[RED]
     matches = view.matches
     view.matches = lambda message, allowance: seen.append(message) or matches(message, allowance)
@@ -102,17 +102,17 @@ def test_selector_search_takes_many_turns_and_other_queues_are_served_in_each_tu
     assert 0 < len(seen) < MANY
     run.send(MANY, properties={"colour": "red"})
     run.settle()
-    assert len(picky.received) == 1
+    assert len(selective.received) == 1
     assert len(seen) == MANY + 1
 
 
 def test_consumer_without_selector_is_served_during_selector_search_of_other_consumer() -> None:
     run = Turns()
-    picky, plain = run.consumer(selector=RED), run.consumer(credit=5)
+    selective, plain = run.consumer(selector=RED), run.consumer(credit=5)
     run.turn()
     run.turn()
     run.turn()
-    assert (len(picky.received), len(plain.received)) == (0, 5)
+    assert (len(selective.received), len(plain.received)) == (0, 5)
 
 
 def test_a_search_finds_new_and_returned_messages_once_and_in_order() -> None:
@@ -120,14 +120,14 @@ def test_a_search_finds_new_and_returned_messages_once_and_in_order() -> None:
     plain = run.consumer(credit=3)
     run.send(MANY, properties={"colour": "red"}, priority=4)
     run.settle()
-    picky = run.consumer(selector=RED)
+    selective = run.consumer(selector=RED)
     run.turn()
     run.send(MANY + 1, properties={"colour": "red"}, priority=9)
     run.send(MANY + 2, properties={"colour": "red"}, priority=0)
     run.turn()
     run.engine.detach(plain.consumer)
     run.settle()
-    assert [message.priority for message in picky.messages] == [9, 4, 0]
+    assert [message.priority for message in selective.messages] == [9, 4, 0]
     assert run.queue.waiting_count == MANY
 
 
@@ -289,16 +289,16 @@ def test_senders_that_wait_for_room_are_resumed_in_many_turns_and_in_order() -> 
     run.queue.settings = dataclasses.replace(run.queue.settings, max_messages=1)
     run.send(1)
     run.turn()
-    went_on: list[int] = []
+    resumed: list[int] = []
     for number in range(500):
-        run.engine.when_room("q", Routing.ANYCAST, number, partial(went_on.append, number))
+        run.engine.when_room("q", Routing.ANYCAST, number, partial(resumed.append, number))
     consumer = run.consumer()
     run.settle()
     run.engine.turns.begin_turn()
     run.engine.acknowledge(consumer.consumer, consumer.messages[0])
-    assert 0 < len(went_on) < 500
+    assert 0 < len(resumed) < 500
     assert run.settle() > 2
-    assert went_on == list(range(500))
+    assert resumed == list(range(500))
 
 
 def test_many_delayed_messages_become_due_in_many_turns_and_in_order() -> None:

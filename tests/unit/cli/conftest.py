@@ -1,4 +1,4 @@
-"""Runs commands of the command line in this process."""
+"""Run commands of the command line in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from bascule.cli.main import main
 
-#: A line of librdkafka's.
+#: A log line of librdkafka.
 CLIENT_LOG = re.compile(r"%\d\|\d+\.\d+\|")
 
 
@@ -28,7 +28,7 @@ Bascule = Callable[..., Done]
 
 @pytest.fixture
 def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Bascule:
-    """Runs a command in this process, in an empty directory and without settings from outside."""
+    """Run commands in this process, in an empty directory and without settings from the environment."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("BASCULE_") and "__" in name]:
         monkeypatch.delenv(name)
@@ -44,8 +44,8 @@ def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         except SystemExit as ended:
             code = ended.code
         out, err = capfd.readouterr()
-        # Kafka clients that earlier tests of this process have left behind may still log.
-        said = [line for line in err.splitlines(keepends=True) if not CLIENT_LOG.match(line)]
-        return Done(int(str(code or 0)), out, "".join(said))
+        # Kafka clients of earlier tests of this process may still log.
+        kept = [line for line in err.splitlines(keepends=True) if not CLIENT_LOG.match(line)]
+        return Done(int(str(code or 0)), out, "".join(kept))
 
     return run

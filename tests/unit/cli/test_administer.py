@@ -1,4 +1,4 @@
-"""Commands that act on a broker, over an admin server that answers what the test says."""
+"""Commands that act on a broker, with an admin server that gives the answers of a test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEAD = {
 
 
 class Broker(HTTPServer):
-    """Keeps what it is asked."""
+    """An admin server that keeps its requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

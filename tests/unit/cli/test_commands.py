@@ -1,4 +1,4 @@
-"""Commands from the outside: help, formats, errors and exit codes."""
+"""Commands as their users see them: help, formats, errors and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes from clients is printed so that no terminal carries it out."""
+"""Output escapes the control characters in texts of clients, so that a terminal does not execute them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from bascule.cli.output import fail, line, note, printable, table
 
-#: Clear the screen, by ESC and by the control of one character; text from right to left; a bell and a deletion.
+#: Clear the screen, with ESC and with the one-character control; right-to-left text; a bell and a deletion.
 HOSTILE = "\x1b[2J\x9b2J\u202e\a\x7f"
 CONTROLS = set(HOSTILE) - set("[2J")
 

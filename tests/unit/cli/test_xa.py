@@ -1,4 +1,4 @@
-"""``bascule xa``: what is left of transactions, shown and finished."""
+"""``bascule xa`` lists and finishes transactions that a crash has left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.cli.conftest import Bascule
 
 
 class Shop:
-    """An application's module, with what a crash has left."""
+    """The module of an application, with the branches and decisions that a crash has left."""
 
     def __init__(self) -> None:
         self.database, self.kafka = DurableBranches(), DurableBranches()
@@ -93,10 +93,10 @@ def test_removed_or_renamed_resource_is_named_and_recovery_exits_with_1(bascule:
     for gtrid, names in ((removed, ("db", "stock")), (renamed, ("db",)), (foreign, ("billing",))):
         shop.log.add(Decision(gtrid, Outcome.COMMIT, names, now_ms(), "host/1"))
     shop.database.prepared[branch(renamed, "old-db")] = ["row"]
-    said = bascule("xa", "list").stderr
-    assert "1 transactions wait for resource 'stock', which the manager does not have" in said
-    assert "'old-db'" in said
-    assert "billing" not in said
+    output = bascule("xa", "list").stderr
+    assert "1 transactions wait for resource 'stock', which the manager does not have" in output
+    assert "'old-db'" in output
+    assert "billing" not in output
     assert json.loads(bascule("xa", "list", "--format", "json").stdout)["missing"] == {"old-db": 1, "stock": 1}
     assert bascule("xa", "recover").returncode == 1
     assert removed in shop.log.decisions
@@ -203,7 +203,7 @@ def test_operator_command_that_meets_heuristic_outcome_shows_it_until_forgotten(
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("shop_of_test", "must be MODULE:NAME, such as"),
         ("missing_module:manager", "No module named"),
@@ -213,10 +213,10 @@ def test_operator_command_that_meets_heuristic_outcome_shows_it_until_forgotten(
         ("shop_of_test:other", "is a str, not a TransactionManager"),
     ],
 )
-def test_unusable_manager_option_is_refused_with_the_reason(bascule: Bascule, shop: Shop, where: str, said: str) -> None:
+def test_unusable_manager_option_is_refused_with_the_reason(bascule: Bascule, shop: Shop, where: str, message: str) -> None:
     done = bascule("xa", "list", "--manager", where)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_invalid_xid_is_refused_by_the_command(bascule: Bascule, shop: Shop) -> None:

@@ -1,4 +1,4 @@
-"""What the servers of the blocking face's tests do."""
+"""Reactions of the servers in the tests of the blocking API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def cut(when: type, after: int = 1, react: Any = obliging) -> Any:
-    """Like another reaction, but the connection breaks at the so-manyeth event of a type."""
+    """React like ``react``, but break the connection at event number ``after`` of the type ``when``."""
     seen: list[Any] = []
 
     def reaction(connection: Connection, event: Any) -> None:

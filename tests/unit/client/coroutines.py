@@ -1,4 +1,4 @@
-"""How the tests of the asyncio face run."""
+"""Helpers that run the tests of the asyncio API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUEUE = Queue("q")
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test, on a loop of its own."""
+    """Run a coroutine function as a test, on its own event loop."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -26,8 +26,8 @@ def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-async def cancelled(work: Coroutine[Any, Any, Any], when: asyncio.Event) -> None:
-    """Do the work until something happens, and cancel it then."""
+async def cancel_when(work: Coroutine[Any, Any, Any], when: asyncio.Event) -> None:
+    """Run ``work`` as a task, and cancel the task when the event ``when`` is set."""
     task = asyncio.create_task(work)
     await asyncio.wait_for(when.wait(), 10)
     task.cancel()

@@ -1,4 +1,4 @@
-"""A server that does what each test says, on the real protocol engine."""
+"""A server on the real protocol engine, with the reactions of a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BODIES = ("one", "two", "three")
 
 
 def obliging(connection: Connection, event: Any) -> None:
-    """Accept everything; a consumer gets as many messages as it asks for, up to three in all."""
+    """Accept everything. A consumer gets as many messages as it has credit for, at most three in total."""
     match event:
         case Opened():
             connection.open()
@@ -49,7 +49,7 @@ def obliging(connection: Connection, event: Any) -> None:
 
 
 def ending_the_first_consumer(condition: str) -> React:
-    """Like ``obliging``, but the first consumer is ended when it asks for messages."""
+    """React like ``obliging``, but detach the first consumer when it gives credit."""
     ended: list[SenderLink] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -63,7 +63,7 @@ def ending_the_first_consumer(condition: str) -> React:
 
 
 def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:
-    """Like ``obliging``, with one temporary queue; ``answer`` gets each request, and the link to answer on."""
+    """React like ``obliging``, with one temporary queue. ``answer`` gets each request, and the link for its answer."""
 
     def react(connection: Connection, event: Any) -> None:
         match event:
@@ -88,11 +88,12 @@ def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:
 
 
 @contextmanager
-def server(
-    *reactions: React, tls: ssl.SSLContext | None = None, mechanisms: dict[str, Callable[[], ServerMechanism]] | None = None
-) -> Iterator[str]:
-    """Its URL. One connection after the other, on a thread of its own, each with its reaction; one that raises OSError cuts it."""
-    mechanisms = mechanisms or {
+def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Run a server in a thread and yield its URL.
+
+    The server accepts one connection at a time, each with the next reaction. A reaction that raises OSError breaks the connection.
+    """
+    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
         "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
         "ANONYMOUS": AnonymousServer,
     }

@@ -1,4 +1,4 @@
-"""The asyncio face against a server that does what each test says."""
+"""The asyncio API, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bascule.client import (
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
-from tests.unit.client.coroutines import QUEUE, cancelled, run_async
+from tests.unit.client.coroutines import QUEUE, cancel_when, run_async
 from tests.unit.client.server import BODIES, obliging, server, serving
 
 
@@ -36,7 +36,7 @@ async def test_async_context_sends_receives_and_browses_messages() -> None:
         async with connect_async(url) as context:
             assert await context.producer(QUEUE).send_many(map(str, range(1_200))) == 1_200
             assert (await context.send(QUEUE, "x")).message_id
-            async with await context.consumer(QUEUE, prefetch=0) as consumer:  # else a pause would end them
+            async with await context.consumer(QUEUE, prefetch=0) as consumer:  # with a prefetch, a pause would end the iteration
                 assert [message.body async for message in consumer.messages(0.2)] == list(BODIES)
             assert [message.body async for message in context.browse(QUEUE)] == list(BODIES)
 
@@ -182,7 +182,7 @@ async def test_async_context_refuses_use_from_other_event_loop() -> None:
 @run_async
 async def test_listeners_continue_in_next_transaction_after_connection_loss() -> None:
     bodies: list[Any] = []
-    told: list[BasculeError] = []
+    errors: list[BasculeError] = []
 
     def cut(connection: Connection, event: Any) -> None:
         if isinstance(event, Dispositioned):
@@ -192,7 +192,7 @@ async def test_listeners_continue_in_next_transaction_after_connection_loss() ->
             event.link.context = iter([encode(Message(BODIES[0]))])
 
     with server(cut, obliging) as url:
-        async with connect_async(f"failover:({url})", acknowledge=Acknowledge.TRANSACTED, on_exception=told.append) as context:
+        async with connect_async(f"failover:({url})", acknowledge=Acknowledge.TRANSACTED, on_exception=errors.append) as context:
             done = asyncio.Event()
 
             async def listener(message: Message) -> None:
@@ -204,11 +204,11 @@ async def test_listeners_continue_in_next_transaction_after_connection_loss() ->
             (await context.consumer(QUEUE)).listener = listener
             await asyncio.wait_for(done.wait(), 10)
     assert bodies == [BODIES[0], *BODIES]
-    assert list(map(type, told)) == [TransactionRolledBack]
+    assert list(map(type, errors)) == [TransactionRolledBack]
 
 
-class Lazy:
-    """A broker whose messages come when the test says so. ``events`` has the credit that consumers give, and what they do with messages."""
+class SendsOnDemand:
+    """A broker that sends messages when the test tells it to. ``events`` has the consumers' credit and their outcomes of messages."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -219,25 +219,25 @@ class Lazy:
         match event:
             case Flowed() if isinstance(event.link, SenderLink):
                 self.told(f"{'drain' if event.link.drain else 'credit'} {event.link.credit}")
-                if event.link.drain:  # a message was on its way
+                if event.link.drain:  # a message that was on its way
                     event.link.send(encode(Message("late")))
             case Dispositioned():
                 self.told(type(event.state).__name__.lower())
             case _:
                 obliging(connection, event)
 
-    def told(self, what: str) -> None:
+    def errors(self, what: str) -> None:
         self.events.append(what)
         self.loop.call_soon_threadsafe(self.changed.set)
 
 
 @run_async
 async def test_cancelled_receive_without_prefetch_releases_its_message() -> None:
-    broker = Lazy()
+    broker = SendsOnDemand()
     with server(broker) as url:
         async with connect_async(url, prefetch=0, timeout_s=10.0) as context:
             consumer = await context.consumer(QUEUE)
-            await cancelled(consumer.receive(10), broker.changed)
+            await cancel_when(consumer.receive(10), broker.changed)
             while len(broker.events) < 3:
                 broker.changed.clear()
                 await asyncio.wait_for(broker.changed.wait(), 10)
@@ -246,7 +246,7 @@ async def test_cancelled_receive_without_prefetch_releases_its_message() -> None
 
 @run_async
 async def test_receive_drains_broker_before_it_returns_none() -> None:
-    broker = Lazy()
+    broker = SendsOnDemand()
     with server(broker) as url:
         async with connect_async(url, prefetch=1, timeout_s=10.0) as context:
             message = await (await context.consumer(QUEUE)).receive(0.01)

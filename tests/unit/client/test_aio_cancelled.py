@@ -1,4 +1,4 @@
-"""Cancelled tasks and closing contexts of the asyncio face, against a server that does what each test says."""
+"""Cancelled tasks and closing contexts of the asyncio API, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from bascule.client import (
 )
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
-from tests.unit.client.coroutines import QUEUE, cancelled, run_async
+from tests.unit.client.coroutines import QUEUE, cancel_when, run_async
 from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server
 
 
-class Reluctant:
-    """Like ``obliging``, but sends in a transaction get no answer, and drains none where it is told so, until a coordinator link ends."""
+class PartlySilent:
+    """Reacts like ``obliging``, but does not answer sends in a transaction until a coordinator link ends, nor drains unless ``drains``."""
 
     def __init__(self, *, drains: bool = True) -> None:
         self.drains = drains
-        self.asked = asyncio.Event()  # for what it does not answer
+        self.asked = asyncio.Event()  # set when a request stays unanswered
         self.ended: list[str] = []
         self._loop = asyncio.get_running_loop()
         self._unanswered: list[Transferred] = []
@@ -71,7 +71,7 @@ class Reluctant:
 
 @run_async
 async def test_transaction_block_with_cancelled_commit_is_rolled_back_and_next_block_commits() -> None:
-    broker = Reluctant()
+    broker = PartlySilent()
 
     async def work() -> None:
         async with context.transaction():
@@ -79,26 +79,26 @@ async def test_transaction_block_with_cancelled_commit_is_rolled_back_and_next_b
 
     with server(broker) as url:
         async with connect_async(url, timeout_s=10.0) as context:
-            await cancelled(work(), broker.asked)
+            await cancel_when(work(), broker.asked)
             await work()
     assert broker.ended[:2] == ["link", "txn-2 committed"]
 
 
 @run_async
 async def test_cancelled_rollback_is_completed_and_consumers_continue() -> None:
-    broker = Reluctant(drains=False)
+    broker = PartlySilent(drains=False)
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
             consumer = await context.consumer(QUEUE)
             assert await consumer.receive(10)
-            await cancelled(context.rollback(), broker.asked)
+            await cancel_when(context.rollback(), broker.asked)
             assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "again"]
             await context.commit()
     assert broker.ended[:2] == ["link", "txn-2 committed"]
 
 
-class LateToDrain:
-    """A broker whose first drain is answered when the test says so: with the next disposition that comes."""
+class LateDrain:
+    """A broker that answers the first drain late, with the next disposition."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -119,20 +119,20 @@ class LateToDrain:
 
 @run_async
 async def test_consumers_continue_after_cancelled_recover() -> None:
-    broker = LateToDrain()
+    broker = LateDrain()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
             consumer = await context.consumer(QUEUE)
             first = await consumer.receive(10)
             assert first is not None
-            await cancelled(context.recover(), broker.asked)
+            await cancel_when(context.recover(), broker.asked)
             first.acknowledge()
             assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "new"]
 
 
 @run_async
 async def test_consumer_with_cancelled_close_is_closed_after_last_acknowledgement() -> None:
-    broker = LateToDrain()
+    broker = LateDrain()
     ended: list[str] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -147,7 +147,7 @@ async def test_consumer_with_cancelled_close_is_closed_after_last_acknowledgemen
             consumer = await context.consumer(QUEUE)
             first = await consumer.receive(10)
             assert first is not None
-            await cancelled(consumer.close(), broker.asked)
+            await cancel_when(consumer.close(), broker.asked)
             with pytest.raises(IllegalState, match="the consumer is closed"):
                 await consumer.receive(10)
             first.acknowledge()
@@ -171,11 +171,11 @@ async def test_cancelled_close_raises_and_context_is_closed() -> None:
 
     async def work() -> None:
         sends.append(await context.producer(QUEUE).send_async("x"))
-        await context.close()  # waits for the answer
+        await context.close()  # waits for the answer to the send
 
     with server(silent) as url:
         context = await connect_async(url, timeout_s=10.0)
-        await cancelled(work(), asked)
+        await cancel_when(work(), asked)
         with pytest.raises(IllegalState, match="closed"):
             await context.send(QUEUE, "x")
         with pytest.raises(ConnectionLost):
@@ -196,11 +196,11 @@ async def test_consumer_ended_by_broker_is_reported_to_on_exception_and_receive(
                 await consumer.receive()
 
 
-class SlowToBegin:
-    """A broker that begins no transaction before the test says so, once for each."""
+class SlowBegin:
+    """A broker that begins a transaction only when the test releases it."""
 
     def __init__(self) -> None:
-        self.asked, self.goes_on = asyncio.Event(), threading.Event()
+        self.asked, self.released = asyncio.Event(), threading.Event()
         self.begun = self.ended = 0
         self._loop = asyncio.get_running_loop()
 
@@ -209,21 +209,21 @@ class SlowToBegin:
         if isinstance(event, DeclareAsked):
             self.begun += 1
             self._loop.call_soon_threadsafe(self.asked.set)
-            assert self.goes_on.wait(10)
+            assert self.released.wait(10)
         obliging(connection, event)
 
 
 @run_async
 async def test_stop_during_transaction_begin_keeps_message_until_start() -> None:
-    broker = SlowToBegin()
+    broker = SlowBegin()
     bodies: list[Any] = []
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
             (await context.consumer(QUEUE)).listener = lambda message: bodies.append(message.body)
             await asyncio.wait_for(broker.asked.wait(), 10)
             await context.stop()
-            broker.goes_on.set()
-            await context.send(Queue("another"), "x")  # whose link is answered after that
+            broker.released.set()
+            await context.send(Queue("another"), "x")  # the broker answers the attach of this producer after the message
             assert bodies == []
             context.start()
             while bodies != list(BODIES):
@@ -232,25 +232,25 @@ async def test_stop_during_transaction_begin_keeps_message_until_start() -> None
 
 @run_async
 async def test_consumer_keeps_message_when_listener_is_removed_during_transaction_begin() -> None:
-    broker = SlowToBegin()
+    broker = SlowBegin()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
             consumer = await context.consumer(QUEUE)
             consumer.listener = print
             await asyncio.wait_for(broker.asked.wait(), 10)
             consumer.listener = None
-            broker.goes_on.set()
+            broker.released.set()
             assert [message and message.body for message in [await consumer.receive(10) for _ in BODIES]] == list(BODIES)
 
 
 @run_async
 async def test_transaction_with_cancelled_begin_is_used_by_next_send_and_not_leaked() -> None:
-    broker = SlowToBegin()
+    broker = SlowBegin()
     with server(broker) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
-            await cancelled(context.send(QUEUE, "x"), broker.asked)
+            await cancel_when(context.send(QUEUE, "x"), broker.asked)
             await context.rollback()
-            broker.goes_on.set()
+            broker.released.set()
             for _ in range(2):
                 await context.send(QUEUE, "y")
                 await context.commit()
@@ -273,7 +273,7 @@ async def test_cancelled_listener_task_ends_listener() -> None:
         await asyncio.wait_for(at_work.wait(), 10)
         assert context._listener_task is not None
         context._listener_task.cancel()
-        await context.close()  # waits for it
+        await context.close()  # waits for the listener's task
         assert context._task._task.done()
     assert seen == [BODIES[0]]
 
@@ -298,7 +298,7 @@ async def test_close_waits_for_running_listener_which_can_use_context_until_end(
         with pytest.raises(IllegalState, match="waits for it"):
             await context.close()
         closing.append(asyncio.create_task(close()))
-        await asyncio.wait(closing, timeout=0.2)  # it does not end
+        await asyncio.wait(closing, timeout=0.2)  # the close must not end yet
         await context.send(QUEUE, message.body)
         happened.append("sent")
         at_work.set()
@@ -309,7 +309,7 @@ async def test_close_waits_for_running_listener_which_can_use_context_until_end(
         await asyncio.wait_for(at_work.wait(), 10)
         await asyncio.wait_for(closing[0], 10)
     assert happened == ["sent", "closed"]
-    assert outcomes == [ACCEPTED, RELEASED, RELEASED]  # what the application has not seen goes back as such
+    assert outcomes == [ACCEPTED, RELEASED, RELEASED]  # messages that the application has not seen are released
 
 
 @run_async
@@ -358,8 +358,8 @@ async def test_send_error_is_passed_to_on_done_without_unretrieved_future_warnin
             obliging(connection, event)
 
     told: list[BasculeError | None] = []
-    unheard: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    loop_errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
     with server(silent) as url:
         context = await connect_async(url)
         await context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
@@ -367,7 +367,7 @@ async def test_send_error_is_passed_to_on_done_without_unretrieved_future_warnin
             await context.close(timeout_s=0.1)
     gc.collect()
     assert [type(error) for error in told] == [ConnectionLost]
-    assert unheard == []
+    assert loop_errors == []
 
 
 @run_async

@@ -1,4 +1,4 @@
-"""The blocking face against a server that does what each test says."""
+"""The blocking API, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_send_returns_message_with_generated_headers() -> None:
 
 
 def test_send_async_reports_completion() -> None:
-    told: list[tuple[Any, BasculeError | None]] = []
+    answers: list[tuple[Any, BasculeError | None]] = []
     with server(obliging) as url, connect(url) as context:
-        future = context.producer(QUEUE).send_async("x", on_done=lambda message, error: told.append((message.body, error)))
+        future = context.producer(QUEUE).send_async("x", on_done=lambda message, error: answers.append((message.body, error)))
         assert future.result(10).body == "x"
-        eventually(lambda: told == [("x", None)])
+        eventually(lambda: answers == [("x", None)])
 
 
 def test_consumer_receives_all_messages() -> None:
@@ -74,7 +74,7 @@ def test_consumer_without_prefetch_requests_each_message() -> None:
 
 
 def silent_at_no_credit(connection: Connection, event: Any) -> None:
-    """A broker that does not answer a drain whose credit its messages have used up."""
+    """A broker that does not answer a drain if its messages have used up the credit."""
     if isinstance(event, Flowed) and isinstance(event.link, SenderLink):
         while event.link.credit and (data := next(event.link.context, None)):
             event.link.send(data)
@@ -111,7 +111,7 @@ def test_drain_forgotten_by_broker_is_repeated(monkeypatch: pytest.MonkeyPatch) 
 
 
 def late(connection: Connection, event: Any) -> None:
-    """A broker whose messages come when it is asked for what it has."""
+    """A broker that sends messages only at a drain."""
     if not (isinstance(event, Flowed) and isinstance(event.link, SenderLink) and not event.link.drain):
         obliging(connection, event)
 
@@ -126,7 +126,7 @@ def test_receive_drains_broker_before_it_returns_none(prefetch: int) -> None:
 @pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
 def test_consumer_credit_is_restored_after_rollback_that_used_it_up(broker: Any) -> None:
     def react(connection: Connection, event: Any) -> None:
-        if isinstance(event, Flowed) and event.link.drain:  # what was on its way when the drain came
+        if isinstance(event, Flowed) and event.link.drain:  # a message that was on its way when the drain arrived
             event.link.send(encode(Message("at the last moment")))
         broker(connection, event)
 
@@ -241,24 +241,24 @@ def test_send_without_answer_times_out_as_in_doubt() -> None:
 
 
 def silent_at_sends(connection: Connection, event: Any) -> None:
-    """A broker that answers no send."""
+    """A broker that does not answer sends."""
     if not isinstance(event, Transferred):
         obliging(connection, event)
 
 
 @pytest.mark.parametrize("reaction", [silent_at_sends, cut(Transferred)])
 def test_pending_send_is_failed_when_context_closes_without_answer(reaction: Any) -> None:
-    told: list[BasculeError | None] = []
+    answers: list[BasculeError | None] = []
     with server(reaction) as url:
         context = connect(failover(url))
-        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: answers.append(error))
         if reaction is not silent_at_sends:
             eventually(lambda: not context.connected)
         with pytest.raises(TimedOut):
             context.close(timeout_s=0.1)
         with pytest.raises(ConnectionLost, match="closed before the broker's answer"):
             sent.result(10)
-        eventually(lambda: told == [sent.exception()])
+        eventually(lambda: answers == [sent.exception()])
 
 
 def test_close_of_context_without_answers_does_not_affect_other_contexts() -> None:

@@ -1,4 +1,4 @@
-"""Failover, transactions and requests of the blocking face, against a server that does what each test says."""
+"""Failover, transactions and requests of the blocking API, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_client_fails_over_from_stalled_broker_with_full_socket_buffers(
     left = threading.Event()
     last_words = [] if last_word is None else [last_word]
 
-    def stand_still(connection: Connection) -> list[Event]:
+    def stall(connection: Connection) -> list[Event]:
         if last_words:
             connection.close(last_words.pop())
             return []
@@ -79,13 +79,13 @@ def test_client_fails_over_from_stalled_broker_with_full_socket_buffers(
     def react(connection: Connection, event: Any) -> None:
         obliging(connection, event)
         if isinstance(event, Attached):
-            monkeypatch.setattr(connection, "receive", lambda *_: stand_still(connection))
+            monkeypatch.setattr(connection, "receive", lambda *_: stall(connection))
 
     monkeypatch.setattr(pump, "LAST_WORDS_S", 0.1)
     monkeypatch.setattr(pump, "TICK_S_MAX", 0.1)
     monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 4.0 if last_word is None else 60.0)
     with server(react, obliging) as url, connect(failover(url)) as context:
-        monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 60.0)  # of the next connection
+        monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 60.0)  # for the next connection
         sent = context.producer(QUEUE).send_async(bytes(32 << 20))
         eventually(lambda: not context.connected)
         left.set()
@@ -96,7 +96,7 @@ def test_consumer_is_reattached_after_reconnect() -> None:
     with server(cut(Dispositioned), obliging) as url, connect(failover(url)) as context:
         consumer = context.consumer(QUEUE)
         bodies: list[Any] = []
-        while bodies.count(BODIES[0]) < 2 or bodies[-1] != BODIES[-1]:  # the second one begins anew
+        while bodies.count(BODIES[0]) < 2 or bodies[-1] != BODIES[-1]:  # the second connection sends all messages again
             message = consumer.receive(SOON_S)
             assert message is not None, bodies
             bodies.append(message.body)
@@ -250,7 +250,7 @@ def test_messages_received_in_transacted_context_are_acknowledged_in_transaction
 
 
 def test_send_waiting_for_credit_fails_when_its_transaction_is_rolled_back() -> None:
-    told: list[BasculeError | None] = []
+    errors: list[BasculeError | None] = []
 
     def without_credit(connection: Connection, event: Any) -> None:
         if isinstance(event, Attached) and not event.link.is_coordinator:
@@ -259,11 +259,11 @@ def test_send_waiting_for_credit_fails_when_its_transaction_is_rolled_back() -> 
             obliging(connection, event)
 
     with server(without_credit) as url, connect(url, acknowledge=Acknowledge.TRANSACTED) as context:
-        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: errors.append(error))
         context.rollback()
         with pytest.raises(TransactionRolledBack, match="the message was not sent"):
             sent.result(10)
-        eventually(lambda: told == [sent.exception()])
+        eventually(lambda: errors == [sent.exception()])
         context.commit()
 
 

@@ -1,4 +1,4 @@
-"""Listeners, browsers and closing contexts of the blocking face, against a server that does what each test says."""
+"""Listeners, browsers and closing contexts of the blocking API, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_message_is_returned_as_failed_when_listener_raises(error: type[BaseExce
 
 
 def outcomes_of(react: Any, told: list[Any]) -> Any:
-    """Like another reaction, and the outcomes of all deliveries go to a list."""
+    """React like ``react``, and append the outcomes of all deliveries to a list."""
 
     def reaction(connection: Connection, event: Any) -> None:
         if isinstance(event, Dispositioned):
@@ -92,7 +92,7 @@ def test_close_waits_for_running_listener_which_can_use_context_until_end(mode: 
         def listener(message: Message) -> None:
             closing.start()
             at_work.set()
-            closing.join(0.2)  # it does not end
+            closing.join(0.2)  # the close must not end yet
             sent.append(context.send(QUEUE, message.body).body)
             if mode is Acknowledge.CLIENT:
                 message.acknowledge()
@@ -100,7 +100,7 @@ def test_close_waits_for_running_listener_which_can_use_context_until_end(mode: 
         context.consumer(QUEUE).listener = listener
         assert at_work.wait(10)
         closing.join(10)
-    assert (sent, outcomes) == (["one"], [ACCEPTED, RELEASED, RELEASED])  # what was not seen goes back as such
+    assert (sent, outcomes) == (["one"], [ACCEPTED, RELEASED, RELEASED])  # messages that the application has not seen are released
 
 
 def test_close_stop_and_consumer_close_wait_for_listener_up_to_timeout() -> None:
@@ -201,32 +201,32 @@ def test_consumer_ended_by_broker_is_reported_and_on_exception_can_create_anothe
     told: list[BasculeError] = []
     bodies: list[Any] = []
 
-    def make_anew(error: BasculeError) -> None:
+    def recreate_consumer(error: BasculeError) -> None:
         told.append(error)
         with pytest.raises(kind, match="queue 'q' has been deleted"):
             consumer.listener = print
         context.consumer(QUEUE).listener = lambda message: bodies.append(message.body)
 
-    with server(ending_the_first_consumer(condition)) as url, connect(url, on_exception=make_anew) as context:
-        consumer = context.consumer(QUEUE, prefetch=0)  # which asks for messages when there is a listener
+    with server(ending_the_first_consumer(condition)) as url, connect(url, on_exception=recreate_consumer) as context:
+        consumer = context.consumer(QUEUE, prefetch=0)  # gives credit only when it has a listener
         consumer.listener = lambda message: None
         eventually(lambda: bodies == list(BODIES))
     assert [(type(error), str(error)) for error in told] == [(kind, f"{condition}: queue 'q' has been deleted")]
 
 
 @pytest.fixture
-def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LISTENERS_REST_S", 0.0)
 
 
 def one_message(connection: Connection, event: Any) -> None:
-    """Like ``obliging``, with fewer messages."""
+    """React like ``obliging``, but send only one message."""
     obliging(connection, event)
     if isinstance(event, Attached) and isinstance(event.link, SenderLink):
         event.link.context = iter([encode(Message(BODIES[0]))])
 
 
-@pytest.mark.usefixtures("no_rest")
+@pytest.mark.usefixtures("no_pause_between_batches")
 def test_listeners_continue_in_next_transaction_after_connection_loss() -> None:
     batch: list[Any] = []
     committed: list[list[Any]] = []
@@ -260,7 +260,7 @@ def test_listeners_continue_in_next_transaction_after_connection_loss() -> None:
     assert list(map(type, told)) == [TransactionRolledBack]
 
 
-@pytest.mark.usefixtures("no_rest")
+@pytest.mark.usefixtures("no_pause_between_batches")
 @pytest.mark.parametrize("answers", [True, False])
 def test_listeners_continue_after_transaction_that_could_not_begin(caplog: pytest.LogCaptureFixture, *, answers: bool) -> None:
     told: list[BasculeError] = []

@@ -1,4 +1,4 @@
-"""Requests to a broker's management node, against a server that does what each test says."""
+"""Requests to the management node of a broker, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection without a socket: what is said is carried to a server's engine by hand, when a test says so."""
+"""A connection without a socket. The tests carry its bytes to the engine of a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Wired:
-    """A connection that reconnects, and the broker's end of it."""
+    """A connection that reconnects, and the broker's end of the connection."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.bodies: list[Any] = []
@@ -48,7 +48,7 @@ class Wired:
             self.core.receive(self.broker.data_to_send(), 0.0)
 
     def to_broker(self) -> list[type[Event]]:
-        """What a broker that obliges is told."""
+        """Carry bytes to an obliging broker, and return the types of its events."""
         events = list(self.broker.receive(self.core.data_to_send(), 0.0))
         for each in events:
             obliging(self.broker, each)
@@ -60,7 +60,7 @@ class Wired:
         self.core.lost("cut")
 
     def serve(self) -> list[Any]:
-        """Carry what there is to and fro; the bodies of all messages that the broker has got."""
+        """Carry bytes in both directions until none are left, and return the bodies of all messages that the broker has received."""
         while self.to_broker():
             self.core.receive(self.broker.data_to_send(), 0.0)
         return self.bodies
@@ -80,7 +80,7 @@ def test_session_that_timed_out_during_outage_is_not_begun_after_reconnect() -> 
     wired = Wired()
     first = ClientSession(wired.core, Acknowledge.AUTO)
     wired.core.sessions.append(first)
-    for _ in range(1100):  # more than a broker takes
+    for _ in range(1100):  # more sessions than a broker allows
         with pytest.raises(TimedOut):
             wired.open_session()
     assert wired.core.sessions == [first]
@@ -129,8 +129,8 @@ def give_up(operation: Operation[Any], how: str) -> None:
             operation.send(False)
 
 
-def finish(operation: Operation[T], wait: Wait) -> T:
-    """What an operation gives whose conditions have come true."""
+def result_of(operation: Operation[T], wait: Wait) -> T:
+    """Return the result of an operation whose conditions are all true."""
     try:
         while True:
             assert wait.condition()
@@ -177,7 +177,7 @@ def test_task_gets_link_requested_by_task_that_gave_up(how: str) -> None:
     assert wait.condition()
     wait = second.send(True)
     assert wired.serve() == ["two"]
-    assert finish(second, wait).body == "two"
+    assert result_of(second, wait).body == "two"
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -208,7 +208,7 @@ def test_link_to_temporary_queue_is_requested_again_after_reconnect() -> None:
     wired.serve()
     wait = sending.send(wait.condition())
     assert wired.serve() == ["one"]
-    assert finish(sending, wait).body == "one"
+    assert result_of(sending, wait).body == "one"
 
 
 def _send(session: ClientSession) -> Operation[Any]:
@@ -265,7 +265,7 @@ def test_transaction_declared_just_before_connection_loss_is_declared_again() ->
     wired.serve()
     wait = sending.send(wait.condition())
     wired.serve()
-    assert wait.condition()  # declared; the sender has not looked yet
+    assert wait.condition()  # the transaction is declared, but the sender has not continued yet
     wired.lose()
     wired.connect()
     wired.serve()
@@ -286,7 +286,7 @@ def test_listener_leaves_lost_transaction_to_block_of_other_task() -> None:
     consuming = session.consumer(Subscription(Queue("q")), None, 1, 5.0)
     wait = next(consuming)
     wired.serve()
-    consumer = finish(consuming, wait)
+    consumer = result_of(consuming, wait)
     block = session.begin()
     sending = session.send(Queue("other"), "half", SendOptions(), 5.0)
     wait = next(sending)
@@ -307,11 +307,11 @@ def test_listener_leaves_lost_transaction_to_block_of_other_task() -> None:
     assert wait.condition()
 
 
-# --- transactions that somebody else ends ----------------------------------------------------------------------------------------
+# --- transactions that the broker or another task ends ------------------------------------------------------------------------------------
 
 
-def served(wired: Wired, operation: Operation[T]) -> T:
-    """What an operation gives while the broker serves; what it does last is not carried."""
+def result_while_serving(wired: Wired, operation: Operation[T]) -> T:
+    """Return the result of an operation while the broker serves. The last bytes of the operation are not carried."""
     try:
         wait = next(operation)
         while True:
@@ -327,16 +327,16 @@ def test_transaction_is_handed_over_after_all_message_frames_are_written() -> No
     wired = Wired(ConnectionLimits(incoming_window_frames=4))
     session = session_of(wired, Acknowledge.TRANSACTED)
     large = "x" * 10 * DELIVERY_FRAME_SIZE_BYTES_MAX
-    served(wired, session.send(Queue("q"), large, SendOptions(), 5.0))
+    result_while_serving(wired, session.send(Queue("q"), large, SendOptions(), 5.0))
     handing_over = session.hand_over(5.0, answered=False)
-    wait = next(handing_over)  # a request on another session would go ahead of the last frames
+    wait = next(handing_over)  # a request on another session would overtake the last frames
     assert not wait.condition()
     while not wired.bodies:
         wired.to_broker()
         wired.core.receive(wired.broker.data_to_send(), 0.0)
-    transaction = finish(handing_over, wait)
+    transaction = result_of(handing_over, wait)
     assert transaction is not None
-    assert served(wired, session.refusal(transaction, 5.0)) is None
+    assert result_while_serving(wired, session.refusal(transaction, 5.0)) is None
     assert wired.bodies == [large]
 
 
@@ -344,14 +344,14 @@ def test_transaction_is_handed_over_after_all_message_frames_are_written() -> No
 def test_transaction_declared_in_advance_is_declared_again_after_reconnect(*, answered: bool) -> None:
     wired = Wired()
     session = session_of(wired, Acknowledge.TRANSACTED)
-    served(wired, session.send(Queue("q"), "one", SendOptions(), 5.0))
-    assert served(wired, session.hand_over(5.0, answered=True)) is not None
+    result_while_serving(wired, session.send(Queue("q"), "one", SendOptions(), 5.0))
+    assert result_while_serving(wired, session.hand_over(5.0, answered=True)) is not None
     session.declare_ahead()
     if answered:
         wired.serve()
     wired.lose()
-    session.declare_ahead()  # there is no link to do so
+    session.declare_ahead()  # without a link, nothing is declared
     wired.connect()
-    served(wired, session.send(Queue("q"), "two", SendOptions(), 5.0))
-    served(wired, session.commit(5.0))
+    result_while_serving(wired, session.send(Queue("q"), "two", SendOptions(), 5.0))
+    result_while_serving(wired, session.commit(5.0))
     assert wired.bodies == ["one", "two"]

@@ -1,4 +1,4 @@
-"""Messages as an application writes them, and what becomes of them on the wire."""
+"""Messages as an application writes them, and their encoding on the wire."""
 
 from __future__ import annotations
 

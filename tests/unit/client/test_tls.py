@@ -1,4 +1,4 @@
-"""amqps: a broker whose certificate is trusted is talked to, another one is not."""
+"""amqps: the client connects only to a broker with a trusted certificate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.client.server import obliging, server
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For 127.0.0.1, signed by itself, with its key."""
+    """Return a file with a self-signed certificate for 127.0.0.1 and its key."""
     file = tmp_path / "broker.pem"
     subject = ("-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1")
     command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", *subject)

@@ -1,4 +1,4 @@
-"""URLs of brokers, and the plan of what to try next."""
+"""URLs of brokers, and the order of attempts to connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of settings, their order, and the text of every error."""
+"""Where settings come from, which source has precedence, and the text of every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/configuration.md are those of the models. REWRITE=1 writes them anew."""
+"""The tables of docs/reference/configuration.md agree with the models. REWRITE=1 rewrites the tables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def default_of(field: FieldInfo) -> str:
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """In the order of the page: those of addresses behind the pattern, and not with the broker; tables have a heading of their own."""
+    """Return the fields that the table of ``model`` lists, in the order of the page.
+
+    The settings of an address follow its pattern; the table of the broker omits them. A nested section has its own table.
+    """
     fields = {name: field for name, field in model.model_fields.items() if not is_section(field.annotation)}
     if model is Broker:
         return {name: field for name, field in fields.items() if name not in AddressSettings.model_fields}
@@ -81,12 +84,12 @@ def table_of(model: type[BaseModel]) -> str:
 def test_reference_page_lists_each_setting_with_type_default_and_meaning() -> None:
     page = PAGE.read_text()
     for name, model in SECTIONS.items():
-        heading = re.escape(f"## `[{name}]`\n\n") + r"(?:[^|#\n].*\n)*\n?"  # and what the section is for
+        heading = re.escape(f"## `[{name}]`\n\n") + r"(?:[^|#\n].*\n)*\n?"  # a description of the section may follow
         page, found = re.subn(rf"({heading})(?:\|.*\n)*\n?", lambda match, model=model: f"{match[1]}{table_of(model)}\n", page)  # type: ignore[misc]
         assert found, f"{PAGE} has no section for [{name}]"
     if os.environ.get("REWRITE"):
         PAGE.write_text(page)
-    assert PAGE.read_text() == page, "run this test with REWRITE=1, and look at the difference"
+    assert PAGE.read_text() == page, "run this test with REWRITE=1, and check the difference"
 
 
 def test_every_setting_has_a_description() -> None:

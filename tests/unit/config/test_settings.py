@@ -1,4 +1,4 @@
-"""What the settings default to, and what they derive."""
+"""Defaults of settings, and values that are derived from them."""
 
 import pytest
 from pydantic import ValidationError
@@ -22,7 +22,7 @@ def test_settings_are_immutable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "users", "said", "allowed"),
+    ("host", "users", "setting", "allowed"),
     [
         ("127.0.0.1", {}, None, True),
         ("::1", {}, None, True),
@@ -34,9 +34,9 @@ def test_settings_are_immutable() -> None:
     ],
 )
 def test_anonymous_clients_are_allowed_by_default_only_on_loopback_without_users(
-    host: str, users: dict[str, str], said: bool | None, allowed: bool
+    host: str, users: dict[str, str], setting: bool | None, allowed: bool
 ) -> None:
-    assert Broker.model_validate({"host": host, "users": users, "allow_anonymous": said}).anonymous_allowed is allowed
+    assert Broker.model_validate({"host": host, "users": users, "allow_anonymous": setting}).anonymous_allowed is allowed
 
 
 def test_password_is_never_in_the_repr() -> None:

@@ -1,4 +1,4 @@
-"""The index of address patterns: it finds what the matcher of one pattern says, at a cost that does not grow with the patterns."""
+"""The index of address patterns agrees with the matcher of single patterns, and its cost does not grow with their number."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_index_agrees_with_single_pattern_matcher_in_order_of_addition() -> None
 def test_index_is_correct_after_random_additions_and_removals(seed: int) -> None:
     chance = random.Random(seed)
     words = ("a", "b", "c", "aa", "*", "#", "##", "a*", "", "é")
-    index, there = AddressIndex[int](), dict[int, str]()
+    index, by_number = AddressIndex[int](), dict[int, str]()
     for number in range(300):
-        if there and chance.random() < 0.45:
-            gone = chance.choice(list(there))
-            index.remove(there.pop(gone), gone)
+        if by_number and chance.random() < 0.45:
+            gone = chance.choice(list(by_number))
+            index.remove(by_number.pop(gone), gone)
         else:
-            there[number] = ".".join(chance.choices(words, k=chance.randrange(1, 9)))
-            index.add(there[number], number)
+            by_number[number] = ".".join(chance.choices(words, k=chance.randrange(1, 9)))
+            index.add(by_number[number], number)
         address = ".".join(chance.choices(("a", "b", "c", "aa", "", "##", "*"), k=chance.randrange(1, 9)))
-        assert index.matching(address) == [each for each, pattern in there.items() if address_matches(pattern, address)], address
-        assert index.under(address) == [each for each, pattern in there.items() if pattern == address]
-    for number, pattern in there.items():
+        assert index.matching(address) == [each for each, pattern in by_number.items() if address_matches(pattern, address)], address
+        assert index.under(address) == [each for each, pattern in by_number.items() if pattern == address]
+    for number, pattern in by_number.items():
         index.remove(pattern, number)
     assert not any(root.children or root.values for root in index._roots)
 
@@ -67,7 +67,7 @@ def test_cost_of_matching_an_address_is_independent_of_the_number_of_patterns(fo
 
 
 def test_each_pattern_that_matches_up_to_its_last_word_is_visited_once() -> None:
-    """Wherever in an address they can begin."""
+    """A pattern with a leading ``#`` may begin to match at each word of the address."""
     patterns = ["#." + ".".join("*a"[number >> bit & 1] for bit in range(10)) + ".z" for number in range(1 << 10)]
     index = AddressIndex((pattern, number) for number, pattern in enumerate(patterns))
     assert calls_of(lambda: index.matching("a." * 499 + "a")) < 40 * len(patterns)

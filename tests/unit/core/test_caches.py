@@ -1,4 +1,4 @@
-"""What is remembered of the data of peers."""
+"""Caches of data that peers have sent."""
 
 from __future__ import annotations
 

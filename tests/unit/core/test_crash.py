@@ -1,4 +1,4 @@
-"""Crash points: the table and the source name the same ones, and an armed one ends the process at its pass."""
+"""Crash points: the table and the source name the same points, and an armed point ends the process at the given pass."""
 
 import ast
 import os

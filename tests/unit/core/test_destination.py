@@ -1,4 +1,4 @@
-"""Address patterns: what they match, against the rule written as a regular expression, and what a match costs."""
+"""Address patterns: the addresses that they match, compared with a regular expression, and the cost of a match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = ("a", "b", "*", "#", "")
 
 
 def as_expression(pattern: str) -> re.Pattern[str]:
-    """The rule: ``*`` is one word, ``#`` any number of them, a leading ``#`` whatever stands before the next word."""
+    """Return the rule as an expression: ``*`` matches one word, and ``#`` any number of words."""
     out: list[str] = []
     for index, word in enumerate(pattern.split(".")):
         if word == "#":
@@ -36,7 +36,7 @@ def test_address_pattern_agrees_with_the_documented_rule() -> None:
 
 
 class CountedWord(str):
-    """A word that counts how often it is looked up."""
+    """A word that counts its look-ups."""
 
     __slots__ = ()
     looked_up = 0

@@ -1,4 +1,4 @@
-"""Every error class of the product answers the questions of the vocabulary, with legal values."""
+"""Every error class of the product has the attributes of the vocabulary, with legal values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package works without dependencies, and says which extra is missing."""
+"""The package works without dependencies, and its error names the missing extra."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 _MODULE = re.compile(r"^\| `(bascule[\w.]*)` \| `([\w,-]+)` \| (.+) \|$", re.MULTILINE)
-#: Public modules that need an extra, with the extra and their public names, as the page of the public API has them.
+#: Public modules that need an extra, with the extra and their public names, from the page of the public API.
 NEED_EXTRA = [
     (module, extra, re.findall(r"`(\w+)`", names))
     for module, extra, names in _MODULE.findall((ROOT / "docs" / "reference" / "api.md").read_text())
@@ -33,7 +33,7 @@ TIMEOUT_S = 60
 
 
 def without_packages(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python that has the product and the standard library, and no package of an environment."""
+    """Run code in a Python that has only the product and the standard library."""
     start = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); "
     return subprocess.run(
         [sys.executable, "-I", "-S", "-c", start + code, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -74,8 +74,8 @@ print(json.dumps(found))
     assert done.stderr == ""
     found = json.loads(done.stdout)
     assert {kind for kind, _, _ in found.values()} == {"MissingExtra"}
-    told = {module: re.findall(r"pip install 'bascule\[(.+)\]'", text) for module, (_, _, text) in found.items()}
-    assert told == {module: [extra.split(",")[0]] for module, extra, _ in NEED_EXTRA}
+    hints = {module: re.findall(r"pip install 'bascule\[(.+)\]'", text) for module, (_, _, text) in found.items()}
+    assert hints == {module: [extra.split(",")[0]] for module, extra, _ in NEED_EXTRA}
     assert all(name in MODULES[extra] for _, name, text in found.values() for extra in re.findall(r"\[(.+)\]", text))
 
 
@@ -100,7 +100,7 @@ def test_command_without_its_extra_names_the_package_to_install(arguments: list[
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "told"),
+    ("module", "arguments", "hints"),
     [
         ("uvloop", ["up"], "module uvloop is not installed; install the extra 'broker': pip install 'bascule[broker]'"),
         ("uvloop", ["broker"], "module uvloop is not installed; install the extra 'broker': pip install 'bascule[broker]'"),
@@ -118,7 +118,7 @@ def test_command_without_its_extra_names_the_package_to_install(arguments: list[
     ],
     ids=["up", "broker", "up with pipelines", "pipelines"],
 )
-def test_command_names_the_missing_extra_of_its_part(module: str, arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_command_names_the_missing_extra_of_its_part(module: str, arguments: list[str], hints: str, tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); sys.modules[{module!r}] = None\n"
     run = "from bascule.__main__ import main; main()"
     kafka = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
@@ -126,7 +126,7 @@ def test_command_names_the_missing_extra_of_its_part(module: str, arguments: lis
         [sys.executable, "-I", "-c", code + run, *arguments],
         cwd=tmp_path, env=kafka, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (Unavailable.exit_code, "", f"error: {told}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (Unavailable.exit_code, "", f"error: {hints}\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,11 +136,11 @@ def test_missing_extra_is_an_import_error_with_module_and_extra(monkeypatch: pyt
         require("postgres", "or use SQLite")
     assert isinstance(caught.value, ImportError)
     assert (caught.value.name, caught.value.extra, caught.value.retriable) == ("psycopg", "postgres", False)
-    require("metrics")  # is installed
+    require("metrics")  # the extra is installed
 
 
 def requirements(extra: str) -> set[str]:
-    """The distributions that an extra installs, those of the extras that it includes among them."""
+    """Return the distributions that an extra installs, including those of the extras that it includes."""
     found: set[str] = set()
     for requirement in EXTRAS[extra]:
         name, extras = re.findall(r"^([\w.-]+)(?:\[([\w,-]+)\])?", requirement)[0]
@@ -164,7 +164,7 @@ def test_package_has_no_dependencies_and_extra_all_has_every_requirement() -> No
 
 
 def test_lower_bound_of_each_requirement_is_the_locked_version() -> None:
-    """So the whole suite runs with the lowest minor version that a range allows."""
+    """Then the whole suite runs with the lowest minor version that a range allows."""
     locked = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE)[::-1])
     low = dict(re.findall(r"([\w-]+)(?:\[\w+\])?[>=]=(\d+(?:\.\d+)?)", "\n".join(each for extra in EXTRAS.values() for each in extra)))
     assert {name: locked[name] for name, version in low.items() if not f"{locked[name]}.".startswith(f"{version}.")} == {}

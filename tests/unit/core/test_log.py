@@ -1,4 +1,4 @@
-"""What a log line has, as text and as JSON, and that only a command of the product sets logging up."""
+"""The content of log lines, as text and as JSON. Only a command of the product configures logging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_log("bascule.here")
 
 @pytest.fixture(autouse=True)
 def _not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No command has configured the logging of this process."""
+    """Undo the configuration of logging of this process."""
     monkeypatch.setattr(module, "_configured", None)
 
 

@@ -1,4 +1,4 @@
-"""A signal that asks a program to end is found at whatever moment it comes, and a second one does not wait."""
+"""A program notices a termination signal at any time, and ends at once after a second one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from bascule.core.signals import StopSignals
 
-#: Ends a program at each step of its wait: with an Event it would hang in one of the first hundred rounds.
+#: Sends the signal at each step of a program's wait. A wait for an Event would hang in one of the first hundred rounds.
 PROGRAM = """
 import os, signal, threading
 from bascule.core.signals import StopSignals

@@ -15,7 +15,7 @@ BODY = bytes(range(256)) * 4096
 
 
 class Repository(ThreadingHTTPServer):
-    """A Maven repository that remembers what it was asked, and can break off or fail the first times."""
+    """A Maven repository that records its requests, and can interrupt or fail the first ones."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
-    monkeypatch.setattr(jars.time, "sleep", lambda _: None)  # the wait between attempts
+    monkeypatch.setattr(jars.time, "sleep", lambda _: None)  # do not wait between attempts
     with Repository() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -7,7 +7,7 @@ from bascule.embedded.java import NoJdk, find_java, find_jdk
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A JAVA_HOME whose ``java`` is a script."""
+    """Return a JAVA_HOME whose ``java`` is a script."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     install(tmp_path, "exit 1")

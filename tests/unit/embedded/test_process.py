@@ -16,7 +16,7 @@ def python(tmp_path: Path, program: str) -> Child:
 SLEEPS = "import time; print('here', flush=True); time.sleep(60)"
 
 
-def said(child: Child, text: str) -> bool:
+def log_has(child: Child, text: str) -> bool:
     return text in child.log_file.read_text()
 
 
@@ -24,7 +24,7 @@ def test_child_becomes_ready_runs_and_stops(tmp_path: Path) -> None:
     child = python(tmp_path, SLEEPS)
     assert child.pid is None
     child.start()
-    child.wait_ready(lambda: said(child, "here"), 20)
+    child.wait_ready(lambda: log_has(child, "here"), 20)
     assert child.running
     assert child.pid
     child.stop()
@@ -64,7 +64,7 @@ def test_child_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
 def test_child_that_ignores_sigterm_is_killed_after_the_timeout(tmp_path: Path) -> None:
     child = python(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS)
     child.start()
-    child.wait_ready(lambda: said(child, "here"), 20)
+    child.wait_ready(lambda: log_has(child, "here"), 20)
     child.stop(timeout_s=0.1)
     assert child.returncode == -signal.SIGKILL
 
@@ -76,7 +76,7 @@ def test_child_has_sigterm_unblocked_though_its_parent_blocks_the_signal(tmp_pat
         child.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    child.wait_ready(lambda: said(child, "here"), 20)
+    child.wait_ready(lambda: log_has(child, "here"), 20)
     child.stop()
     assert child.returncode == -signal.SIGTERM
 
@@ -92,7 +92,7 @@ def test_free_ports_are_distinct_and_outside_the_ephemeral_range(monkeypatch: py
     assert len(set(ports)) == 20
     assert max(ports) < passing
     monkeypatch.setattr(process, "LASTING_PORT_MIN", passing)
-    assert free_port() >= passing  # better than none
+    assert free_port() >= passing  # a port of the ephemeral range is better than no port
 
 
 def test_free_port_is_never_handed_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:

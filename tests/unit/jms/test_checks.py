@@ -1,4 +1,4 @@
-"""Messages that the broker could not use, or only at a high cost, are refused with the section and the reason."""
+"""The broker refuses messages that are invalid or too expensive, with the section and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMQP message to JMS message and back, in the form of Qpid JMS."""
+"""Conversion between AMQP and JMS messages, in the encoding of Qpid JMS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bascule.jms.sections import (
     section_bytes,
 )
 
-#: Written by golden/QpidMessages.java, which says how.
+#: golden/QpidMessages.java wrote this file, and describes how.
 GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden" / "qpid_messages.txt").read_text().splitlines())
 KIND = Symbol("x-opt-jms-msg-type")
 
@@ -35,7 +35,7 @@ def qpid(name: str) -> JmsMessage:
 
 
 def compact(data: bytes) -> bytes:
-    """The same message with its properties in the short form of a list: proton-j always writes the long one."""
+    """Return the message with its properties as a short list. proton-j always writes the long encoding."""
     return b"".join(section_bytes(section, decode(data, start)[0]) if section == PROPERTIES else data[start - 3 : end]
                     for section, start, end in places(data))  # fmt: skip
 
@@ -220,7 +220,7 @@ def test_invalid_jms_message_is_refused(name: str) -> None:
 
 
 TYPED = {"JMS_AMQP_TYPED_ENCODING": True}
-UNFIT = {
+INVALID = {
     "text of bytes": (JmsMessage(body_kind="text", body=b"x"), "a text message cannot have a body of type bytes"),
     "unknown kind": (JmsMessage(body_kind="xml"), "body kind 'xml'"),
     "unknown destination kind": (JmsMessage(destination="q", destination_kind="list"), "destination kind 'list'"),
@@ -231,9 +231,9 @@ UNFIT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("name", INVALID)
 def test_message_that_amqp_cannot_carry_is_refused(name: str) -> None:
-    message, reason = UNFIT[name]
+    message, reason = INVALID[name]
     with pytest.raises(InvalidInput) as caught:
         encode_message(message)
     assert reason in str(caught.value)

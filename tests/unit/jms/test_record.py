@@ -1,4 +1,4 @@
-"""JMS messages as Kafka headers and values. The forms are those that docs/reference/messages.md promises."""
+"""JMS messages as Kafka headers and values, in the format of docs/reference/messages.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections read where they stand, on messages as Qpid JMS encodes them and on broken ones."""
+"""Sections that are read in place, from messages of Qpid JMS and from damaged messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bascule.jms.sections import (
 )
 from bascule.jms.selector import compile_selector
 
-#: Written by golden/QpidMessages.java, which says how.
+#: golden/QpidMessages.java wrote this file, and describes how.
 GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden" / "qpid_messages.txt").read_text().splitlines())
 TEXT = bytes.fromhex(GOLDEN["text"])
 FULL = bytes.fromhex(GOLDEN["text-all-headers"])
@@ -125,11 +125,11 @@ BROKEN = {
     "an address that is a number": (section_bytes(PROPERTIES, [None, None, 5]), "at byte 8: int instead of str"),
     "a field too many": (section_bytes(PROPERTIES, [None] * 14), "14 fields"),
     "fields that are fewer than counted": (b"\x00\x53\x73\xc0\x02\x05\x40", "properties at byte 0"),
-    "an item count that lies": (b"\x00\x53\x73\xc0\x03\x01\xa1\x7f", "its fields end at byte"),
+    "a wrong item count": (b"\x00\x53\x73\xc0\x03\x01\xa1\x7f", "its fields end at byte"),
     "a time that is text": (section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-delivery-time"): "now"}), "of the delivery time: str"),
     "text that is no UTF-8": (b"\x00\x53\x73\xc0\x06\x03\x40\x40\xa1\x01\xff", "properties at byte 0"),
     "descriptors for ever": (b"\x00\x53\x01" * 5000, "0x1 at byte 0: unknown"),
-    "descriptors of a value for ever": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "amqp-value at byte 0: truncated"),
+    "endless descriptors": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "amqp-value at byte 0: truncated"),
     "bytes after the body": (TEXT + b"x", "0x78, not with a descriptor"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The selector language by the text of Jakarta Messaging 3.1, section 3.8.1."""
+"""The selector language of Jakarta Messaging 3.1, section 3.8.1."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TRUE = [
     "color LIKE 'b%' AND color LIKE '_lue' AND color LIKE '%' AND color NOT LIKE 'b' AND color LIKE '%l%e'",
     "under_score LIKE 'a!_c' ESCAPE '!' AND percent LIKE '%0\\%' ESCAPE '\\' AND color NOT LIKE 'b!_ue' ESCAPE '!'",
     "empty LIKE '' AND empty LIKE '%' AND empty NOT LIKE '_'",
-    # unlike types: the comparison is false, so its negation is true
+    # different types: the comparison is false, so its negation is true
     "NOT age = 'x' AND NOT age <> 'x' AND NOT color > 5 AND NOT yes = 1",
     "age NOT IN ('17') AND age NOT LIKE '17'",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""One record of every kind, with every entry there is: what the golden files hold."""
+"""One record of every kind, which together have every kind of entry. The golden files hold these records."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from bascule.journal.records import Header, Kind
 
 
 def admitted(fence: Fence, *records: tuple[int, Kind, int, int]) -> list[int]:
-    """The offsets that count, of records (offset, kind, epoch, sequence)."""
+    """Return the offsets of the records (offset, kind, epoch, sequence) that the fence admits."""
     return [offset for offset, kind, epoch, sequence in records if fence.admits(offset, Header(kind, epoch, sequence))]
 
 

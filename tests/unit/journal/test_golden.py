@@ -1,6 +1,6 @@
-"""The bytes of the journal are a promise: what was written once must be readable, and is written the same way until the version changes.
+"""The encoding of the journal's records: every version of Bascule reads old records, and writes a format version byte for byte the same.
 
-``BASCULE_REWRITE_GOLDEN=1`` writes the files anew: for a new kind of entry, never for a changed one.
+``BASCULE_REWRITE_GOLDEN=1`` rewrites the golden files. Use it for a new kind of entry, never for a changed one.
 """
 
 from __future__ import annotations

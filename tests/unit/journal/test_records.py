@@ -10,7 +10,7 @@ DATA = RECORDS["data"]
 
 
 def read(value: bytes) -> None:
-    """All of a record."""
+    """Decode the header, the entries and the messages of a record."""
     decode_header(value)
     for op, start, end in entries(value):
         if op == Op.SEND:

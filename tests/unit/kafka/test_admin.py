@@ -1,4 +1,4 @@
-"""Clients of Kafka that nobody uses any more are gone, with their threads; those that are refused say why."""
+"""Unused Kafka clients end with their threads. A refused client reports the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_kafka_client_is_freed_with_its_last_user(make: Callable[[], Any]) -> No
 
 @pytest.fixture
 def untrusted(tmp_path: Path) -> Iterator[str]:
-    """The address of a TLS server whose certificate no system trusts."""
+    """Yield the address of a TLS server with an untrusted certificate."""
     if shutil.which("openssl") is None:
         pytest.skip("the command openssl makes the certificates of this test")
     certificate = Authority(tmp_path).issue("kafka")

@@ -1,4 +1,4 @@
-"""A compacted topic as a table: what was deleted is not there, however long its reader stood still."""
+"""A compacted topic as a table: a deleted key is not in the table, however long the reader was suspended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOON_S = 30.0
 
 
 class Topic:
-    """Of one partition, with its consumer, and the clock."""
+    """A topic with one partition, its consumer, and the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = time.time()
@@ -40,7 +40,7 @@ class Topic:
         self.end += 1
 
     def compact(self) -> None:
-        """The newest record of each key is left, and no deletion."""
+        """Keep only the newest record of each key, and no tombstones."""
         newest = {key: offset for offset, (key, _) in self._records.items()}
         self._records = {at: each for at, each in self._records.items() if newest[each[0]] == at and each[1] is not None}
 
@@ -59,12 +59,12 @@ class Topic:
         self._next = min(offset + 1, self.end)
         self.read.append(offset)
         error = KafkaError(KafkaError._PARTITION_EOF) if offset == self.end else None
-        said = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value}
-        return SimpleNamespace(**{name: lambda each=each: each for name, each in said.items()})
+        fields = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value}
+        return SimpleNamespace(**{name: lambda each=each: each for name, each in fields.items()})
 
 
 class Followed:
-    """A reader that has read two keys, and what it was told."""
+    """A reader that has read two keys, and the state that its callbacks have built."""
 
     def __init__(self, topic: Topic) -> None:
         self.state: dict[bytes, bytes | None] = {}
@@ -112,20 +112,20 @@ def test_table_read_is_refused_when_process_was_suspended_during_it(topic: Topic
     topic.append(b"c", b"3")
     topic.append(b"a", None)
 
-    def stand_still() -> None:
+    def suspend() -> None:
         topic.reading = lambda: None
         topic.now_s += DELETIONS_KEPT_S + 1
         topic.append(b"d", b"4")
         topic.compact()
 
-    topic.reading = stand_still
+    topic.reading = suspend
     with pytest.raises(Unavailable, match="was suspended"):
         followed.reader.read(10)
     assert followed.keys() == [b"b", b"c", b"d"]
 
 
 class Producer:
-    """Refuses what it is given, at once or by its answer."""
+    """A producer that refuses each record, at once or in its delivery report."""
 
     def __init__(self, error: KafkaError, *, late: bool) -> None:
         self._error, self._late = error, late
@@ -157,7 +157,7 @@ def test_too_large_record_raises_too_large(monkeypatch: pytest.MonkeyPatch, code
 
 
 class Slow(Producer):
-    """Reports what it was told to give up after two seconds: its threads have no turn on a busy machine."""
+    """A producer that reports a purged record after two seconds, like a producer whose threads are starved of CPU."""
 
     def __init__(self) -> None:
         self.purged = False
@@ -177,7 +177,7 @@ class Slow(Producer):
 
 
 def test_close_of_appender_fails_pending_appends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would wake who waits for it: the client is gone."""
+    """After the close, no client could complete the future."""
     monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Slow())
     appender = Appender({})
     future = appender.append(Outgoing("topic", None, b"value"))
@@ -186,7 +186,7 @@ def test_close_of_appender_fails_pending_appends(monkeypatch: pytest.MonkeyPatch
 
 
 class Reporting(Producer):
-    """Reports each record as stored, at what ``offset`` gives; ``failure`` leaves its poll."""
+    """A producer that reports each record as stored at the result of ``offset``. Its poll raises ``failure``."""
 
     failure: BaseException | None = None
 
@@ -252,16 +252,16 @@ def test_appender_with_failed_thread_uses_new_client(monkeypatch: pytest.MonkeyP
     appender.close()
 
 
-#: Nobody is there.
+#: Nothing listens at this address.
 NO_KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_append_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacted, "APPEND_TIMEOUT_S", 0.3)
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_short_append_timeout")
 def test_appender_waits_when_client_queue_is_full() -> None:
     appender = Appender({**NO_KAFKA, "queue.buffering.max.messages": 2})
     futures = [appender.append(Outgoing("table", b"key", b"value")) for _ in range(5)]
@@ -269,9 +269,9 @@ def test_appender_waits_when_client_queue_is_full() -> None:
     appender.close()
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_short_append_timeout")
 def test_every_append_future_is_done_after_close() -> None:
-    """Who waits for one would wait for ever: the client fails a record some time after its time is over, and then nobody polls."""
+    """The client fails a record some time after its timeout. Nobody polls the client then, so a waiter would never wake up."""
     appender = Appender(NO_KAFKA)
     future = appender.append(Outgoing("table", b"key", b"value"))
     appender.close()
@@ -279,7 +279,7 @@ def test_every_append_future_is_done_after_close() -> None:
 
 
 def test_repeated_drop_of_failed_client_keeps_its_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads meet the failure; the second has found it before the first made another client."""
+    """Two threads see the failure. The second thread has seen it before the first one replaced the client."""
     monkeypatch.setattr(clients, "producer", lambda _: Broken())
     appender = Appender({})
     first = appender._client("table")
@@ -291,7 +291,7 @@ def test_repeated_drop_of_failed_client_keeps_its_replacement(monkeypatch: pytes
 
 
 class Broken:
-    """A client without records."""
+    """A client whose records never complete."""
 
     def list_topics(self, _topic: str, timeout: float) -> None: ...
 
@@ -305,39 +305,39 @@ class Broken:
 def test_read_blocked_by_open_transaction_is_reported_until_it_ends(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HELD_UP_S", "HELD_UP_AGAIN_S"):
         monkeypatch.setattr(f"bascule.kafka.compacted.{name}", 0.0)
-    told: list[dict[bytes, compacted.Stored]] = []
+    tables: list[dict[bytes, compacted.Stored]] = []
     topic.append(b"a", b"1")
     reader = TableReader({}, "table", [0])
     reader.read(SOON_S)
     topic.append(b"b", b"2")
-    topic.held = lambda: len(told) < 3  # what is done about it fails twice
-    assert sorted(reader.read(SOON_S, lambda table: told.append(dict(table)))) == [b"a", b"b"]
-    assert [sorted(table) for table in told] == [[b"a"]] * 3
+    topic.held = lambda: len(tables) < 3  # the callback fails twice
+    assert sorted(reader.read(SOON_S, lambda table: tables.append(dict(table)))) == [b"a", b"b"]
+    assert [sorted(table) for table in tables] == [[b"a"]] * 3
 
 
 class Acknowledging(Producer):
-    """Stores what it is given at the end of a topic; of each batch of barriers the first is stored at an offset that it does not tell."""
+    """A producer that appends to a topic. The first barrier of each batch gets no offset."""
 
-    def __init__(self, topic: Topic, *, untold: int) -> None:
+    def __init__(self, topic: Topic, *, unknown: int) -> None:
         super().__init__(KafkaError(KafkaError._FAIL), late=True)
-        self._topic, self._untold = topic, untold
+        self._topic, self._unknown = topic, unknown
 
     def produce(self, *record: object, on_delivery: Callable[..., None], **_rest: object) -> None:
         self._topic.append(compacted.BARRIER_KEY, None)
         assert record[1:3] == (None, compacted.BARRIER_KEY)
-        offset = None if self._untold else self._topic.end - 1
-        self._untold = max(0, self._untold - 1)
+        offset = None if self._unknown else self._topic.end - 1
+        self._unknown = max(0, self._unknown - 1)
         on_delivery(None, SimpleNamespace(offset=lambda: offset))
 
 
-@pytest.mark.parametrize("untold", [0, 2])
+@pytest.mark.parametrize("unknown", [0, 2])
 def test_read_behind_barrier_includes_barrier_when_stale_end_is_reported(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch, untold: int
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, unknown: int
 ) -> None:
     followed = Followed(topic)
-    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Acknowledging(topic, untold=untold))
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Acknowledging(topic, unknown=unknown))
     topic.append(b"c", b"3")
-    monkeypatch.setattr(topic, "ask", lambda *_: {0: 0})  # a former leader
+    monkeypatch.setattr(topic, "ask", lambda *_: {0: 0})  # the end that a former leader reports
     assert sorted(followed.reader.read(10)) == [b"a", b"b"]
     assert sorted(followed.reader.read_behind_barrier(10)) == [b"a", b"b", b"c"]
     assert followed.reader.reached() == {0: topic.end}

@@ -1,4 +1,4 @@
-"""Where a group begins that has committed nothing, and whose a partition is."""
+"""The offsets at which a group without commits starts, and the ownership of partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDS = (3, 40)
 
 
 class Failure:
-    """A message of the client that is none."""
+    """A message of the client that reports an error."""
 
     def __init__(self, code: int) -> None:
         self._code = code
@@ -31,7 +31,7 @@ class Failure:
 
 
 class Client:
-    """The library's consumer, and the group's coordinator."""
+    """The consumer of the client library, and the coordinator of the group."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -89,7 +89,7 @@ def member(
 
 @pytest.mark.parametrize(("start", "first"), [("latest", 40), ("earliest", 3)])
 def test_group_starts_at_configured_offset_and_retry_topic_at_beginning(monkeypatch: pytest.MonkeyPatch, start: str, first: int) -> None:
-    """As where a member died between the first failure and the first retry: nothing is committed there, and 'latest' is behind it."""
+    """A member may die between the first failure and the first retry. Its retry topic has no commit, and "latest" would skip the record."""
     group, client = member(monkeypatch, start)
     held = {ORDERS: first, RETRY[0]: 3, RETRY[1]: 17}
     assert group.hold(list(held)) == {at: GroupOffset(offset) for at, offset in held.items()}
@@ -98,7 +98,7 @@ def test_group_starts_at_configured_offset_and_retry_topic_at_beginning(monkeypa
 
 
 def test_committed_group_does_not_start_at_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came while it had no member, or before its first commit, is read."""
+    """The group reads the records that arrived while it had no member, or before its first commit."""
     group, client = member(monkeypatch, "latest")
     client.offsets[ORDERS] = 38
     assert group.hold([ORDERS]) == {ORDERS: GroupOffset(38)}
@@ -131,7 +131,7 @@ def test_removed_member_holds_no_partitions(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def fence(group: GroupConsumer, client: Client) -> None:
-    """The client says once, and never again, that it is of no more use."""
+    """Let the client report once that it was fenced; it does not repeat the report."""
     client.assign(client, [TopicPartition(*ORDERS)])
     client.says.append(KafkaError._FATAL)
     assert group.poll(1, 0.0) == []

@@ -1,4 +1,4 @@
-"""The table of Kafka's error codes: each has one verdict, and the verdict is what the product does."""
+"""The table of Kafka's error codes: each code has one verdict, and the product acts on the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODES = {name: code for name in dir(KafkaError) if name.isupper() and isinstance
 
 @pytest.mark.parametrize("name", sorted(CODES))
 def test_every_kafka_error_code_has_verdict_and_reason(name: str) -> None:
-    assert CODES[name] in RULES, f"{name} is not classified"
+    assert CODES[name] in RULES, f"{name} has no verdict"
     assert RULES[CODES[name]].reason
 
 

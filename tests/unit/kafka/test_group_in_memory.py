@@ -13,18 +13,18 @@ from bascule.kafka.consumer import GroupConsumer, read_again
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 
 class Member:
-    """A member of a group, and what it was told."""
+    """A member of a group that records its callbacks."""
 
     def __init__(self, *topics: str, group: str = "g", **settings: Any) -> None:
-        self.told: list[tuple[str, list[tuple[str, int]]]] = []
+        self.callbacks: list[tuple[str, list[tuple[str, int]]]] = []
         self.consumer = GroupConsumer(
             {**SETTINGS, **settings}, group, topics, start="earliest",
-            on_assigned=lambda at: self.told.append(("assigned", at)), on_revoked=lambda at: self.told.append(("revoked", at)),
-            on_lost=lambda at: self.told.append(("lost", at)),
+            on_assigned=lambda at: self.callbacks.append(("assigned", at)), on_revoked=lambda at: self.callbacks.append(("revoked", at)),
+            on_lost=lambda at: self.callbacks.append(("lost", at)),
         )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_resumed_partition_is_read_and_next_member_continues_at_committed_offset
         kafka.put("t", bytes([number]), b"k", h=b"1")
     first, second = Member("t"), Member("^t.*")
     assert first.consumer.poll(10, 0) == []
-    assert first.told == [("assigned", [("t", 0)])]
+    assert first.callbacks == [("assigned", [("t", 0)])]
     assert first.consumer.hold([("t", 0)])["t", 0].offset == 0
     first.consumer.resume([("t", 0), ("other", 1)])
     records = first.consumer.poll(3, 1)
@@ -64,7 +64,7 @@ def test_lost_partition_is_reported(kafka: KafkaInMemory, refused: bool) -> None
     if refused:
         kafka.fail("incremental_unassign", KafkaError._STATE)
     member.consumer.poll(1, 0)
-    assert member.told == [("assigned", [("t", 0)]), ("lost", [("t", 0)])]
+    assert member.callbacks == [("assigned", [("t", 0)]), ("lost", [("t", 0)])]
     assert member.consumer._consumer.assignment() == []
     member.consumer.close()
 
@@ -75,7 +75,7 @@ def test_revoked_partition_is_reported_while_still_assigned(kafka: KafkaInMemory
     member.consumer.poll(1, 0)
     kafka.members["g"][0].target = set()
     member.consumer.poll(1, 0)
-    assert member.told == [("assigned", [("t", 0)]), ("revoked", [("t", 0)])]
+    assert member.callbacks == [("assigned", [("t", 0)]), ("revoked", [("t", 0)])]
     member.consumer.close()
 
 

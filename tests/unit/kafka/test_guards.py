@@ -1,4 +1,4 @@
-"""What is said of a topic's settings, by what the topic is for."""
+"""The guards' findings about the settings of a topic, for each role of a topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INBOUND = dict(LOG_CONFIG)
 WAITING = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": "1064960"}
 
 
-def said(
+def findings_of(
     role: TopicRole, settings: dict[str, str], partitions: int = PARTITIONS, expected: int | None = PARTITIONS
 ) -> list[tuple[str, bool]]:
     facts = Facts(settings, partitions, replicas=1, brokers=1)
@@ -21,36 +21,36 @@ def said(
 
 @pytest.mark.parametrize("policy", ["compact,delete", "delete,compact", "compact"])
 def test_default_settings_of_inbound_log_are_accepted(policy: str) -> None:
-    assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": policy}) == []
+    assert findings_of(TopicRole.MARKS, INBOUND | {"cleanup.policy": policy}) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("cleanup.policy", "delete"), ("retention.ms", "604800000"), ("retention.bytes", "1000000")]
 )
 def test_inbound_log_with_time_or_size_retention_is_refused(setting: str, value: str) -> None:
-    assert said(TopicRole.MARKS, INBOUND | {setting: value}) == [(setting, True)]
+    assert findings_of(TopicRole.MARKS, INBOUND | {setting: value}) == [(setting, True)]
 
 
 def test_inbound_log_with_different_partition_count_is_refused() -> None:
-    assert said(TopicRole.MARKS, INBOUND, PARTITIONS + 1) == [("partitions", True)]
+    assert findings_of(TopicRole.MARKS, INBOUND, PARTITIONS + 1) == [("partitions", True)]
 
 
 def test_retention_is_ignored_when_policy_is_compact_only() -> None:
-    assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": "compact", "retention.ms": "604800000"}) == []
+    assert findings_of(TopicRole.MARKS, INBOUND | {"cleanup.policy": "compact", "retention.ms": "604800000"}) == []
 
 
 def test_compacted_retry_topic_is_refused_and_retention_or_small_record_limit_is_warned() -> None:
-    assert said(TopicRole.WAITING, WAITING, 1, None) == []
-    assert said(TopicRole.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
-    assert said(TopicRole.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
-    assert said(TopicRole.WAITING, WAITING | {"max.message.bytes": "1000000"}, 1, None) == [("max.message.bytes", False)]
+    assert findings_of(TopicRole.WAITING, WAITING, 1, None) == []
+    assert findings_of(TopicRole.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
+    assert findings_of(TopicRole.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
+    assert findings_of(TopicRole.WAITING, WAITING | {"max.message.bytes": "1000000"}, 1, None) == [("max.message.bytes", False)]
 
 
 @pytest.mark.parametrize(
     ("wanted", "partitions", "why"),
     [
         (2, [(3, 3), (3, 2)], ""),
-        (2, [(1, 1)], ""),  # Kafka asks for no more than there are
+        (2, [(1, 1)], ""),  # Kafka requires no more replicas than the topic has
         (
             2,
             [(3, 2), (3, 1), (3, 0)],

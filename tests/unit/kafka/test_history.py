@@ -23,7 +23,7 @@ def test_offset_query_to_unreachable_kafka_ends_at_timeout() -> None:
 
 
 class Client:
-    """Of Kafka's administration, which fails now and then."""
+    """An admin client of Kafka that may fail."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -46,7 +46,7 @@ class Client:
 
 
 def test_admin_client_polls_before_first_query_and_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it waits for a second or three, now and then, while its first connection is replaced."""
+    """Otherwise the client sometimes waits up to three seconds while it replaces its first connection."""
     client = Client()
     monkeypatch.setattr("bascule.kafka.clients.admin", lambda _: client)
     offsets = PartitionOffsets({}, [TopicPartition("t", 0), TopicPartition("t", 1)])
@@ -59,7 +59,7 @@ def test_admin_client_polls_before_first_query_and_after_failure(monkeypatch: py
 
 
 def test_record_that_arrives_during_time_query_is_not_counted_as_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks deletes what is older, or begins behind it."""
+    """The callers delete older records, or start after them."""
     history, latest, end = TopicHistory({}, "t", 0), OffsetSpec.latest(), [5]
 
     def answer(spec: OffsetSpec) -> int:

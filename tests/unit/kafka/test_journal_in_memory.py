@@ -1,4 +1,4 @@
-"""Readers of histories and of the journal on Kafka in memory: what they find, and what they make of faults."""
+"""Readers of topics and of the journal on Kafka in memory: the records that they return, and their reactions to faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bascule.writer.position import Position
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 
 def test_range_is_read_with_or_without_uncommitted_records(kafka: KafkaInMemory) -> None:
@@ -143,7 +143,7 @@ def test_partition_reader_raises_trimmed_or_cut_off(kafka: KafkaInMemory, monkey
 
 
 def test_partition_reader_replaces_client_that_receives_nothing(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one reads from a node that is cut off from its peers, for example."""
+    """For example, the old client reads from a node that is cut off from the others."""
     monkeypatch.setattr(log, "RENEW_S", 0.1)
     kafka.create("t")
     for number in range(5):
@@ -212,7 +212,7 @@ def test_epochs_and_their_exclusive_diverts_are_found_backwards(kafka: KafkaInMe
     kafka.put("j", b"foreign")
     kafka.put("j", b"foreign")
     second = start(kafka, "b", "a")
-    data(kafka, first)  # of the broker that was replaced
+    data(kafka, first)  # a record of the replaced broker
     data(kafka, second, "b")
     third = start(kafka)
     read = TopicHistory(SETTINGS, "j", 0, 5)

@@ -1,4 +1,4 @@
-"""What only monitors look at holds nobody up."""
+"""The mirror of the lag, which only monitoring uses, delays nothing else."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the journal's client says of an append."""
+"""The outcomes of appends that the journal's client reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.mock_cluster import MockCluster
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 #: Kafka's API key of a fetch.
 FETCH = 1
-#: Of a reader that waits at the end of a partition, between two fetches.
-ASKS_SELDOM_S = 0.4
+#: Pause between two fetches of a reader that waits at the end of a partition.
+FETCH_PAUSE_S = 0.4
 HELD_AND_CLOSED = f"""
 import os
 from bascule.kafka.log import JournalWriter
@@ -37,43 +37,43 @@ print(sorted(threads() - before))
 
 
 @pytest.fixture
-def told() -> Queue[list[Outcome]]:
+def outcomes() -> Queue[list[Outcome]]:
     return Queue()
 
 
 @pytest.fixture
-def writer(told: Queue[list[Outcome]]) -> Iterator[JournalWriter]:
-    with closing(JournalWriter(NOBODY, "journal", 0, told.put)) as made:
+def writer(outcomes: Queue[list[Outcome]]) -> Iterator[JournalWriter]:
+    with closing(JournalWriter(NOBODY, "journal", 0, outcomes.put)) as made:
         yield made
 
 
-def test_delivery_report_without_offset_has_unknown_offset_outcome(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+def test_delivery_report_without_offset_has_unknown_offset_outcome(writer: JournalWriter, outcomes: Queue[list[Outcome]]) -> None:
     writer._delivered(None, Message(topic="journal", partition=0))
-    assert told.get(timeout=10) == [(UNKNOWN_OFFSET, None)]
+    assert outcomes.get(timeout=10) == [(UNKNOWN_OFFSET, None)]
 
 
 def test_closed_journal_writer_leaves_no_thread() -> None:
-    """In a process of its own: other tests of this process have clients whose threads come and go."""
+    """The test uses its own process, because clients of other tests start and end threads in this one."""
     done = subprocess.run([sys.executable, "-c", HELD_AND_CLOSED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.split(), done.stderr) == (["True", "[]"], "")
 
 
-def test_failed_delivery_report_contains_reason(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+def test_failed_delivery_report_contains_reason(writer: JournalWriter, outcomes: Queue[list[Outcome]]) -> None:
     writer._delivered(KafkaError(KafkaError._MSG_TIMED_OUT, "too late"), Message(topic="journal", partition=0))
-    ((offset, reason),) = told.get(timeout=10)
+    ((offset, reason),) = outcomes.get(timeout=10)
     assert offset == -1
     assert "too late" in str(reason)
 
 
-def test_error_in_delivery_report_is_failed_append(told: Queue[list[Outcome]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_delivery_report_is_failed_append(outcomes: Queue[list[Outcome]], monkeypatch: pytest.MonkeyPatch) -> None:
     def unusable(*_: object) -> None:
         raise ZeroDivisionError("no report")
 
     monkeypatch.setattr(JournalWriter, "_delivered", unusable)
-    with closing(JournalWriter(NOBODY, "journal", 0, told.put)) as writer:
+    with closing(JournalWriter(NOBODY, "journal", 0, outcomes.put)) as writer:
         writer.append(b"D", b"value")
         writer._producer.purge()
-        assert told.get(timeout=10) == [(-1, "the delivery report cannot be used: ZeroDivisionError('no report')")]
+        assert outcomes.get(timeout=10) == [(-1, "the delivery report cannot be used: ZeroDivisionError('no report')")]
 
 
 def test_reader_of_idle_topic_fetches_rarely() -> None:
@@ -85,4 +85,4 @@ def test_reader_of_idle_topic_fetches_rarely() -> None:
             begun_s = time.monotonic()
             while cluster.requests(FETCH) < 3:
                 assert reader.read(timeout_s=0.05) == []
-            assert time.monotonic() - begun_s > 2 * ASKS_SELDOM_S
+            assert time.monotonic() - begun_s > 2 * FETCH_PAUSE_S

@@ -1,4 +1,4 @@
-"""Clients of Kafka write nothing to standard error: what fails is raised, or logged in the format of the log."""
+"""Kafka clients write nothing to standard error. The product raises their errors, or logs them in its own format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.embedded.process import free_port
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 
-#: A client has found the port closed by then, and would have said so.
+#: Time in which a client finds the port closed and could write a message.
 ANSWER_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Records on their way to other topics: all of them or none, and counted without being read again."""
+"""Records that move to other topics: all or none of them, and the count of the rest needs no second read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bascule.kafka.redrive import Redrive
 
 
 class Letter:
-    """A message of the client."""
+    """A message of the client library."""
 
     def __init__(self, offset: int) -> None:
         self._offset = offset
@@ -44,7 +44,7 @@ class Letter:
 
 
 class Topic:
-    """Of one partition: what is in it, how far it is moved, and what was read of it."""
+    """A topic with one partition: its offsets, the offset up to which records have moved, and the offsets that were read."""
 
     def __init__(self, offsets: range) -> None:
         self.offsets = offsets
@@ -69,7 +69,7 @@ class Topic:
 
 
 class Client:
-    """Producer and consumer of the library; one of the calls may fail."""
+    """Producer and consumer of the client library. The call ``fails`` raises an error."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[str] = []

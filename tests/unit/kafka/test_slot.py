@@ -1,4 +1,4 @@
-"""A slot while Kafka is away: it gives up in time, and its end hides no other error and leaves nothing open."""
+"""A slot while Kafka is unreachable: calls time out, and its close hides no other error and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 @pytest.fixture
 def coming(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
-    """The incarnations that are started, each left to the test."""
+    """Return the futures of the started incarnations, which the test completes."""
     started: list[Future[Any]] = []
 
     def start(_clients: object, work: Coroutine[Any, Any, Any]) -> Background[Any]:
@@ -113,7 +113,7 @@ def test_reach_waits_for_incarnation_after_earlier_failure(reader: Reader, comin
 
 
 def test_threads_share_one_attempt_to_reach_transactions(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight of them waited for eight times 20 s, one after the other, and held their locks in databases for as long."""
+    """If each thread made its own attempt, the last one of n threads would wait for n timeouts and hold locks in databases."""
     door, kafka = Door(), Service(Unavailable("no answer"))
 
     async def reach(_: object) -> None:
@@ -122,42 +122,42 @@ def test_threads_share_one_attempt_to_reach_transactions(reader: Reader, monkeyp
     monkeypatch.setattr("bascule.kafka.slot.TableTransactions.reach", reach)
     waiting = slot()
     waiting._reaching = JointTry(door)
-    told = told_together(door, kafka, waiting.reach)
-    assert [str(each) for each in told] == ["no answer"] * THREADS
+    errors = told_together(door, kafka, waiting.reach)
+    assert [str(each) for each in errors] == ["no answer"] * THREADS
     assert kafka.tries == 1
 
 
-class HangsAtItsEnd:
-    """A client that does not end before the test does."""
+class HangingFinalizer:
+    """A client whose finalizer hangs until the test releases it."""
 
     def __init__(self) -> None:
-        self.ending, self.goes_on = threading.Event(), threading.Event()
+        self.ending, self.released = threading.Event(), threading.Event()
 
     def __del__(self) -> None:
         self.ending.set()
-        assert self.goes_on.wait(30)
+        assert self.released.wait(30)
 
     def purge(self) -> None: ...
 
 
 def test_hanging_client_close_does_not_delay_next_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next incarnation was made by the thread that ended it, and all later transactions of the id waited for that."""
-    monkeypatch.setattr("bascule.kafka.incarnation.clients.producer", lambda *_, **__: Initialised())
+    """Another thread must close the client. Otherwise all later transactions of the id would wait for the close."""
+    monkeypatch.setattr("bascule.kafka.incarnation.clients.producer", lambda *_, **__: AnsweredClient())
     effects = _SlotClients({}, "id", "table", cast("Any", reader))
-    hanging = HangsAtItsEnd()
-    ending, goes_on = hanging.ending, hanging.goes_on
+    hanging = HangingFinalizer()
+    ending, released = hanging.ending, hanging.released
     effects.discard(KafkaProducer(cast("Any", hanging), ProducerLog(get_log("bascule.test"))))
     del hanging
     try:
         made = in_background(lambda: run_blocking(effects.init(Attempt())), "init").result(10)
-        assert isinstance(made.client, Initialised)
+        assert isinstance(made.client, AnsweredClient)
         assert ending.wait(10)
     finally:
-        goes_on.set()
+        released.set()
 
 
-class Initialised:
-    """A client in whose stead Kafka answers at once."""
+class AnsweredClient:
+    """A client to which Kafka answers at once."""
 
     def list_topics(self, *_: object, **__: object) -> None: ...
 
@@ -248,7 +248,7 @@ def test_uncommitted_transaction_fails_at_timeout(reader: Reader, coming: list[F
 
 
 def test_timed_out_transaction_gets_longer_timeout_on_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 MiB over a slow line no try would ever get through."""
+    """Otherwise no attempt to write 256 MiB over a slow network would succeed."""
     clients = _SlotClients({}, "id", "table", Reader())  # type: ignore[arg-type]
     first, second = (clients.settings(attempt)["transaction.timeout.ms"] for attempt in (Attempt(), Attempt(long=True)))
     assert (first, second) == (TRANSACTION_TIMEOUT_MS, LONG_TRANSACTION_TIMEOUT_MS)
@@ -267,15 +267,15 @@ def test_timed_out_transaction_gets_longer_timeout_on_retry(monkeypatch: pytest.
 
 
 def test_concurrent_prepare_creates_one_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each later one fences those before it."""
-    first, goes_on = threading.Event(), threading.Event()
+    """A second incarnation would fence the first."""
+    first, released = threading.Event(), threading.Event()
     made: list[Future[Any]] = []
 
     def make(_clients: object, work: Coroutine[Any, Any, Any]) -> Background[Any]:
         work.close()
         made.append(Future())
         first.set()
-        goes_on.wait(30)
+        released.wait(30)
         return Background(made[-1])
 
     monkeypatch.setattr("bascule.kafka.incarnation.TransactionalClients.start", make)
@@ -284,8 +284,8 @@ def test_concurrent_prepare_creates_one_incarnation(reader: Reader, monkeypatch:
     threads[0].start()
     assert first.wait(30)
     threads[1].start()
-    threads[1].join(0.2)  # as long as a wrong one might take
-    goes_on.set()
+    threads[1].join(0.2)  # time in which the second thread could make an incarnation
+    released.set()
     for thread in threads:
         thread.join()
     assert len(made) == 1

@@ -1,4 +1,4 @@
-"""Which records a snapshot needs in its topic, and which ones may go; on Kafka in memory where a client is involved."""
+"""The records that a snapshot needs in its topic, and those that may be deleted; with clients on Kafka in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bascule.kafka.snapshots import SnapshotKeys, SnapshotStore, joined
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 A, B, C = (Segment.of(letter * 20) for letter in (b"a", b"b", b"c"))
 KNOWN = (b"5/" + A.name.hex().encode(), b"5/" + B.name.hex().encode(), b"5/" + C.name.hex().encode())
@@ -36,7 +36,7 @@ def test_segment_of_earlier_snapshot_in_epoch_is_not_written_again() -> None:
 
 def test_segment_that_may_not_be_stored_is_written_again() -> None:
     keys = SnapshotKeys()
-    keys.to_write("5-1", snapshot(b"", A))  # it failed
+    keys.to_write("5-1", snapshot(b"", A))  # this write failed
     records = keys.to_write("5-2", snapshot(b"", A))
     assert KNOWN[0] in records
     keys.written(records)

@@ -1,4 +1,4 @@
-"""Questions about topics, and their creation, on Kafka in memory."""
+"""Queries about topics, and their creation, on Kafka in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bascule.writer.position import Position
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 
 def test_topic_is_created_once_and_refusals_raise_different_errors(kafka: KafkaInMemory) -> None:
@@ -109,7 +109,7 @@ def test_unanswered_admin_requests_raise_unavailable(kafka: KafkaInMemory, monke
         Topics(SETTINGS)
 
 
-#: What a cluster says while its leaders, coordinators and its controller move, and disks fail.
+#: Errors of a cluster while its leaders, coordinators or controller change, or disks fail.
 MOVING = (
     KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH,

@@ -1,4 +1,4 @@
-"""A writer whose client takes no more for the moment."""
+"""A writer whose client has a full queue, and writers of a Kafka that does not answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BEFORE = Position("t", "id", 0, 0)
 AFTER = Position("t", "id", 0, 2)
 
 
-class Full:
-    """A client that has room for one record and is full again, until it is polled."""
+class FullClient:
+    """A client whose queue has room for one record after each poll."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -55,7 +55,7 @@ class Full:
 
 
 class Positions:
-    """The stored one, and the table that it is read from."""
+    """The table of positions."""
 
     partitions = (0,)
 
@@ -74,7 +74,7 @@ class Positions:
 
 
 def test_records_and_positions_wait_for_room_in_client_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Full()
+    client = FullClient()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: client)
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     writer = TransactionalWriter({}, "id", "positions", "key")
@@ -83,7 +83,7 @@ def test_records_and_positions_wait_for_room_in_client_queue(monkeypatch: pytest
     assert client.committed
 
 
-class Silent:
+class UnansweredClient:
     """A client of a Kafka that does not answer."""
 
     def __init__(self, waits_s: list[float]) -> None:
@@ -102,17 +102,17 @@ class Silent:
 
 def test_open_transactions_of_dead_writers_are_ended_within_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s: list[float] = []
-    monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent(waits_s))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: UnansweredClient(waits_s))
     monkeypatch.setattr(transactional, "END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(transactional, "ENDED_WITHIN_S", 0.25)
     began_s = time.monotonic()
     end_open_transactions({}, map(str, range(1000)))
-    assert time.monotonic() - began_s < 5  # one after the other, eight at once, it were 12.5 s
+    assert time.monotonic() - began_s < 5  # in turn, eight at a time, the ids would take 12.5 s
     assert 0 < len(waits_s) < 100
 
 
 def test_transactional_writer_fails_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent([]))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: UnansweredClient([]))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     began_s = time.monotonic()
     with pytest.raises(Unavailable, match="no transaction can be started"):
@@ -134,16 +134,16 @@ def test_system_error_caused_by_kafka_exception_is_raised_as_kafka_exception() -
         raise SystemError("something else")
 
 
-class Fenced(Full):
-    """A client that finds while it waits for room that it was fenced, and logs that in the same call."""
+class FencedClient(FullClient):
+    """A client that finds during a poll that it was fenced, and logs that in the same call."""
 
     def poll(self, _timeout_s: float) -> int:
         raise SystemError("returned a result with an exception set") from KafkaException(KafkaError(KafkaError._FENCED))
 
 
 def test_writer_fenced_while_waiting_for_queue_room_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Full()
-    made = iter([Fenced(), client])
+    client = FullClient()
+    made = iter([FencedClient(), client])
     monkeypatch.setattr(clients, "producer", lambda *_, **__: next(made))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     TransactionalWriter({}, "id", "positions", "key").write([Output("a", None, b"", [])], BEFORE, AFTER)
@@ -198,9 +198,9 @@ def test_user_debug_contexts_of_client_are_kept(
 ) -> None:
     made: list[tuple[Any, Any]] = []
 
-    def producer(settings: Any, *, logger: Any) -> Full:
+    def producer(settings: Any, *, logger: Any) -> FullClient:
         made.append((settings, logger))
-        return Full()
+        return FullClient()
 
     monkeypatch.setattr(clients, "producer", producer)
     transactional_clients = incarnation.TransactionalClients(kafka, kafka, "topic", get_log("bascule.test"), "test")

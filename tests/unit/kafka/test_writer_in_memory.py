@@ -1,4 +1,4 @@
-"""The exactly-once writer on Kafka in memory: what it writes once, what it makes of faults, and what it leaves behind."""
+"""The exactly-once writer on Kafka in memory: its output, its reactions to faults, and the transactions that it leaves."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.system import wait_for
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 FIRST, SECOND, THIRD = (Position("source", "id", 0, offset) for offset in (0, 5, 9))
 
 
 @pytest.fixture
 def writers(kafka: KafkaInMemory) -> Iterator[list[TransactionalWriter]]:
-    """Two under one id."""
+    """Yield two writers with the same transactional id."""
     kafka.create("out")
     kafka.create("positions", 16, cleanup_policy="compact")
     made = [TransactionalWriter(SETTINGS, "id", "positions", "key", deadline_s=1.0) for _ in range(2)]
@@ -77,14 +77,14 @@ def test_output_in_advance_is_committed_once_and_abandoned_output_never(kafka: K
 
 
 def test_writer_with_position_moved_by_second_writer_writes_nothing(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
-    writer, twin = writers
+    writer, second = writers
     writer.write([], None, FIRST)
-    twin.current()
-    twin.write(outputs("twin"), FIRST, SECOND)
+    second.current()
+    second.write(outputs("second"), FIRST, SECOND)
     with pytest.raises(PositionMoved) as moved:
         writer.write(outputs("doubled"), FIRST, SECOND)
     assert moved.value.found == SECOND
-    assert kafka.values("out") == [b"twin"]
+    assert kafka.values("out") == [b"second"]
 
 
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "after_commit"])
@@ -92,7 +92,7 @@ def test_writer_with_position_moved_by_second_writer_writes_nothing(kafka: Kafka
 def test_single_failed_call_neither_duplicates_nor_loses_output(
     kafka: KafkaInMemory, writers: list[TransactionalWriter], call: str, code: int
 ) -> None:
-    """After ``after_commit`` the transaction is committed, and the writer does not know it."""
+    """With ``after_commit``, the transaction is committed, but the writer does not know the outcome."""
     writer = writers[0]
     writer.write([], None, FIRST)
     kafka.fail(call, code)
@@ -110,7 +110,7 @@ def test_slow_commit_is_retried_while_progress_continues(
     kafka.fail("commit_transaction", KafkaError._TIMED_OUT, times=3, retriable=True)
     writer.write(outputs("1"), FIRST, SECOND)
     assert kafka.values("out") == [b"1"]
-    assert kafka.transactional["id"].epoch == 1  # one incarnation for each transaction, and none for the three answers
+    assert kafka.transactional["id"].epoch == 1  # one incarnation for each transaction; the three retries need none
 
 
 def test_refused_record_is_named_and_nothing_is_committed(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:

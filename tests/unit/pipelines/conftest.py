@@ -1,4 +1,4 @@
-"""A Kafka for tests of the pipelines that takes no service: librdkafka's mock cluster."""
+"""Kafka for tests of the pipelines that need no real service: librdkafka's mock cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.mock_cluster import MockCluster, product_on
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """A cluster of one node on which the product works, and what the scenarios without Spark need of one."""
+    """A mock cluster of one node for the product, with the operations that the scenarios without Spark need."""
     with product_on(monkeypatch) as cluster:
 
         def delete_records(_: str, topic: str, before: int) -> None:
@@ -33,6 +33,6 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
 
 @pytest.fixture
 def bridge(kafka: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> sparkless.Bridge:
-    """A journal on the mock cluster, and drivers without Spark."""
+    """A bridge with a journal on the mock cluster, whose drivers run without Spark."""
     sparkless.without_spark(monkeypatch)
     return sparkless.Bridge(kafka, topic_prefix)

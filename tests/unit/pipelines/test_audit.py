@@ -1,4 +1,4 @@
-"""What the audit says of records that are missing, duplicated, changed, out of order, or not the journal's."""
+"""The audit's result for lost, repeated, changed, reordered and foreign records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.scenarios.sparkless import Bridge
 from tests.support.journal import text_message
 from tests.support.mock_cluster import MockCluster
 
-#: The messages "1" to "4" stand at these offsets, behind the epoch's start; each is the first of its record.
+#: Offsets of the messages "1" to "4", after the start of the epoch. Each journal record has one message.
 FIRST, END = 1, 5
 
 
 class Carried:
-    """A divert that has carried four messages into its topic, which a test then spoils."""
+    """A divert that has carried four messages to its topic. A test then damages the topic."""
 
     def __init__(self, kafka: MockCluster, bridge: Bridge, **more: Any) -> None:
         self.kafka, self.bridge = kafka, bridge
@@ -37,11 +37,11 @@ class Carried:
         self._producer = Producer(kafka.kafka)
 
     def lose(self, count: int = 1) -> None:
-        """Deletes the first records."""
+        """Delete the first records of the topic."""
         self.kafka.delete_records(self.topic, count)
 
     def put(self, like: Message, value: bytes | None = None, key: bytes | None = None, topic: str = "", **headers: bytes) -> None:
-        """A record like another one, into the divert's topic, or another one."""
+        """Produce a copy of a record, with changes, to the divert's topic or to ``topic``."""
         marks: dict[str, Any] = dict(like.headers() or ()) | {f"bascule.{name}": said for name, said in headers.items()}
         self._producer.produce(topic or self.topic, like.value() if value is None else value, key or like.key(), 0, headers=marks)
         assert self._producer.flush(30) == 0
@@ -128,8 +128,8 @@ def test_audit_does_not_count_dead_letter_as_lost(carried: Carried) -> None:
     carried.kafka.create(dead)
     carried.lose()
     carried.put(carried.records[0], topic=dead)
-    carried.put(carried.records[0], topic=dead, id=b"0-2-9")  # of no message that was asked for
-    carried.put(carried.records[1], topic=dead)  # and was carried as well
+    carried.put(carried.records[0], topic=dead, id=b"0-2-9")  # an id that the audit does not look for
+    carried.put(carried.records[1], topic=dead)  # the message is also in the divert's topic
     result = carried.found()
     assert result.exact
     assert (result.expected, result.found, result.dead_lettered) == (4, 3, 1)
@@ -203,7 +203,7 @@ def test_audit_of_transformation_accepts_any_number_and_content_of_records(carri
     assert carried.found(select).exact
     carried.lose(1)
     assert counts(carried.found(select)) == {"lost": 1}
-    assert carried.found(replace(carried.divert, function="module:function")).exact, "a function may leave a message out"
+    assert carried.found(replace(carried.divert, function="module:function")).exact, "the audit allows a function to drop messages"
 
 
 def test_audit_counts_unconvertible_message_as_dead_letter(kafka: MockCluster, bridge: Bridge) -> None:

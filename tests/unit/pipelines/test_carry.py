@@ -1,4 +1,4 @@
-"""What becomes of a record for whose topic Kafka has no place."""
+"""Records that the target topic refuses, moved positions, kept writers, and timestamps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 
 
 class Cluster:
-    """Topics of a Kafka that lets nobody write one that is closed."""
+    """The topics of a Kafka that allows nobody to write to the topic "closed"."""
 
     def partitions(self) -> dict[str, int]:
         return dict.fromkeys(("dead", "open", "closed"), 1)
@@ -46,7 +46,7 @@ class Cluster:
 
 
 class Writer:
-    """Of transactions into memory."""
+    """A writer that keeps the output of its transactions in memory."""
 
     def __init__(self, key: str = "") -> None:
         self.topics: list[str] = []
@@ -63,7 +63,7 @@ class Writer:
         self.topics += [output.topic for output in outputs]
 
     def prepare(self) -> None:
-        """There is always a next one."""
+        """Do nothing: a next transaction is always possible."""
 
     def ahead(self, *_: object) -> None:
         """Everything is written at the commit."""
@@ -72,7 +72,7 @@ class Writer:
 
 
 class Lineage:
-    """No leader ever changes."""
+    """A lineage whose leader never changes."""
 
     def check_read(self, leader_epoch: int, *_: object) -> int:
         return leader_epoch
@@ -206,7 +206,7 @@ def test_transaction_ends_when_values_keys_and_headers_reach_byte_limit(writer: 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
-    """The writers that are made."""
+    """The writers that the carriers have made."""
     made: list[Writer] = []
 
     def writer(_kafka: object, _id: str, _topic: str, key: str) -> Writer:
@@ -257,7 +257,7 @@ HOUR_MS = 3_600_000
 
 
 class Configured:
-    """Topics that say which timestamps they take, or nothing."""
+    """Topics with settings for timestamps, or topics that nobody can describe."""
 
     def __init__(self, **settings: str) -> None:
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
@@ -279,7 +279,7 @@ def at(timestamp_ms: int, *headers: tuple[str, bytes]) -> Output:
 def test_timestamp_refused_by_topic_is_replaced_by_append_time() -> None:
     known = timestamps(Configured(message_timestamp_after_max_ms=str(HOUR_MS), message_timestamp_before_max_ms=str(2 * HOUR_MS)))
     ahead = at(NOW_MS + 2 * HOUR_MS)
-    assert known.fitting(ahead) == ahead, "nothing is known yet"
+    assert known.fitting(ahead) == ahead, "the limits of the topic are not known yet"
     kept = [(TIMESTAMP_HEADER, str(ahead.timestamp_ms).encode())]
     assert known.refused(ahead) == ahead._replace(timestamp_ms=0, headers=kept)
     assert [known.fitting(at(NOW_MS + hours * HOUR_MS)).timestamp_ms == 0 for hours in (-3, -1, 0, 2)] == [True, False, False, True]

@@ -1,4 +1,4 @@
-"""Tasks as Spark's workers run them, on the mock cluster: what is written, where the position stands, and how transactions are cut."""
+"""Tasks as Spark's workers run them, on the mock cluster: their output, their positions, and the sizes of their transactions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(*records: KafkaRecord, ends: Mapping[Place, int] | None = None) -> Op
 
 
 class Worker:
-    """A worker's process, and an ingress whose source partitions a driver has taken at offset 2."""
+    """The process of a worker, and an ingress whose source partitions a driver has claimed at offset 2."""
 
     def __init__(self, bridge: Bridge, kafka: MockCluster) -> None:
         self.pipelines = replace(bridge.pipelines, target_partitions=1)
@@ -68,7 +68,7 @@ class Worker:
         IngressTask(replace(self.pipelines, **more), tuple(self.claims.values()), INGRESS).run(opened(*records, ends=ends))
 
     def written(self) -> list[tuple[str, str]]:
-        """Source and body of the messages for the broker."""
+        """Return the source and the body of each message for the broker."""
         found = []
         for message in self.records(self.pipelines.topics.ingress):
             value = bytes(message.value() or b"")
@@ -156,11 +156,11 @@ def test_transaction_ends_with_record_that_reaches_limit(worker: Worker, monkeyp
     written: list[tuple[int, int]] = []
     write = carry.TransactionalWriter.write
 
-    def writes(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
         written.append((len(outputs), after.offset))
         write(self, outputs, before, after, *more)
 
-    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     rows = [record("a", 0, offset, "x" * 100) for offset in range(2, 9)]
     worker.run(*rows, limits=TransactionLimits(records=3))
     assert written == [(3, 5), (3, 8), (1, 9)]
@@ -173,12 +173,12 @@ def test_outputs_are_produced_in_advance_while_transaction_fills(worker: Worker,
     ahead: list[tuple[int, int]] = []
     hand = carry.TransactionalWriter.ahead
 
-    def hands(self: Any, outputs: Sequence[Output], before: Position) -> None:
+    def note_ahead(self: Any, outputs: Sequence[Output], before: Position) -> None:
         ahead.append((len(outputs), before.offset))
         hand(self, outputs, before)
 
     monkeypatch.setattr(carry, "_AHEAD_RECORDS", 2)
-    monkeypatch.setattr(carry.TransactionalWriter, "ahead", hands)
+    monkeypatch.setattr(carry.TransactionalWriter, "ahead", note_ahead)
     worker.run(*(record("a", 0, offset, "") for offset in range(2, 9)), limits=TransactionLimits(records=6))
     assert ahead == [(2, 2), (4, 2), (6, 2), (1, 8)], "also while the leader of the source is asked"
     assert len(worker.written()) == 7
@@ -190,7 +190,7 @@ def test_closed_carrier_discards_uncommitted_output(worker: Worker) -> None:
     with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
         carrier.add(Output("b", None, b"", []), lambda error: pytest.fail(str(error)))
         carrier.commit()
-        assert carrier.written == 0, "its source record is not complete"
+        assert carrier.written == 0, "the source record is incomplete"
     assert worker.offsets()[("a", 0)] == 2
 
 
@@ -233,13 +233,13 @@ def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypat
     monkeypatch.setattr(Topics, "check_writable", check)
     write = carry.TransactionalWriter.write
 
-    def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], *more: Any) -> None:
         if any(output.topic in denied for output in outputs):
             self.abandon()
             raise carry.WriteDenied("a topic")
         write(self, outputs, *more)
 
-    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
         for topic in ("open", "closed"):
             carrier.add(Output(topic, None, topic.encode(), []), lambda error: Output("dead", None, str(error).encode(), []))
@@ -255,13 +255,13 @@ def test_divert_record_refused_by_kafka_is_dead_letter_of_this_divert(bridge: Br
     write = carry.TransactionalWriter.write
     target = f"{bridge.pipelines.topics.prefix}.x"
 
-    def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], *more: Any) -> None:
         if faults := {place: KafkaError(KafkaError.INVALID_RECORD) for place, output in enumerate(outputs) if output.topic == target}:
             self.abandon()
             raise carry.Unwritable(faults)
         write(self, outputs, *more)
 
-    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     bridge.journal.start_epoch()
     bridge.send("1")
     with bridge.running(bridge.divert("x", start=StartPosition(EARLIEST)), bridge.divert("y", start=StartPosition(EARLIEST))) as running:

@@ -1,4 +1,4 @@
-"""What a driver's JVM is told of the archive of Spark's classes."""
+"""The options with which a driver's JVM uses the archive of Spark's classes."""
 
 import shlex
 import subprocess
@@ -11,7 +11,7 @@ from bascule.pipelines import class_archive
 
 
 @pytest.fixture(autouse=True)
-def _an_environment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _restored_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.delenv(class_archive.WRITING, raising=False)
 

@@ -1,4 +1,4 @@
-"""The diverts' engine on records made by hand."""
+"""The engine of the diverts, on records that the tests encode."""
 
 from __future__ import annotations
 

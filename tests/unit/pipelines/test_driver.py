@@ -1,4 +1,4 @@
-"""The driver, its positions and its tasks on the mock cluster, without Spark. Scenarios run the imported tests on Kafka."""
+"""The driver, its positions and its tasks on the mock cluster, without Spark. The scenarios run the imported tests on Kafka."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_ingress_finds_topics_created_later(bridge: Bridge, kafka: MockCluster, 
         driver, query = running.driver, running.driver.queries["ingress:in"]
         assert query.running is None
         driver.poll()
-        assert query.running is None, "it is not time to look yet"
+        assert query.running is None, "the refresh interval has not passed yet"
         monkeypatch.setattr(module, "REFRESH_S", 0.0)
         driver._refresh_due_s = 0.0
         driver.poll()
@@ -205,7 +205,7 @@ def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monke
         monkeypatch.setattr(module, "TransformingBatch", lambda *_: lambda _: None)
         running.driver.poll()
         assert "divert:past" in running.driver.queries
-        assert running.query(COMMON) is not None, "the others go on"
+        assert running.query(COMMON) is not None, "the other queries continue"
 
 
 @pytest.mark.parametrize("behind", ["now", "past"])

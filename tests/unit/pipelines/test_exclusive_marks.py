@@ -1,4 +1,4 @@
-"""What an exclusive divert took, on the mock cluster, without Spark. Scenarios run the same on Kafka."""
+"""Messages that an exclusive divert took, on the mock cluster, without Spark. The scenarios run the same tests on Kafka."""
 
 from __future__ import annotations
 

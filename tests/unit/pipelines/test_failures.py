@@ -1,4 +1,4 @@
-"""Errors that cross Spark's boundaries arrive as the errors that they are; no other text is taken for one."""
+"""Errors keep their class when they cross Spark's boundaries. No other text is mistaken for an error of Bascule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_overridden_error_attributes_are_kept_across_spark() -> None:
 def test_error_of_unknown_class_keeps_name_and_retriability_across_spark() -> None:
     strange = type("Strange", (BasculeError,), {"retriable": True})
     failure = PySparkException(encoded(strange("why")).replace("Strange", "Stranger"))
-    assert error_from_spark(failure) is None  # the checksum does not match
+    assert error_from_spark(failure) is None  # the checksum of the changed text does not match
     data = encoded(strange("why"))
     del strange
     gc.collect()
@@ -133,8 +133,8 @@ def test_worker_process_uses_log_settings_of_driver(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(log, "_configured", log.LogSettings("json"))
     code = "import pickle, sys\nlist(pickle.load(sys.stdin.buffer)(iter([])))"
     done = subprocess.run([sys.executable, "-c", code], input=cloudpickle.dumps(crossing(task)), capture_output=True, check=True)
-    said = json.loads(done.stderr)
-    assert (done.stdout, said["logger"], said["event"], said["offset"]) == (b"", "bascule.worker", "record passed over", 7)
+    output = json.loads(done.stderr)
+    assert (done.stdout, output["logger"], output["event"], output["offset"]) == (b"", "bascule.worker", "record passed over", 7)
 
 
 def test_error_description_names_bascule_errors_and_shortens_other_stack_traces() -> None:
@@ -147,5 +147,5 @@ def test_short_text_of_worker_traceback_is_its_error() -> None:
 
 
 def test_short_text_of_java_stack_is_its_messages() -> None:
-    said = "Job aborted\n\tat a.b(C.scala:1)\nCaused by: java.io.EOFException\n\t... 8 more"
-    assert short(said) == "Job aborted | Caused by: java.io.EOFException"
+    output = "Job aborted\n\tat a.b(C.scala:1)\nCaused by: java.io.EOFException\n\t... 8 more"
+    assert short(output) == "Job aborted | Caused by: java.io.EOFException"

@@ -191,6 +191,6 @@ def test_message_written_by_divert_round_trips_with_types(text: str, properties:
     message = JmsMessage(body_kind="text", body=text, message_id="ID:1", correlation_id="c", properties=dict(properties))
     record = KafkaRecord("t", 0, 0, None, record_value(message), kafka_headers(message), 1)
     back = decode_message(sent(record).body)
-    # An empty text and none are one to Kafka, whose value is never null.
+    # A message without a body and an empty text make the same record, because its value is never null.
     assert (back.body or "", back.message_id, back.correlation_id) == (text, "ID:1", "c")
     assert {name: back.properties[name] for name in properties} == properties

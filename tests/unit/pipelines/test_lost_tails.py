@@ -1,4 +1,4 @@
-"""Source topics that lose their tail to another leader, on Kafka in memory."""
+"""Source topics that lose their last records when another replica becomes the leader, on Kafka in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bascule.writer.position import INGRESS, Position, PositionLost, position_ke
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 TOPIC = "orders"
 PIPELINE = f"{INGRESS}in"
@@ -46,7 +46,7 @@ class Source:
         return taken
 
     def carry(self, position: Position, count: int, *, meanwhile: int | None = None) -> None:
-        """Read so many records and move the position behind them; ``meanwhile`` another replica leads, which ends there."""
+        """Carry ``count`` records and move the position. ``meanwhile`` is the end of a replica that leads before the commit."""
         claim = Positions(self.pipelines, "").claim(KEY, position)
         at = self.kafka.partition(TOPIC)
         with Carrier(self.pipelines, claim, held_position(self.pipelines, claim)) as carrier:

@@ -1,4 +1,4 @@
-"""How a driver takes positions over, and what becomes of those of idle sources, on the mock cluster. Scenarios do the same on Kafka."""
+"""Claims of positions by a driver, and the positions of idle sources, on the mock cluster. The scenarios run the same tests on Kafka."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ingress_continues_at_topic_end_after_all_taken_records_are_deleted(requ
 
 
 class Topic:
-    """A topic of three partitions with some records in each, and drivers of an ingress that reads the first ones."""
+    """A topic with records in each of three partitions, and drivers of an ingress that reads it."""
 
     def __init__(self, kafka: MockCluster, prefix: str) -> None:
         self.kafka = kafka

@@ -1,4 +1,4 @@
-"""When a query is started, and what happens after one that failed."""
+"""When a driver starts a query, and how it handles a failed one."""
 
 from __future__ import annotations
 

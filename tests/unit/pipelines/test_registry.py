@@ -1,4 +1,4 @@
-"""Where diverts stand when a driver starts."""
+"""Positions of diverts when a driver starts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_joined_position_keeps_newer_fence() -> None:
 
 
 class Record:
-    """As Kafka's client gives it."""
+    """A record with the methods of the Kafka client's message."""
 
     def __init__(self, offset: int, kind: Kind, value: bytes) -> None:
         self._fields = (offset, KEY_OF_KIND[kind], value)
@@ -120,7 +120,7 @@ class Record:
 
 
 class History:
-    """Two epochs, 0 and 3; of the first one two records stand behind the start of the second."""
+    """A journal of two epochs, 0 and 3. Two records of epoch 0 follow the start of epoch 3."""
 
     def __init__(self, first: int) -> None:
         start = json_entry(Op.EPOCH, {"exclusive": []})
@@ -140,7 +140,7 @@ class History:
         return len(self.all)
 
     def records(self, start: int, end: int) -> Iterator[Record]:
-        assert end <= self.latest(), "it would wait for the rest"
+        assert end <= self.latest(), "the product must not wait for records after the end"
         return iter(self.all[max(start, self.first) : end])
 
 

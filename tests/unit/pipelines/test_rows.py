@@ -1,4 +1,4 @@
-"""A message as a row of Spark's."""
+"""A message as a row of a Spark DataFrame."""
 
 from __future__ import annotations
 

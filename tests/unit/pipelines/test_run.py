@@ -1,4 +1,4 @@
-"""When a driver ends by itself, and what it does meanwhile."""
+"""When a driver stops by itself, and when it continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bascule.writer.claims import Claim
 from bascule.writer.position import PositionTaken
 
 BAD, TAKEN = BadRecord("no JSON"), PositionTaken("another driver holds it")
-#: Drivers whose main thread looks for the signal all the time. The gateway to Spark sets handlers, too.
+#: A program of drivers whose main thread checks for the signal at any time. Spark's gateway also sets signal handlers.
 SIGNALLED = """
 import os, signal, threading
 from bascule.pipelines import driver
@@ -42,7 +42,7 @@ for _ in range(100):
 
 
 def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None) -> str | None:
-    """What a driver ends with whose queries have stopped for these reasons, or None when it goes on for so many polls."""
+    """Return the error with which a driver stops if its queries stopped for ``reasons``, or None if it still runs after ``polls`` polls."""
 
     class Fake:
         def __init__(self, _pipelines: PipelinesSpec) -> None:
@@ -69,11 +69,11 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
         return str(error)
     except KeyboardInterrupt:
         return None
-    raise AssertionError("it ended without a reason")
+    raise AssertionError("the driver stopped without a reason")
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said"),
+    ("reasons", "message"),
     [
         ((), None),
         ((None, None), None),
@@ -83,9 +83,9 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
     ],
 )
 def test_driver_ends_when_all_queries_stopped_or_another_driver_took_over(
-    reasons: tuple[BasculeError | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+    reasons: tuple[BasculeError | None, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert stopped_by(3, monkeypatch, *reasons) == said
+    assert stopped_by(3, monkeypatch, *reasons) == message
 
 
 def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:

@@ -1,4 +1,4 @@
-"""Which batch a Spark job's writer takes for a repeat, and which it refuses."""
+"""Batches of a Spark job that the writer recognises as repeated, and batches that it refuses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from bascule.pipelines.sink import is_written
 from bascule.writer.position import Position, PositionLost
 
-#: Batch 2 was the last, with five messages.
+#: Batch 2 was the last batch and had five messages.
 WRITTEN = Position("batches", "mine", 0, 3, sequence=5)
-#: As an earlier version has left it.
+#: The position that an earlier version wrote, without the number of messages.
 UNCOUNTED = Position("batches", "mine", 0, 3)
 
 

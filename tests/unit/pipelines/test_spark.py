@@ -1,4 +1,4 @@
-"""What Spark is told of its session and of Kafka."""
+"""The settings of the Spark session, and the options of its Kafka source."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_certificates_are_translated_to_pem_stores(tmp_path: Path) -> None:
 
 
 class Reader:
-    """Takes what a source of Spark is told."""
+    """A reader of Spark that records the options of a source."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
 
     read = readStream = property(lambda self: self)  # noqa: N815 - Spark's names
 
@@ -100,15 +100,15 @@ class Reader:
         return self
 
     def options(self, **options: str) -> Reader:
-        self.told |= options
+        self.given |= options
         return self
 
     def option(self, name: str, value: Any) -> Reader:
-        self.told[name] = value
+        self.given[name] = value
         return self
 
     def load(self) -> dict[str, Any]:
-        return self.told
+        return self.given
 
 
 def test_kafka_stream_starts_at_positions_and_fails_on_data_loss() -> None:
@@ -127,8 +127,8 @@ def test_kafka_stream_starts_at_positions_and_fails_on_data_loss() -> None:
 
 def test_kafka_range_is_bounded_on_both_sides() -> None:
     session: Any = Reader()
-    told: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
-    assert json.loads(told["assign"]) == {"journal": [3]}
-    assert json.loads(told["startingOffsets"]) == {"journal": {"3": 5}}
-    assert json.loads(told["endingOffsets"]) == {"journal": {"3": 9}}
-    assert told["failOnDataLoss"] == "true"
+    given: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
+    assert json.loads(given["assign"]) == {"journal": [3]}
+    assert json.loads(given["startingOffsets"]) == {"journal": {"3": 5}}
+    assert json.loads(given["endingOffsets"]) == {"journal": {"3": 9}}
+    assert given["failOnDataLoss"] == "true"

@@ -1,4 +1,4 @@
-"""Drivers of one bridge, of which one runs the pipelines, on Kafka in memory."""
+"""Drivers of one bridge on Kafka in memory. One driver runs the pipelines, and the others stand by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.system import wait_for
 from tests.unit.kafka.in_memory import kafka
 
-__all__ = ["kafka"]  # fixtures
+__all__ = ["kafka"]  # imported fixtures
 
 
 @pytest.fixture
@@ -29,36 +29,36 @@ def driver(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(StopSignals, "listen", lambda _: {})
     kafka.create("bascule.ingress")
 
-    def make(stop: StopSignals, told: list[str], bridge: str = "b1") -> DriverTurn:
-        return DriverTurn(PipelinesSpec(bridge, SETTINGS, topics=JournalTopics("bascule")), stop, lambda: told.append("standby"))
+    def make(stop: StopSignals, reports: list[str], bridge: str = "b1") -> DriverTurn:
+        return DriverTurn(PipelinesSpec(bridge, SETTINGS, topics=JournalTopics("bascule")), stop, lambda: reports.append("standby"))
 
     return make
 
 
 def test_second_driver_waits_as_standby_until_first_ends(driver: Callable[..., DriverTurn]) -> None:
-    told: list[str] = []
+    reports: list[str] = []
     stop = StopSignals()
     with ExitStack() as ends:
-        first, second = driver(stop, []), ends.enter_context(driver(stop, told))
+        first, second = driver(stop, []), ends.enter_context(driver(stop, reports))
         with first:
             assert first.wait()
             waiting = in_background(second.wait, "second")
-            wait_for(lambda: told, "the second one to stand by")
+            wait_for(lambda: reports, "the second one to stand by")
             first.check()
             assert not waiting.done()
         assert waiting.result(20)
         second.check()
-        assert told == ["standby"]
+        assert reports == ["standby"]
 
 
 def test_standby_driver_ends_on_stop_signal(driver: Callable[..., DriverTurn]) -> None:
-    told: list[str] = []
+    reports: list[str] = []
     with driver(StopSignals(), []) as first:
         assert first.wait()
         stop = StopSignals()
-        with driver(stop, told) as second:
+        with driver(stop, reports) as second:
             waiting = in_background(second.wait, "second")
-            wait_for(lambda: told, "the second one to stand by")
+            wait_for(lambda: reports, "the second one to stand by")
             stop.set()
             assert waiting.result(20) is False
 

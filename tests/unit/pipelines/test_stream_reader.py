@@ -1,4 +1,4 @@
-"""``readStream.format("bascule")`` asked as Spark asks it, on the mock cluster. Scenarios run the imported tests on Kafka."""
+"""``readStream.format("bascule")``, called as Spark calls it, on the mock cluster. The scenarios run the imported tests on Kafka."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.mock_cluster import MockCluster
 
 @pytest.fixture
 def bridge(kafka: Any, topic_prefix: str) -> Sparkless:
-    """An epoch with two messages: the journal ends at offset 3."""
+    """A bridge whose journal has an epoch with two messages and ends at offset 3."""
     found = Sparkless(kafka, topic_prefix)
     found.journal.start_epoch()
     found.send("1", "2")
@@ -150,7 +150,7 @@ def test_repeated_range_returns_same_rows(bridge: Sparkless) -> None:
     epoch = bridge.journal.epoch
     bridge.journal.start_epoch()
     bridge.send("3")
-    bridge.journal.put(Kind.DATA, b"", epoch=epoch, sequence=3)  # of a dead broker
+    bridge.journal.put(Kind.DATA, b"", epoch=epoch, sequence=3)  # a record of the fenced broker
     bridge.send("4")
     found = reader(bridge)
     for start, end, expected in ((0, 5, ["1", "2", "3"]), (5, 7, ["4"]), (0, 5, ["1", "2", "3"]), (4, 7, ["3", "4"]), (5, 7, ["4"])):

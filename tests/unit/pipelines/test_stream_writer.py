@@ -1,4 +1,4 @@
-"""``writeStream.format("bascule")`` asked as Spark asks it, on the mock cluster. Scenarios run the imported tests on Kafka."""
+"""``writeStream.format("bascule")``, called as Spark calls it, on the mock cluster. The scenarios run the imported tests on Kafka."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.scenarios.test_sink import (  # noqa: F401 - the same on the mock clu
 )
 from tests.support.mock_cluster import MockCluster
 
-#: Kafka's number of the request that brings records.
+#: The API key of Kafka's Produce request.
 PRODUCE = 0
 
 
@@ -69,7 +69,7 @@ def test_option_names_are_case_insensitive_and_address_may_be_column() -> None:
 
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskContext]:
-    """A task of the streaming query ``query``, as a worker of Spark sets it up."""
+    """The context of a task of the streaming query ``query``, as a Spark worker sets it."""
     context = TaskContext._getOrCreate()
     context._localProperties = {"sql.streaming.queryId": "query"}
     yield context

@@ -1,4 +1,4 @@
-"""What transformations are given, and what the writer makes of what they give."""
+"""The rows that transformations get, and the output that the writer makes of their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bascule.writer.position import Position
 
 UPPER = DivertSpec("upper", "orders", "out", select=("upper(text) AS value",))
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
-#: Typed as text, and none: the broker, which reads no bodies, takes it.
+#: A message with the content type of text, and a body that is not text. The broker does not decode bodies, so it accepts the message.
 NO_TEXT = section_bytes(PROPERTIES, [None] * 6 + [Symbol("text/plain")]) + section_bytes(DATA, b"\xff")
 
 
@@ -32,28 +32,28 @@ def text(body: str, expiration_ms: int = 0) -> bytes:
 
 
 def journal(*bodies: bytes, addresses: Sequence[str] = ()) -> bytes:
-    """A journal record with a message for each body, all sent to "orders" where no addresses are given."""
+    """Return a journal record with a message for each body. The default of ``addresses`` is "orders" for all messages."""
     places = zip(addresses or ["orders"] * len(bodies), bodies, strict=True)
     sends = (Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body) for address, body in places)
     return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
 
 
 class Idle:
-    """A carrier that is given nothing."""
+    """A carrier without output."""
 
     begun_at = written = 0
 
     def __init__(self, *_: object) -> None:
-        """Of no position."""
+        """Ignore the position."""
 
     def __enter__(self) -> Idle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
     def commit(self) -> None:
-        """Nothing is there."""
+        """Commit nothing."""
 
 
 def rows(value: bytes, task: RowsTask | None = None) -> pa.Table:
@@ -64,7 +64,7 @@ def rows(value: bytes, task: RowsTask | None = None) -> pa.Table:
 def written(
     value: bytes, made: dict[tuple[str, int, int], list[TransformedRecord]], failed: dict[tuple[str, int, int], str] | None = None
 ) -> Sequence[tuple[str, bytes]]:
-    """Topics and values."""
+    """Return (topic, value) of each output of a divert for the rows that its transformation made."""
     task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
     engine = DivertEngine("bridge", ("journal", 0), "dead")
     transformed = partial(task._transformed, made)

@@ -1,4 +1,4 @@
-"""What is said of a user's transformation that cannot be used. No Spark: none of these comes so far."""
+"""Errors for a user's transformation that cannot be used. The tests need no Spark, because each error occurs before Spark runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nothing(messages):
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "said"),
+    ("module", "function", "message"),
     [
         ("users_own", "by_key", "users_own:by_key failed during planning: KeyError: 'colour'"),
         ("users_own", "by_type", "users_own:by_type failed during planning: TypeError: "),
@@ -38,7 +38,7 @@ def nothing(messages):
     ],
 )
 def test_unusable_transformation_function_is_refused_and_error_names_divert(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, message: str
 ) -> None:
     (tmp_path / "users_own.py").write_text(MODULE)
     (tmp_path / "users_broken.py").write_text("1 / 0")
@@ -46,7 +46,7 @@ def test_unusable_transformation_function_is_refused_and_error_names_divert(
     messages: Any = object()
     with pytest.raises(InvalidInput) as refused:
         transformed(DivertSpec("d", "#", function=f"{module}:{function}"), messages)
-    assert str(refused.value).startswith(f"divert 'd': {said}")
+    assert str(refused.value).startswith(f"divert 'd': {message}")
 
 
 def test_invalid_select_expression_is_refused_and_error_names_divert() -> None:
@@ -92,7 +92,7 @@ def test_transformation_result_columns_are_recognised_by_name_and_headers_by_typ
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"offset": LongType(), "value": StringType()}, "must keep the columns offset and index"),
         ({"index": IntegerType(), "value": StringType()}, "must keep the columns offset and index"),
@@ -100,13 +100,13 @@ def test_transformation_result_columns_are_recognised_by_name_and_headers_by_typ
         ({**IDENTITY, "value": IntegerType()}, "must return a column `value` of type string or binary"),
     ],
 )
-def test_transformation_result_without_required_columns_is_refused(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=f"^divert 'd': .*{said}"):
+def test_transformation_result_without_required_columns_is_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^divert 'd': .*{message}"):
         given_columns(DivertSpec("d", "#"), result(**columns))
 
 
 class Plan:
-    """An operator of Spark's plan, with those below it, as the gateway to Spark gives it."""
+    """An operator of Spark's plan, and the operators below it, with the methods of the gateway's object."""
 
     def __init__(self, name: str, *below: Plan, made_of: str = "") -> None:
         self._name, self._below, self._made_of = name, below, made_of
@@ -128,7 +128,7 @@ class Plan:
 
 
 TABLE = Plan("BroadcastExchange", Plan("HashAggregate", Plan("Exchange")), made_of="Scan json")
-ITSELF = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=1, splits=4)")
+SELF_JOIN = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=1, splits=4)")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_row_local_transformation_and_join_with_static_table_are_allowed(plan: P
     [
         (Plan("Project", Plan("HashAggregate", Plan("Range"))), "HashAggregate"),
         (Plan("BroadcastHashJoin", TABLE, Plan("Sort", Plan("Range"))), "Sort"),
-        (Plan("BroadcastHashJoin", Plan("Range"), ITSELF), "BroadcastExchange (a join of the messages with themselves)"),
+        (Plan("BroadcastHashJoin", Plan("Range"), SELF_JOIN), "Exchange of the messages with themselves"),
         (Plan("GlobalLimit", Plan("Range")), "GlobalLimit"),
     ],
 )

@@ -1,4 +1,4 @@
-"""In which parts a batch with transformations is carried, and how the messages are found on which one fails."""
+"""The parts in which a batch with transformations is carried, and the search for messages on which a transformation fails."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from bascule.writer.claims import Claim
 from bascule.writer.position import PositionTaken
 from tests.support.spark_texts import QUERY, said_by_spark
 
-#: Each journal record holds so many.
+#: Number of messages in each journal record.
 PER_RECORD = 5
 MESSAGES = [(offset, index) for offset in range(100) for index in range(PER_RECORD)]
 
 
 class Failing:
-    """A transformation that fails on some messages, and now and then for a reason that passes."""
+    """A transformation that fails on the messages ``bad``, and in its first ``transient`` runs for a transient reason."""
 
-    def __init__(self, *bad: Message, passing: int = 0) -> None:
-        self.bad, self.passing, self.runs = frozenset(bad), passing, 0
+    def __init__(self, *bad: Message, transient: int = 0) -> None:
+        self.bad, self.transient, self.runs = frozenset(bad), transient, 0
 
     def __call__(self, messages: Sequence[Message]) -> str | None:
         self.runs += 1
-        if self.passing:
-            self.passing -= 1
+        if self.transient:
+            self.transient -= 1
             return "a worker was killed"
         return next((f"unlucky {each}" for each in messages if each in self.bad), None)
 
 
-def well(message: Message) -> None:
-    """Nothing is wrong but what a transformation fails on."""
+def control_succeeds(message: Message) -> None:
+    """Succeed: the run without the message has no error."""
 
 
-def lost(message: Message) -> None:
-    """What is needed beside messages is gone."""
+def control_fails(message: Message) -> None:
+    """Fail: the run without the message has an error, too."""
     raise BatchFailed(str(message))
 
 
 def test_search_finds_exactly_messages_that_fail() -> None:
     failing = Failing((7, 2), (7, 4), (99, 0))
-    assert first_bad(MESSAGES, failing, well) == ({each: f"unlucky {each}" for each in ((7, 2), (7, 4), (99, 0))}, OFFSET_MAX)
+    assert first_bad(MESSAGES, failing, control_succeeds) == ({each: f"unlucky {each}" for each in ((7, 2), (7, 4), (99, 0))}, OFFSET_MAX)
     assert failing.runs < 60
 
 
 def test_transient_failure_is_not_attributed_to_message() -> None:
-    for passing in range(1, 10):  # down to the leaf, where it fails once
-        assert first_bad(MESSAGES, Failing(passing=passing), well)[0] == {}
-    assert first_bad([], Failing(passing=1), well) == ({}, OFFSET_MAX)
+    for transient in range(1, 10):  # up to the run with a single message
+        assert first_bad(MESSAGES, Failing(transient=transient), control_succeeds)[0] == {}
+    assert first_bad([], Failing(transient=1), control_succeeds) == ({}, OFFSET_MAX)
 
 
 def test_failure_without_messages_is_not_attributed_to_message() -> None:
     with pytest.raises(BatchFailed, match=r"\(7, 2\)"):
-        first_bad(MESSAGES, Failing((7, 2)), lost)
+        first_bad(MESSAGES, Failing((7, 2)), control_fails)
 
 
 def test_control_run_without_messages_happens_once_per_found_message() -> None:
@@ -72,14 +72,14 @@ def test_control_run_without_messages_happens_once_per_found_message() -> None:
 
 def test_half_that_must_contain_failing_message_is_not_tried_as_whole() -> None:
     failing = Failing(MESSAGES[-1])
-    first_bad(MESSAGES, failing, well)
-    # All of them, their first halves all the way down, and the last one twice.
+    first_bad(MESSAGES, failing, control_succeeds)
+    # One run for all messages, one for each first half, and two for the last message.
     assert failing.runs == 1 + math.ceil(math.log2(len(MESSAGES))) + 2
 
 
 def test_search_for_many_failing_messages_finds_first_ones_by_record() -> None:
     failing = Failing(*MESSAGES)
-    bad, end = first_bad(MESSAGES, failing, well)
+    bad, end = first_bad(MESSAGES, failing, control_succeeds)
     assert list(bad) == [each for each in MESSAGES if each[0] <= end]
     assert BAD_AT_ONCE <= len(bad) < BAD_AT_ONCE + PER_RECORD
     assert failing.runs < 4 * len(bad)
@@ -94,12 +94,12 @@ PLAIN = DivertSpec("plain", "#", "out")
 
 @dataclass
 class Journal:
-    """What transformations fail on, and what became of the messages."""
+    """A journal: the messages on which transformations fail, and the messages that were carried."""
 
     bad: dict[str, frozenset[Message]] = field(default_factory=dict)
-    #: So often the frame fails for a reason that passes.
-    passing: int = 0
-    #: Raised by each task, and by each transformation.
+    #: Number of transient failures of a frame.
+    transient: int = 0
+    #: The error of each task, and the error of each transformation that runs without messages.
     raised: Exception | None = None
     without_messages: Exception | None = None
     carried: list[Message] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of the journal, carried as Spark carries a frame: all or nothing."""
+    """A range of the journal. Like a frame of Spark, it is carried as a whole or not at all."""
 
     journal: Journal
     rows: list[Message]
@@ -130,8 +130,8 @@ class Rows:
 
     def carry(self, task: DivertTask) -> None:
         journal = self.journal
-        if journal.passing:
-            journal.passing -= 1
+        if journal.transient:
+            journal.transient -= 1
             raise PySparkException("a worker was killed")
         if journal.raised is not None:
             raise journal.raised
@@ -140,7 +140,7 @@ class Rows:
         for divert in task.diverts:
             if any((divert.name, *row) not in task.failed for row in self.rows if row in journal.bad.get(divert.name, ())):
                 raise PySparkException("a transformation failed")
-        assert not set(journal.carried) & set(self.rows), "carried twice"
+        assert not set(journal.carried) & set(self.rows), "a message was carried twice"
         journal.carried += self.rows
         journal.dead |= task.failed
 
@@ -195,7 +195,7 @@ def test_many_failing_messages_are_found_and_carried_in_portions() -> None:
     assert journal.carried == MESSAGES
     assert journal.dead == failed(UPPER, *bad)
     searched = [rows[0][0] for _, _, rows in journal.searched]
-    assert searched == sorted(set(searched)), "what was searched once is carried before the next search"
+    assert searched == sorted(set(searched)), "a searched part is carried before the next search"
     assert len(searched) == 1 + (len(bad) - 1) // BAD_AT_ONCE
 
 
@@ -216,7 +216,7 @@ def test_too_large_batch_is_carried_in_halves_down_to_single_record() -> None:
     carry(single, MESSAGES[:PER_RECORD], room=PER_RECORD - 1)
     assert (single.carried, single.reads) == (MESSAGES[:PER_RECORD], [])
     assert single.dead == failed(UPPER, (0, 3))
-    assert [most for _, most, _ in single.searched] == [None], "a single record is searched however much it holds"
+    assert [most for _, most, _ in single.searched] == [None], "a single record is searched, whatever its size"
 
 
 def test_too_large_batch_without_rows_fails() -> None:
@@ -245,7 +245,7 @@ def test_task_error_is_raised_without_search() -> None:
 
 def test_failure_without_responsible_message_is_raised() -> None:
     with pytest.raises(PySparkException, match="a worker was killed"):
-        carry(Journal(passing=1), MESSAGES)
+        carry(Journal(transient=1), MESSAGES)
     with pytest.raises(BatchFailed, match="no file"):
         carry(Journal({"upper": frozenset({(1, 1)})}, without_messages=BatchFailed("no file")), MESSAGES)
 

@@ -37,7 +37,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
     """Wait until a condition is true."""
     deadline_s = time.monotonic() + SOON_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"not in time: {what}"
+        assert time.monotonic() < deadline_s, f"condition not true in time: {what}"
         await asyncio.sleep(0.01)
 
 

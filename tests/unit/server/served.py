@@ -119,7 +119,7 @@ class Served:
         self.broker.settle()
 
     def settle(self, *clients: Client) -> None:
-        """Store all appended records, and tell everybody."""
+        """Store all appended records, and carry the output to the clients."""
         while True:
             said = [client.run() for client in clients]
             self.broker.settle()
@@ -180,7 +180,7 @@ class Client:
         self.connection.connection_made(wire)
         self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]), limits=limits)
         self.amqp.open(properties=None if product is None else {Symbol("product"): product})
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         if pipelined is not None:
             self.amqp.begin().attach_receiver("pipelined", Source(pipelined, capabilities=QUEUE), Target())
         self.run()
@@ -201,16 +201,16 @@ class Client:
         """Pass the broker's output to the client. Return whether there was any."""
         data = b"".join(self.wire.written)
         self.wire.written.clear()
-        self.heard += self.amqp.receive(data, time.monotonic()) if data else []
+        self.events += self.amqp.receive(data, time.monotonic()) if data else []
         return bool(data)
 
     def run(self) -> bool:
         """Pass output in both directions until there is none."""
         self.connection.send_output()
-        said = False
+        moved = False
         while self.say() | self.listen():
-            said = True
-        return said
+            moved = True
+        return moved
 
     def consumer(self, address: str, credit: int = 0, *, name: str = "consumer", capabilities: Any = QUEUE, **source: Any) -> ReceiverLink:
         link = self.session.attach_receiver(name, Source(address, capabilities=capabilities, **source), Target())
@@ -225,8 +225,8 @@ class Client:
         self.served.settle(self)
         return link
 
-    def told(self, kind: type[E]) -> list[E]:
-        return [event for event in self.heard if isinstance(event, kind)]
+    def events_of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     def received(self, link: ReceiverLink) -> int:
-        return sum(event.link is link for event in self.told(Transferred))
+        return sum(event.link is link for event in self.events_of(Transferred))

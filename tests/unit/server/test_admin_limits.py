@@ -39,19 +39,19 @@ def on_its_loop(ask: Callable[[int], Awaitable[None]], broker: Broker | None = N
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
     """Return all that the server sends until it ends the connection."""
-    said = b""
+    received = b""
     with suppress(ConnectionError):
         async with asyncio.timeout(SOON_S):
             while data := await reader.read(65536):
-                said += data
-    return said
+                received += data
+    return received
 
 
 REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "request_start",
     [
         b"",
         b"GET /livez HT",
@@ -60,12 +60,12 @@ REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
     ],
     ids=["nothing", "half-a-line", "half-a-head", "half-a-body"],
 )
-def test_an_incomplete_request_is_closed_after_the_timeout(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_is_closed_after_the_timeout(request_start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
 
     async def ask(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
+        writer.write(request_start)
         begun_s = time.monotonic()
         assert await until_closed(reader) == b""
         assert time.monotonic() - begun_s < 5
@@ -184,11 +184,11 @@ def test_a_body_that_is_no_object_of_arguments_is_answered_with_400(body: str) -
 def raw_post(port: int, body: bytes) -> tuple[int, Any]:
     with socket.create_connection(("127.0.0.1", port), SOON_S) as sock:
         sock.sendall(REQUEST_BEGUN + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        said = b""
+        received = b""
         with suppress(ConnectionError):
             while data := sock.recv(65536):
-                said += data
-    head, _, answer = said.partition(b"\r\n\r\n")
+                received += data
+    head, _, answer = received.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(answer)
 
 
@@ -214,14 +214,14 @@ def test_an_invalid_query_is_answered_with_a_client_error(path: str, code: int) 
     served(Broker(), ask)
 
 
-def answer_to(said: bytes) -> bytes:
-    """Return what the server answers to a peer that sends this at once, and then nothing."""
+def answer_to(request: bytes) -> bytes:
+    """Return the server's answer to a peer that sends ``request`` at once, and then nothing."""
     answer = b""
 
     def ask(port: int) -> None:
         nonlocal answer
         with socket.create_connection(("127.0.0.1", port), SOON_S) as sock:
-            sock.sendall(said)
+            sock.sendall(request)
             sock.shutdown(socket.SHUT_WR)
             while data := sock.recv(65536):
                 answer += data
@@ -250,9 +250,9 @@ def test_request_longer_than_read_buffer_piece_is_answered() -> None:
     assert answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("said", [b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\nx\r\n"], ids=["cut-off", "no-chunk"])
-def test_a_peer_that_aborts_its_request_causes_no_log_line(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    answer_to(REQUEST_BEGUN + said)
+@pytest.mark.parametrize("rest", [b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\nx\r\n"], ids=["cut-off", "no-chunk"])
+def test_a_peer_that_aborts_its_request_causes_no_log_line(rest: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    answer_to(REQUEST_BEGUN + rest)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

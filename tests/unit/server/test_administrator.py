@@ -91,7 +91,7 @@ async def test_administrator_creates_purges_and_deletes_queues() -> None:
     assert await admin.act("queues/delete", {"name": "q", "force": True}) == {"deleted": "q", "messages": 2}
     assert node.queued("q") == -1
     node.broker.start()
-    assert node.queued("q") == -1, "the journal says otherwise"
+    assert node.queued("q") == -1, "the journal must not have the queue"
 
 
 @run_async
@@ -159,7 +159,7 @@ async def test_a_connection_is_closed_by_its_address_or_its_client_id(by: str) -
     assert (listed["consumers"], listed["producers"]) == (1, 0)
     assert await admin.act("connections/close", {"id": by}) == {"closed": 1}
     client.run()
-    (closed,) = client.told(ConnectionClosed)
+    (closed,) = client.events_of(ConnectionClosed)
     assert "administrator" in str(closed.error)
     with pytest.raises(UnknownAddress):
         await admin.act("connections/close", {"id": "somebody"})

@@ -50,7 +50,7 @@ def from_kafka(offset: int, address: str = "orders") -> bytes:
     return encode_record(Kind.DATA, 0, 0, send_entry(send))
 
 
-# -- what is stored --------------------------------------------------------------------------------------------------------
+# -- stored data --------------------------------------------------------------------------------------------------------
 
 
 @run_async
@@ -236,12 +236,12 @@ async def test_foreign_record_in_journal_is_skipped_and_counted(kafka: KafkaInMe
 @run_async
 async def test_stalled_broker_disconnects_clients_and_accepts_them_again(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
-        going_on = kafka.held["send"] = threading.Event()
+        send_released = kafka.held["send"] = threading.Event()
         with await called(broker.connect) as context, pytest.raises(BasculeError):
             await called(context.send, Queue("orders"), "1")
         assert not broker.node.serving
         assert "Kafka has not stored" in broker.node.reason
-        going_on.set()
+        send_released.set()
         await until(lambda: broker.node.serving, "the broker serves again")
         await broker.send("orders", "2")
 
@@ -250,11 +250,11 @@ async def test_stalled_broker_disconnects_clients_and_accepts_them_again(kafka: 
 async def test_stalled_broker_starts_a_new_epoch_if_a_new_client_can_append(kafka: KafkaInMemory, tmp_path: Path) -> None:
     async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
         stalled = broker.epoch
-        going_on = kafka.held["send"] = threading.Event()
+        send_released = kafka.held["send"] = threading.Event()
         with await called(broker.connect) as context, pytest.raises(BasculeError):
             await called(context.send, Queue("orders"), "1")
         await until(lambda: broker.epoch not in (stalled, None), "the next epoch begins")
-        going_on.set()
+        send_released.set()
         await broker.serves(2)
         await broker.send("orders", "2")
         assert await broker.receive("orders", 1) == ["2"]
@@ -325,7 +325,7 @@ async def test_broker_ends_when_another_broker_has_same_instance_name(kafka: Kaf
             await each.stop()
 
 
-# -- starts that are refused, and what is said -----------------------------------------------------------------------------
+# -- refused starts, and messages -----------------------------------------------------------------------------
 
 
 @run_async
@@ -436,7 +436,7 @@ def test_second_broker_in_data_directory_is_refused(kafka: KafkaInMemory, tmp_pa
             run_broker(settings, on_ready=lambda *_: None, on_standby=lambda *_: None)
 
 
-# -- for whom the journal is kept ------------------------------------------------------------------------------------------
+# -- retention of the journal ------------------------------------------------------------------------------------------
 
 
 @run_async

@@ -31,7 +31,7 @@ def send(served: Served, *bodies: str, **options: Any) -> None:
 
 
 def shown(client: Client, link: ReceiverLink) -> list[Any]:
-    return [decode_message(event.payload).body for event in client.told(Transferred) if event.link is link]
+    return [decode_message(event.payload).body for event in client.events_of(Transferred) if event.link is link]
 
 
 @run_async
@@ -47,7 +47,7 @@ async def test_browser_sees_neither_expired_messages_nor_messages_sent_after_its
     browser.flow(10)
     served.settle(client)
     assert shown(client, browser) == ["1", "2", "3"]
-    assert shown(client, client.consumer("q", 10)) == ["1", "2", "3", "late"], "and nothing is taken from the queue"
+    assert shown(client, client.consumer("q", 10)) == ["1", "2", "3", "late"], "a browser removes nothing from the queue"
 
 
 @run_async

@@ -46,8 +46,8 @@ async def test_deleting_a_queue_ends_only_its_consumer_even_if_its_window_is_ful
     served.broker.settle()
     served.engine.delete_queue(served.engine.addresses.anycast["q"])
     served.settle(client)
-    assert not client.told(SessionEnded)
-    assert [event.link for event in client.told(Detached)] == [link]
+    assert not client.events_of(SessionEnded)
+    assert [event.link for event in client.events_of(Detached)] == [link]
     served.fill("another", 1)
     served.settle(client)
     assert client.received(other) == 1
@@ -76,7 +76,7 @@ async def test_deliveries_to_a_connection_are_limited_by_its_unwritten_output(mo
             client.connection.resume_writing()
             client.listen()
         read = client.received(link)
-        assert link.drain or read == 60  # it is answered when there are no more messages
+        assert link.drain or read == 60  # the broker answers the drain when the queue has no more messages
         turns += 1
         await asyncio.sleep(0)
     assert 20 < turns < 40
@@ -125,7 +125,7 @@ async def test_a_broker_that_may_have_been_replaced_ignores_client_requests() ->
     served.broker.settle()
     assert not client.listen()
     assert client.received(consumer) == client.received(waiting) == 0
-    assert not client.told(Dispositioned)
+    assert not client.events_of(Dispositioned)
     assert len(served.broker.log.records) == appended
 
 

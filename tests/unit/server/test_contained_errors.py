@@ -20,7 +20,7 @@ from bascule.testing.broker import message_bytes
 from tests.unit.server.served import Client, Served, run_async
 
 
-class Unsayable(Rejected):
+class Unencodable(Rejected):
     """An outcome that cannot be encoded."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ async def test_answer_that_cannot_be_encoded_ends_only_its_own_connection() -> N
     other.send(message_bytes("y"))
     bad.say()
     (link,) = bad.connection.client.links
-    link.settle(0, Unsayable())  # written with the next output
+    link.settle(0, Unencodable())  # written with the next output
     bad.connection.touch()
     good.say()
     served.broker.settle()
@@ -44,7 +44,7 @@ async def test_answer_that_cannot_be_encoded_ends_only_its_own_connection() -> N
     served.settle(good)
     assert bad.wire.aborted
     assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
-    assert [event.state for event in good.told(Dispositioned)] == [Accepted()]
+    assert [event.state for event in good.events_of(Dispositioned)] == [Accepted()]
     bad.connection.connection_lost(None)
     assert list(served.connections) == [good.connection]
 
@@ -59,7 +59,7 @@ async def test_error_in_timer_of_connection_ends_only_this_connection() -> None:
     assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
     other.producer("q").send(message_bytes("y"))
     served.settle(other)
-    assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
+    assert [event.state for event in other.events_of(Dispositioned)] == [Accepted()]
 
 
 @run_async
@@ -91,12 +91,12 @@ async def test_fault_in_a_later_turn_of_a_browser_ends_only_its_link(monkeypatch
     consumer = other.consumer("q", 5)
     served.settle(client, other)
     assert [kind for kind, _ in served.contained] == [ErrorKind.LINK]
-    (detached,) = client.told(Detached)
+    (detached,) = client.events_of(Detached)
     assert detached.link is browser
     assert "failed to browse 'q'" in str(detached.error)
-    assert not client.told(ConnectionClosed)
-    assert len([event for event in client.told(Transferred) if event.link is browser]) == 1
-    assert len([event for event in other.told(Transferred) if event.link is consumer]) == 5
+    assert not client.events_of(ConnectionClosed)
+    assert len([event for event in client.events_of(Transferred) if event.link is browser]) == 1
+    assert len([event for event in other.events_of(Transferred) if event.link is consumer]) == 5
 
 
 @run_async
@@ -112,10 +112,10 @@ async def test_fault_of_a_management_request_refuses_only_the_request() -> None:
     client.connection.client._permissions = Faulty()
     link.send(encode_message(JmsMessage(reply_to="answers", reply_to_kind="queue", body_kind="message")))
     served.settle(client)
-    (event,) = client.told(Dispositioned)
+    (event,) = client.events_of(Dispositioned)
     state: Any = event.state
     assert state.error.condition == BasculeError.condition
-    assert client.told(ConnectionClosed) == []
+    assert client.events_of(ConnectionClosed) == []
     assert [kind for kind, _ in served.contained] == [ErrorKind.REQUEST]
 
 

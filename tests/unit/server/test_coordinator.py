@@ -78,7 +78,7 @@ async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(oper
     broker.settle(client)
     coordinator.send(encode_control(Declare()))
     broker.settle(client)
-    (transaction,) = (bytes(event.state.txn_id) for event in client.told(Dispositioned) if isinstance(event.state, Declared))
+    (transaction,) = (bytes(event.state.txn_id) for event in client.events_of(Dispositioned) if isinstance(event.state, Declared))
     if not taken:
         broker.engine.transactions[transaction].doomed = ResourceLimit("a message was refused")
     fields = {"type": TYPE, "operation": operation, "formatId": Int(7), "gtrid": "67", "bqual": "62", "txnId": transaction.hex()}
@@ -87,7 +87,7 @@ async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(oper
     broker.settle(client)
     coordinator.send(encode_control(Discharge(transaction, fail)))
     broker.settle(client)
-    answer = client.told(Dispositioned)[-1].state
+    answer = client.events_of(Dispositioned)[-1].state
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
 
 
@@ -124,7 +124,7 @@ class Controller(served.Client):
         """Return the answer of the broker."""
         link.send(encode_control(what), settled=settled)
         self.served.settle(self)
-        return self.told(Dispositioned)[-1].state
+        return self.events_of(Dispositioned)[-1].state
 
     def begin(self) -> bytes:
         """Begin a transaction with a message in it."""
@@ -182,7 +182,7 @@ async def test_settled_declare_or_discharge_ends_the_link_and_its_transactions(w
     client = Controller(Served())
     txn_id = client.begin()
     client.control(client.own, Declare() if what == "declare" else Discharge(txn_id, False), settled=True)
-    (detached,) = client.told(Detached)
+    (detached,) = client.events_of(Detached)
     assert detached.error is not None
     assert detached.error.condition == NOT_ALLOWED
     assert client.waiting == 0

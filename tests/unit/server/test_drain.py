@@ -1,4 +1,4 @@
-"""Drains at the broker: a consumer that asks for the available messages is told when it has them."""
+"""Drains at the broker: a consumer asks for the available messages, and the broker reports when the consumer has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bascule.amqp.link import SenderLink
 from bascule.server.client import Client
 from bascule.server.links import BrowserLink, ConsumerLink
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
-from tests.unit.amqp.pair import Pair, of
+from tests.unit.amqp.pair import Pair, events_of
 from tests.unit.server.served import Served
 
 
@@ -46,7 +46,7 @@ def test_a_drain_is_answered_even_if_messages_use_up_its_credit(serve: Any, mess
     pair.run()
     serve(broker, client, sender)
     events: list[Event] = pair.run().at_client
-    assert len(of(Transferred, events)) == min(messages, 2)
-    assert len(of(Flowed, events)) == 1
+    assert len(events_of(Transferred, events)) == min(messages, 2)
+    assert len(events_of(Flowed, events)) == 1
     assert receiver.credit == 0
     assert not receiver.drain

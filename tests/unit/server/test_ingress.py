@@ -24,7 +24,7 @@ from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 SENDS = 3 * CHUNKS_MAX
-PATIENCE_S = 30.0
+WAIT_S = 30.0
 
 
 class Record:
@@ -80,7 +80,7 @@ class Topics:
 
 
 async def until(broker: BrokerInMemory, true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < deadline_s
         broker.settle()
@@ -285,9 +285,9 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_retried(monkeypatch: pytest
     asyncio.run(tailed())
 
 
-@pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
-def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new topic has grown past the position in the old one, and would be read on as if it were the old one."""
+@pytest.mark.parametrize("new_records", [[Record(7, "q")], []], ids=["with records", "with none"])
+def test_no_record_of_a_recreated_topic_is_taken(new_records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new topic has grown past the position in the old topic. The tail must not continue there as if the topic were the same."""
 
     class Grown(Reader):
         def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
@@ -295,14 +295,14 @@ def test_no_record_of_a_recreated_topic_is_taken(what_came: list[Record], monkey
             if self._position <= 5:
                 return [Record(self._position - 1, "q")]
             monkeypatch.setattr(Topics, "now", "second")
-            return what_came
+            return new_records
 
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: not tail._thread.is_alive() and broker.engine.queue("q").held_messages == 5)
         assert tail.failure.startswith("ingress bascule.ingress has stopped: the topic was recreated")
         assert (broker.engine.ingress_topic_id, broker.engine.ingress_positions) == ("first", {0: 5})
 
-    monkeypatch.setattr(ingress_tail, "LOOK_S", 3600.0 if what_came else 0.0)
+    monkeypatch.setattr(ingress_tail, "LOOK_S", 3600.0 if new_records else 0.0)
     run(Policy(), check, monkeypatch, Grown)
 
 

@@ -36,7 +36,7 @@ class Session:
     def declare(self) -> bytes:
         self.coordinator.send(encode_control(Declare()))
         self.served.settle(self.client)
-        answers = [event.state for event in self.client.told(Dispositioned) if isinstance(event.state, Declared)]
+        answers = [event.state for event in self.client.events_of(Dispositioned) if isinstance(event.state, Declared)]
         return bytes(answers[-1].txn_id)
 
     def receive(self, count: int) -> None:
@@ -53,9 +53,9 @@ class Session:
     def unsettled(self) -> list[int]:
         return [number for number, link in self.client.session.incoming.items() if link is self.consumer]
 
-    def discharge(self, *, fail: bool, goes_on: bool = True) -> None:
+    def discharge(self, *, fail: bool, continues: bool = True) -> None:
         self.coordinator.send(encode_control(Discharge(self.transaction, fail)))
-        if goes_on:
+        if continues:
             self.coordinator.send(encode_control(Declare()))
         self.served.settle(self.client)
 
@@ -69,7 +69,7 @@ class Session:
     @property
     def was_reset(self) -> bool:
         return any(
-            event.error is not None and "interrupted transaction" in str(event.error) for event in self.client.told(ConnectionClosed)
+            event.error is not None and "interrupted transaction" in str(event.error) for event in self.client.events_of(ConnectionClosed)
         )
 
 
@@ -166,7 +166,7 @@ async def test_a_session_begun_later_was_not_interrupted(monkeypatch: pytest.Mon
 async def test_only_the_first_transaction_can_reset_a_connection() -> None:
     session = Session(served_with(5, lost=("client",)))
     session.receive(1)
-    session.discharge(fail=False, goes_on=False)
+    session.discharge(fail=False, continues=False)
     session.transaction = session.declare()
     session.discharge(fail=True)
     assert not session.was_reset
@@ -178,7 +178,7 @@ async def test_a_client_that_cannot_have_lost_messages_is_not_reset(how: str) ->
     messages = 1 if how == "nothing sent ahead" else 5
     session = Session(served_with(messages, lost=("client",)), product="other" if how == "another product" else PRODUCT)
     session.receive(1)
-    session.discharge(fail=True, goes_on=how != "closed")
+    session.discharge(fail=True, continues=how != "closed")
     assert not session.was_reset
 
 
@@ -208,13 +208,13 @@ async def test_a_coordinator_attached_after_messages_resets_the_connection_once(
         client.consumer("q", PREFETCH)
         client.session.attach_sender("coordinator", Source(), Coordinator())
         served.settle(client)
-        assert bool(client.told(ConnectionClosed)) is resets
+        assert bool(client.events_of(ConnectionClosed)) is resets
     client.connection.connection_lost(None)  # another interruption
     client = Client(served, product=PRODUCT)
     client.consumer("q", PREFETCH)
     client.session.attach_sender("coordinator", Source(), Coordinator())
     served.settle(client)
-    assert client.told(ConnectionClosed)
+    assert client.events_of(ConnectionClosed)
 
 
 @run_async

@@ -1,4 +1,4 @@
-"""A large message goes to its client in many turns of the event loop, between which other clients are served."""
+"""The broker sends a large message in many turns of the event loop, and serves other clients between the turns."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_large_message_is_written_in_pieces_while_other_clients_are_served
     served.dispatch()
     other.listen()
     assert other.received(inbox) == 1
-    assert client.told(Transferred) == []
+    assert client.events_of(Transferred) == []
     pieces = []
     for _ in range(40):
         client.say()  # the client reports that its window is open
@@ -67,7 +67,7 @@ async def test_large_message_is_written_in_pieces_while_other_clients_are_served
     assert max(pieces) < 2 * PIECE_BYTES
     assert sum(piece > 0 for piece in pieces) > 12
     client.listen()
-    assert [len(event.payload) > len(BODY) for event in client.told(Transferred)] == [True, True]
+    assert [len(event.payload) > len(BODY) for event in client.events_of(Transferred)] == [True, True]
     assert served.contained == []
 
 
@@ -84,7 +84,7 @@ async def test_no_more_frames_are_encoded_while_the_client_does_not_read() -> No
     client.connection.resume_writing()
     assert sum(await turns(client, 20)) > 4 * PIECE_BYTES
     client.listen()
-    assert len(client.told(Transferred)) == 1
+    assert len(client.events_of(Transferred)) == 1
 
 
 @pytest.mark.parametrize("how", ["lost", "closed"])

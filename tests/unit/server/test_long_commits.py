@@ -1,4 +1,4 @@
-"""A commit of much work runs in short turns, between which other clients are served, and later frames of its client wait."""
+"""A long commit runs in short turns. The broker serves other clients between the turns, and later frames of the client wait."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Committing:
     def begin(self, producer: SenderLink) -> bytes:
         self.coordinator.send(encode_control(Declare()))
         self.served.settle(self.client)
-        transaction = bytes(next(event.state.txn_id for event in self.client.told(Dispositioned) if isinstance(event.state, Declared)))
+        transaction = bytes(next(event.state.txn_id for event in self.client.events_of(Dispositioned) if isinstance(event.state, Declared)))
         for number in range(MANY):
             body = message_bytes(number, properties={"number": number % SUBSCRIPTIONS})
             producer.send(body, state=TransactionalState(transaction), settled=True)
@@ -90,7 +90,7 @@ async def test_commit_to_subscriptions_with_selectors_takes_many_turns_and_other
     assert other.received(inbox) == 1
     assert run.held == [0] * SUBSCRIPTIONS
     await run.handled()
-    assert run.client.told(Dispositioned)[-1].state == ACCEPTED
+    assert run.client.events_of(Dispositioned)[-1].state == ACCEPTED
     assert run.held == [MANY // SUBSCRIPTIONS] * SUBSCRIPTIONS
 
 
@@ -188,7 +188,7 @@ async def test_discharge_by_another_link_does_not_plan_the_transaction() -> None
     run.served.settle(run.client)
     other.send(encode_control(Discharge(run.transaction, fail=False)))
     run.served.settle(run.client)
-    assert isinstance(run.client.told(Dispositioned)[-1].state, Rejected)
+    assert isinstance(run.client.events_of(Dispositioned)[-1].state, Rejected)
     assert run.engine.memory.plans_bytes == 0
     body = message_bytes("more", properties={"number": 0})
     run.producer.send(body, state=TransactionalState(run.transaction), settled=True)

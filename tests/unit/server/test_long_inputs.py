@@ -1,4 +1,4 @@
-"""Input that a client sends at once is handled in short turns, between which other clients are served."""
+"""The broker handles the input that a client sends at once in short turns, and serves other clients between the turns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanw
     assert turns > 3
     assert busy.wire.reading
     served.settle(busy)
-    assert len(busy.told(AttachConfirmed)) == LINKS
+    assert len(busy.events_of(AttachConfirmed)) == LINKS
 
 
 @run_async
@@ -130,7 +130,7 @@ async def test_long_fields_of_an_answered_attach_are_not_kept(role: str) -> None
     else:
         client.session.attach_receiver("link", Source("q", capabilities=QUEUE, dynamic_node_properties=long), Target())
     served.settle(client)
-    assert len(client.told(AttachConfirmed)) == 1
+    assert len(client.events_of(AttachConfirmed)) == 1
     (link,) = client.connection.client.links
     assert link.remote.properties is None
     assert link.remote.source is None
@@ -233,7 +233,7 @@ async def test_no_message_overtakes_a_range_that_is_returned_in_pieces(monkeypat
     while busy.connection.behind:
         await asyncio.sleep(0)
     served.settle(other)
-    got = [event.payload for event in other.told(Transferred)]
+    got = [event.payload for event in other.events_of(Transferred)]
     assert len(got) == LINKS + 100
     assert [content(body) for body in got] == list(range(LINKS + 100))
 
@@ -389,7 +389,7 @@ async def test_waiting_message_is_dropped_with_its_link() -> None:
     await served.finish(client)
     served.settle(client)
     assert b"mber 1" not in served.newest
-    (detached,) = client.told(Detached)
+    (detached,) = client.events_of(Detached)
     assert detached.error is not None
     assert detached.error.condition == RESOURCE_LIMIT_EXCEEDED
 
@@ -414,7 +414,7 @@ async def test_queue_deleted_while_a_message_waits_is_recreated_if_permitted(all
     served.engine.delete_queue(served.queue)
     await served.finish(client)
     served.settle(client)
-    states = [type(event.state) for event in client.told(Dispositioned)]
+    states = [type(event.state) for event in client.events_of(Dispositioned)]
     assert states == [Accepted if allowed else Rejected]
     assert ("q" in served.engine.addresses.anycast) is allowed
     if allowed:

@@ -41,12 +41,12 @@ async def test_answer_is_correlated_with_its_request(given: dict[str, str], corr
     )
     client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
     served.settle(client)
-    (event,) = client.told(Transferred)
+    (event,) = client.events_of(Transferred)
     assert decode_message(event.payload).correlation_id == correlation_id
 
 
 def answers(client: Client) -> list[Any]:
-    return [decode_message(event.payload).properties["xaCode"] for event in client.told(Transferred)]
+    return [decode_message(event.payload).properties["xaCode"] for event in client.events_of(Transferred)]
 
 
 @pytest.mark.parametrize(("operation", "more", "code"), ASKED, ids=[f"{operation} {more}" for operation, more, _ in ASKED])
@@ -63,7 +63,7 @@ async def test_answers_from_memory_wait_until_a_later_record_is_stored(operation
     client.run()
     served.broker.flush()
     client.run()
-    assert answers(client) == []  # never, if another broker has the journal: no record of this one is confirmed any more
+    assert answers(client) == []  # never, if another broker has the journal: Kafka confirms no more records of this broker
     served.settle(client)
     assert answers(client) == [code]
 
@@ -117,7 +117,7 @@ async def test_management_request_with_invalid_since_position_is_refused(since: 
     request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties=properties)
     client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
     served.settle(client)
-    (event,) = client.told(Transferred)
+    (event,) = client.events_of(Transferred)
     said = decode_message(event.payload).properties
     assert said["statusCode"] == 400
     assert f"since {since!r} must be the position from an earlier response" in said["statusDescription"]
@@ -132,7 +132,7 @@ async def test_too_large_request_is_rejected_before_it_is_decoded_and_its_link_c
     large = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="text", body="x" * management.REQUEST_SIZE_BYTES_MAX)
     producer.send(encode_message(large))
     served.settle(client)
-    (answer,) = client.told(Dispositioned)
+    (answer,) = client.events_of(Dispositioned)
     assert isinstance(answer.state, Rejected)
     assert f"at most {management.REQUEST_SIZE_BYTES_MAX} are allowed" in str(answer.state.error)
     producer.send(recover("answers"), settled=True)

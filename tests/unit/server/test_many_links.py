@@ -1,4 +1,4 @@
-"""What concerns all links of a client is done in short slices, between which others are served."""
+"""The broker does work on all links of a client in short slices, and serves other clients between the slices."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LINKS = 40
 
 
 class Sliced(Served):
-    """A broker that does one piece of work over all links of a client in each turn, once the test says so."""
+    """A broker that does one piece of work over all links of a client in each turn, after the test has called ``slice``."""
 
     def slice(self, turn_s: float = math.inf) -> None:
         self.client_turns = ClientTurns(turn_s=turn_s, slice_s=0.0)
 
 
 class Returning(Client):
-    """A client that waits in the event loop until the broker goes on with it."""
+    """A client that waits in the event loop until the broker continues with it."""
 
     def say(self) -> bool:
         data = self.amqp.data_to_send()
@@ -47,7 +47,7 @@ class Returning(Client):
 
 
 async def turns_until(done: Callable[[], bool]) -> int:
-    """Let the event loop go on. Return the turns."""
+    """Run the event loop until a condition is true. Return the number of turns."""
     turns = 0
     while not done():
         await asyncio.sleep(0)
@@ -86,12 +86,12 @@ async def test_messages_of_lost_client_return_in_order_over_many_turns() -> None
     served.settle(busy)
     taker = other.consumer("q", credit=LINKS)
     contexts = list(busy.connection.client.links)
-    busy.connection.client.links._held = dict.fromkeys(reversed(contexts))  # the newest message comes back first
+    busy.connection.client.links._held = dict.fromkeys(reversed(contexts))  # the newest message is returned first
     served.slice()
     busy.connection.connection_lost(None)
     await turns_until(lambda: not busy.connection.client.leaving)
     served.settle(other)
-    got = [event.payload for event in other.told(Transferred) if event.link is taker]
+    got = [event.payload for event in other.events_of(Transferred) if event.link is taker]
     assert len(got) == LINKS
     assert [payload[-1] for payload in got] == list(range(LINKS))  # numbers of one byte
 
@@ -128,7 +128,7 @@ async def test_close_is_answered_when_all_links_are_released() -> None:
     await turns_until(lambda: client.wire.closing)
     assert len(client.connection.client.links) == 0
     client.listen()
-    assert len(client.told(ConnectionClosed)) == 1
+    assert len(client.events_of(ConnectionClosed)) == 1
 
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
@@ -152,9 +152,9 @@ async def test_reconnected_client_waits_for_release_of_old_connection_and_gets_i
     again.session = again.amqp.begin()
     again.consumer("t", name="sub", capabilities=TOPIC, durable=2, expiry_policy="never")
     assert not before.connection.client.leaving
-    await turns_until(lambda: again.listen() or bool(again.told(AttachConfirmed)))  # a busy machine gives it another turn
-    assert len(again.told(AttachConfirmed)) == 1
-    assert again.told(Detached) == []
+    await turns_until(lambda: again.listen() or bool(again.events_of(AttachConfirmed)))  # a busy machine gives it another turn
+    assert len(again.events_of(AttachConfirmed)) == 1
+    assert again.events_of(Detached) == []
 
 
 @run_async
@@ -209,8 +209,8 @@ async def test_simultaneously_lost_clients_share_turn_time() -> None:
 
 
 @run_async
-async def test_what_a_lost_client_has_left_counts_towards_no_limit_of_its_user() -> None:
-    """As its connection: the application may come back under another client id before all links are released."""
+async def test_remains_of_lost_client_count_towards_no_limit_of_its_user() -> None:
+    """The application may reconnect with another client id before all links are released."""
     served = Sliced(usage=UsageLimits(sessions_per_user=2, links_per_user=LINKS + 1, transactions_per_user=1))
     busy, other = Client(served, "busy"), Client(served, "other", begins=False)
     for number in range(LINKS):
@@ -224,10 +224,10 @@ async def test_what_a_lost_client_has_left_counts_towards_no_limit_of_its_user()
     again = Client(served, "again")
     for number in range(2):
         again.consumer(f"q{number}", name=f"again-{number}")
-    assert again.told(Detached) == []
+    assert again.events_of(Detached) == []
     await turns_until(lambda: not busy.connection.client.leaving)
     assert (usage.sessions.count, usage.links.count, usage.transactions.count) == (1, 2, 0)
-    assert other.told(ConnectionClosed) == []
+    assert other.events_of(ConnectionClosed) == []
 
 
 @run_async
@@ -297,7 +297,7 @@ class SlowTurns(ClientTurns):
 
 
 @run_async
-async def test_broker_that_is_told_to_stop_tells_a_client_with_many_links_before_it_ends(
+async def test_stopping_broker_notifies_client_with_many_links_before_it_ends(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "CLIENTS_LEAVE_S", SOON_S)

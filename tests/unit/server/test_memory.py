@@ -67,7 +67,7 @@ async def test_producers_get_no_credit_while_memory_is_short_and_resume_automati
         before.send(message_bytes("x"))
     served.settle(client)
     assert before.credit == 0
-    assert served.engine.addresses.anycast["q"].held_messages > 100, "credit that was given is honoured"
+    assert served.engine.addresses.anycast["q"].held_messages > 100, "the broker accepts messages for granted credit"
     served.shortage("")
     served.settle(client)
     assert min(before.credit, late.credit, anonymous.credit) > 0
@@ -169,7 +169,7 @@ async def test_spill_files_with_few_needed_bodies_are_compacted_between_turns(tm
     served.broker.settle()
     before_bytes = files.used_bytes
     served.measure()
-    assert served.engine.turns.pending, "the rest is for the next turns"
+    assert served.engine.turns.pending, "the rest is left to later turns"
     served.broker.settle()
     assert files.used_bytes < before_bytes // 2
     left = list(served.engine.queue("left").ready)
@@ -221,7 +221,7 @@ async def test_client_that_does_not_read_is_disconnected_when_unread_buffers_exc
     served.measure(UNREAD_S / 2)
     hung[0].wire.written.pop()  # this client has read something
     served.measure(UNREAD_S / 2)
-    assert [client.wire.aborted for client in hung] == [False, True, False], "no more than needed"
+    assert [client.wire.aborted for client in hung] == [False, True, False], "no more clients than needed"
     served.measure(UNREAD_S)
     link = reading.consumer("q", credit=1)
     assert reading.received(link) == 1

@@ -13,7 +13,7 @@ from bascule.amqp.types import Symbol
 from tests.support.costs import calls_of
 from tests.unit.server.served import Client, Served, Wire, run_async
 
-SOLE = "sole-connection-for-container"
+SOLE_CONNECTION = "sole-connection-for-container"
 FAILED = Symbol("amqp:connection-establishment-failed")
 
 
@@ -21,7 +21,7 @@ class Opening(Client):
     """A client that has sent only its open."""
 
     def __init__(self, served: Served, container: str = "client", *wanted: str) -> None:
-        self.served, self.wire, self.heard = served, Wire(), []
+        self.served, self.wire, self.events = served, Wire(), []
         self.connection = served.connection()
         wire: Any = self.wire
         self.connection.connection_made(wire)
@@ -39,19 +39,19 @@ class Opening(Client):
 
     @property
     def _answer(self) -> Any:
-        (event,) = self.told(Opened)
+        (event,) = self.events_of(Opened)
         return event.open
 
     @property
     def refusal(self) -> AmqpError | None:
         """Return why the broker has closed the connection."""
-        return next((event.error for event in self.told(ConnectionClosed)), None)
+        return next((event.error for event in self.events_of(ConnectionClosed)), None)
 
 
 @run_async
 async def test_open_reports_product_and_capabilities_of_the_broker() -> None:
     client = Opening(Served())
-    assert client.offered == [SOLE, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"]
+    assert client.offered == [SOLE_CONNECTION, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"]
     assert client.properties[Symbol("product")] == "Bascule"
     assert FAILED not in client.properties
     assert client.refusal is None
@@ -60,7 +60,7 @@ async def test_open_reports_product_and_capabilities_of_the_broker() -> None:
 @run_async
 async def test_connected_client_id_is_refused_with_the_invalid_field() -> None:
     served = Served()
-    first, second = Opening(served, "shop", SOLE), Opening(served, "shop", SOLE)
+    first, second = Opening(served, "shop", SOLE_CONNECTION), Opening(served, "shop", SOLE_CONNECTION)
     assert second.properties[FAILED] is True
     assert "SHARED-SUBS" in second.offered
     assert second.refusal is not None
@@ -72,17 +72,17 @@ async def test_connected_client_id_is_refused_with_the_invalid_field() -> None:
 @run_async
 async def test_client_id_may_be_connected_twice_without_the_sole_connection_capability() -> None:
     served = Served()
-    clients = [Opening(served, "shop", SOLE), Opening(served, "shop"), Opening(served, "other", SOLE)]
+    clients = [Opening(served, "shop", SOLE_CONNECTION), Opening(served, "shop"), Opening(served, "other", SOLE_CONNECTION)]
     assert [client.refusal for client in clients] == [None] * 3
 
 
 @run_async
 async def test_client_id_is_free_when_its_connection_is_closed() -> None:
     served = Served()
-    first = Opening(served, "shop", SOLE)
+    first = Opening(served, "shop", SOLE_CONNECTION)
     first.amqp.close()
     first.run()
-    assert Opening(served, "shop", SOLE).refusal is None
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None
 
 
 @run_async
@@ -92,11 +92,11 @@ async def test_client_id_of_a_closed_connection_with_an_open_socket_is_free() ->
     for client in closed:
         client.amqp.close()
         client.run()
-    assert Opening(served, "shop", SOLE).refusal is None
-    assert Opening(served, "shop", SOLE).refusal is not None
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is not None
     for client in closed:
         client.connection.connection_lost(None)
-    assert Opening(served, "shop", SOLE).refusal is not None
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is not None
 
 
 @run_async
@@ -104,7 +104,7 @@ async def test_client_without_id_opens_while_other_connections_have_not_opened()
     served = Served()
     wire: Any = Wire()
     served.connection().connection_made(wire)
-    assert Opening(served, "", SOLE).refusal is None
+    assert Opening(served, "", SOLE_CONNECTION).refusal is None
 
 
 @run_async

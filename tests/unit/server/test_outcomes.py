@@ -1,4 +1,4 @@
-"""The fate of a message by the outcome of its receiver, settled or not."""
+"""The effect of each outcome on its message, with and without settlement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def delivery_counts(served: Served, queue: str) -> list[int]:
     """Return the delivery counts of the messages that another consumer gets."""
     other = Client(served, "other")
     other.consumer(queue, credit=10)
-    return [head_of(bytes(event.payload))[0][4] for event in other.told(Transferred)]
+    return [head_of(bytes(event.payload))[0][4] for event in other.events_of(Transferred)]
 
 
 OUTCOMES = [

@@ -163,8 +163,8 @@ PLACES = [
 
 def refusals(client: Client) -> list[str]:
     """Return the error conditions that a client got for links and messages."""
-    links = [event.error.condition for event in client.told(Detached) if event.error is not None]
-    states = [event.state for event in client.told(Dispositioned)]
+    links = [event.error.condition for event in client.events_of(Detached) if event.error is not None]
+    states = [event.state for event in client.events_of(Dispositioned)]
     return links + [state.error.condition for state in states if isinstance(state, Rejected) and state.error is not None]
 
 

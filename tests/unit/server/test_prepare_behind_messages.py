@@ -1,4 +1,4 @@
-"""A prepare that comes in one write with the messages of its branch, on another session: it is handled behind all of them."""
+"""A prepare that arrives in one write with the messages of its branch, on another session. The broker handles it after all messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_BYTES = 50_000
 
 
 class Pipelining(Session):
-    """A client that waits for no answer to a message."""
+    """A client that does not wait for answers to its messages."""
 
     def __init__(self, served: Served) -> None:
         super().__init__(served)
@@ -39,7 +39,7 @@ class Pipelining(Session):
         link.send(body, settled=settled, state=TransactionalState(self.id), message_format=message_format)
 
     def prepare(self) -> int:
-        """The code that the broker answers to a prepare, which goes in one write with what was put."""
+        """Send a prepare in one write with the messages of ``put``. Return the code of the broker's answer."""
         self.request()
         return self.answer()
 
@@ -50,11 +50,11 @@ class Pipelining(Session):
 
     def answer(self) -> int:
         self.served.settle(self)
-        (answer,) = [each for each in self.heard if getattr(each, "link", None) is self.answers and hasattr(each, "payload")]
+        (answer,) = [each for each in self.events if getattr(each, "link", None) is self.answers and hasattr(each, "payload")]
         return int(decode_message(answer.payload).properties["xaCode"])
 
     def sent(self) -> int:
-        """How many messages the prepared branch has sent."""
+        """Return the number of messages that the prepared branch has sent."""
         (branch,) = self.served.engine.branches.prepared.values()
         return branch.sent
 

@@ -51,7 +51,7 @@ async def test_message_of_an_anonymous_producer_is_refused_if_its_queue_is_full(
     for address in ("q", "q", "other"):
         relay(client, address)
     assert [served.engine.queue(address).held_messages for address in ("q", "other")] == [1, 1]
-    refused = [event.state for event in client.told(Dispositioned) if isinstance(event.state, Rejected)]
+    refused = [event.state for event in client.events_of(Dispositioned) if isinstance(event.state, Rejected)]
     assert [str(state.error.condition) for state in refused] == ["amqp:resource-limit-exceeded"]
 
 

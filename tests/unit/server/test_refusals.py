@@ -1,4 +1,4 @@
-"""Refusals of a connection, and the fate of messages by a consumer's outcome."""
+"""Refusals of a connection, and the effect of a consumer's outcomes on messages."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ async def test_an_attach_is_refused_with_its_reason(does: Callable[[Client], Non
     client = Client(served)
     does(client)
     served.settle(client)
-    (refused,) = client.told(Detached)
+    (refused,) = client.events_of(Detached)
     assert refused.error is not None
     assert (refused.error.condition, text in str(refused.error)) == (condition, True)
-    assert client.told(ConnectionClosed) == []
+    assert client.events_of(ConnectionClosed) == []
 
 
 @pytest.mark.parametrize(("prefix", "queues"), [("queue://", ["there"]), ("topic://", [])])
@@ -142,7 +142,7 @@ async def test_message_is_removed_kept_or_dead_lettered_by_receiver_outcome(outc
     served.fill("q", 1)
     client = Client(served)
     link = client.consumer("q", credit=1)
-    (delivery,) = client.told(Transferred)
+    (delivery,) = client.events_of(Transferred)
     link.settle(delivery.delivery_id, outcome)
     served.settle(client)
     queue = served.engine.queue("q")
@@ -165,12 +165,12 @@ async def test_a_fault_in_one_connection_ends_only_that_connection(monkeypatch: 
         patched.setattr("bascule.server.transfers.scan", fails)
         link.send(message_bytes("x"))
         client.run()
-    (closed,) = client.told(ConnectionClosed)
+    (closed,) = client.events_of(ConnectionClosed)
     assert closed.error is not None
     assert closed.error.condition == INTERNAL_ERROR
     kept.send(message_bytes("y"))
     served.settle(other)
-    assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
+    assert [event.state for event in other.events_of(Dispositioned)] == [Accepted()]
 
 
 @pytest.mark.parametrize("place", ["transfers.scan", "connection.attach"])
@@ -191,7 +191,7 @@ async def test_fault_of_the_broker_ends_the_epoch_instead_of_refusing_the_reques
         link.send(message_bytes("x"))
     client.run()
     assert served.epoch_errors == [fault]
-    assert (client.told(Detached), client.told(Dispositioned)) == ([], [])
+    assert (client.events_of(Detached), client.events_of(Dispositioned)) == ([], [])
 
 
 @run_async
@@ -206,7 +206,7 @@ async def test_error_of_connection_closes_connection_with_condition_of_error(mon
     monkeypatch.setattr("bascule.server.transfers.scan", fails)
     link.send(message_bytes("x"))
     client.run()
-    (closed,) = client.told(ConnectionClosed)
+    (closed,) = client.events_of(ConnectionClosed)
     assert closed.error is not None
     assert closed.error.condition == RESOURCE_LIMIT_EXCEEDED
     assert served.epoch_errors == []
@@ -220,7 +220,7 @@ async def test_a_message_of_another_format_is_refused_and_the_link_continues() -
     link.send(message_bytes("x"), message_format=0x80013700)
     link.send(message_bytes("x"))
     served.settle(client)
-    states = [event.state for event in client.told(Dispositioned)]
+    states = [event.state for event in client.events_of(Dispositioned)]
     assert [type(state) for state in states] == [Rejected, Accepted]
     assert states[0].error.condition == NOT_IMPLEMENTED
     assert served.engine.addresses.anycast["q"].held_messages == 1

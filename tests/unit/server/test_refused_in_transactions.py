@@ -1,6 +1,6 @@
-"""A message of a transaction that the broker does not take: the transaction can only be rolled back, whatever its client looks at.
+"""If the broker refuses a message of a transaction, the transaction can only be rolled back, even if the client ignores the outcome.
 
-Qpid JMS sends the messages of a transaction asynchronously, and commits without a look at their outcomes.
+Qpid JMS sends the messages of a transaction asynchronously, and commits without checking their outcomes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Session(serving.Client):
     def declare(self) -> bytes:
         self.coordinator.send(encode_control(Declare()))
         self.served.settle(self)
-        return bytes([each.state.txn_id for each in self.told(Dispositioned) if isinstance(each.state, Declared)][-1])
+        return bytes([each.state.txn_id for each in self.events_of(Dispositioned) if isinstance(each.state, Declared)][-1])
 
     def put(self, link: SenderLink, body: bytes, *, settled: bool = False, message_format: int = 0) -> None:
         link.send(body, settled=settled, state=TransactionalState(self.id), message_format=message_format)
@@ -75,7 +75,7 @@ class Session(serving.Client):
         """Return the answer of the broker."""
         self.coordinator.send(encode_control(Discharge(self.id, fail)))
         self.served.settle(self)
-        return self.told(Dispositioned)[-1].state
+        return self.events_of(Dispositioned)[-1].state
 
     def ask(self, operation: str) -> int:
         """Return the code that the broker answers to a request about the transaction."""
@@ -84,7 +84,7 @@ class Session(serving.Client):
         request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties=fields)
         self.producer(MANAGEMENT_ADDRESS, name=operation).send(encode_message(request))
         self.served.settle(self)
-        (answer,) = [each for each in self.told(Transferred) if each.link is answers]
+        (answer,) = [each for each in self.events_of(Transferred) if each.link is answers]
         return int(decode_message(answer.payload).properties["xaCode"])
 
     def waiting(self) -> int:
@@ -235,11 +235,11 @@ async def test_successful_repetition_of_a_refused_message_does_not_save_its_tran
     client = Session(served_with_limits())
     to_a_full_queue(client)
     client.consumer(FULL, 1)
-    (delivery,) = client.told(Transferred)
+    (delivery,) = client.events_of(Transferred)
     delivery.link.settle(delivery.delivery_id, ACCEPTED)
     client.served.settle(client)
     client.put(client.producer(FULL, name="again"), message_bytes("x"))
-    assert client.told(Dispositioned)[-1].state == ACCEPTED
+    assert client.events_of(Dispositioned)[-1].state == ACCEPTED
     assert isinstance(client.discharge(), Rejected)
     assert client.served.engine.queue(FULL).held_messages == 0
 

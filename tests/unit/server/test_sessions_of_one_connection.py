@@ -29,7 +29,7 @@ class Member:
         self.committed = 0
 
     def open(self, client: Client, served: Served) -> None:
-        """Reset as the client does: a session that waited for an answer was told, and has forgotten everything."""
+        """Reset as the client does: a session that waited for an answer got an error and has forgotten its state."""
         self.client, self.served = client, served
         self.in_doubt = self.received > 0 and not self.waits
         self.received, self.waits = (self.received if self.in_doubt else 0), False
@@ -45,7 +45,7 @@ class Member:
         served.settle(client)
 
     def transactions(self) -> list[bytes]:
-        answers = [event for event in self.client.told(Dispositioned) if event.session is self.session]
+        answers = [event for event in self.client.events_of(Dispositioned) if event.session is self.session]
         return [bytes(event.state.txn_id) for event in answers if isinstance(event.state, Declared)]
 
     def turn(self) -> None:
@@ -96,7 +96,7 @@ class Application:
             ends = member.received >= member.batch and not member.waits
             member.turn()
             heapq.heappush(self.due, (time + (0.001 if ends else 1 + 0.1 * self.random.random()), number))
-            if self.client.told(ConnectionClosed):
+            if self.client.events_of(ConnectionClosed):
                 self.break_off()
 
     def break_off(self) -> None:
@@ -135,10 +135,10 @@ async def test_commits_are_held_until_no_session_is_in_the_middle_of_a_transacti
     assert doubtful.waits
     busy.turn()
     assert busy.waits
-    assert not application.client.told(ConnectionClosed)
+    assert not application.client.events_of(ConnectionClosed)
     slow.turn()
     slow.turn()
-    assert application.client.told(ConnectionClosed)
+    assert application.client.events_of(ConnectionClosed)
     assert (busy.committed, slow.committed) == (0, 0)
     assert served.engine.queue("q").held_messages == 3000
 
@@ -151,7 +151,7 @@ def held_up(served: Served) -> tuple[Application, Member, Member]:
     for each in (slow, doubtful, doubtful, doubtful):
         each.turn()
     assert doubtful.waits
-    assert not application.client.told(ConnectionClosed)
+    assert not application.client.events_of(ConnectionClosed)
     return application, doubtful, slow
 
 
@@ -166,7 +166,7 @@ def held_up_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> Applica
 
 
 async def wait_told(client: Client) -> None:
-    while not client.told(ConnectionClosed):
+    while not client.events_of(ConnectionClosed):
         await asyncio.sleep(0)
         client.served.settle(client)
 
@@ -189,7 +189,7 @@ async def test_a_session_in_doubt_after_every_reset_loses_its_consumer_but_no_me
     application.break_off()
     application.work(400)
     assert application.connections == 2 + connection_reset.RESETS_MAX
-    (ended,) = application.client.told(Detached)
+    (ended,) = application.client.events_of(Detached)
     assert "close and recreate the consumer" in str(ended.error)
     assert served.engine.queue("q").held_messages == 3000 - 3 * member.committed
     assert served.engine.counters.dead_lettered == 0
@@ -259,7 +259,7 @@ async def test_connection_closed_by_broker_error_counts_as_interruption(monkeypa
     client = Client(served, product=PRODUCT)
     monkeypatch.setitem(HANDLERS, Flowed, lambda *_: 1 / 0)
     client.consumer("q", 1)
-    assert client.told(ConnectionClosed)
+    assert client.events_of(ConnectionClosed)
     assert served.interruptions.opened("client", {"product": PRODUCT}) != ConnectionHistory()
 
 
@@ -286,9 +286,9 @@ async def test_requests_before_a_reset_are_stored_and_answered_first() -> None:
     doubtful.coordinator.send(encode_control(Discharge(doubtful.transactions()[-1], True)))
     doubtful.coordinator.send(encode_control(Declare()))
     application.client.run()  # nothing is stored yet
-    assert not application.client.told(ConnectionClosed)
+    assert not application.client.events_of(ConnectionClosed)
     served.settle(application.client)
-    answers = [event for event in application.client.heard if isinstance(event, Dispositioned | ConnectionClosed)]
+    answers = [event for event in application.client.events if isinstance(event, Dispositioned | ConnectionClosed)]
     assert isinstance(answers[-1], ConnectionClosed)
     assert [event.state for event in answers[:-1] if event.session is other.session][-1] == ACCEPTED
 

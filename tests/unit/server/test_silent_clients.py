@@ -21,7 +21,7 @@ BODY = "x" * 100_000
 
 
 @asynccontextmanager
-async def a_client_that_stops(served: Served, address: str, credit: int) -> AsyncIterator[None]:
+async def stalled_client(served: Served, address: str, credit: int) -> AsyncIterator[None]:
     """Attach a consumer over a socket, and then neither read nor write."""
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(served.connection, "127.0.0.1", 0)
@@ -54,7 +54,7 @@ async def a_client_that_stops(served: Served, address: str, credit: int) -> Asyn
 
 
 async def store(served: Served) -> None:
-    """Store all records all the time, as Kafka would."""
+    """Store all records continuously, like Kafka."""
     while True:
         served.broker.settle()
         served.send_output()
@@ -74,7 +74,7 @@ async def test_messages_of_a_stalled_client_are_released_after_the_idle_timeout(
     served.fill("q", count, body)
     queue = served.engine.addresses.anycast["q"]
     for _ in range(2):
-        async with a_client_that_stops(served, "q", credit=1000):
+        async with stalled_client(served, "q", credit=1000):
             await until(lambda: queue.delivering_count > 0)
             await until(lambda: not queue.consumers and not queue.delivering_count)
     first, *others = queue.waiting()

@@ -1,4 +1,4 @@
-"""Bodies on disk: each is read back as it was written, even before it is flushed."""
+"""Bodies on disk: each body is read back unchanged, even before it is flushed."""
 
 import errno
 import os
@@ -62,7 +62,7 @@ def test_a_segment_without_needed_bodies_is_deleted(tmp_path: Path) -> None:
     assert len(list((tmp_path / "bodies").iterdir())) == 3
     for each in kept:
         each.free()
-    assert len(list((tmp_path / "bodies").iterdir())) == 1, "only the one that is being written stays"
+    assert len(list((tmp_path / "bodies").iterdir())) == 1, "only the file that is being written stays"
     files.close()
 
 
@@ -98,7 +98,7 @@ def test_files_leave_the_configured_space_on_the_disk_free(tmp_path: Path, monke
     with pytest.raises(OSError, match="spill_free_bytes"):
         Kept(files, body)
     free_bytes = 1_100_000
-    assert files.look(), "a gap, so that producers do not stop and go on all the time"
+    assert files.look(), "hysteresis, so that producers do not block and continue all the time"
     free_bytes = 1_300_000
     assert files.look() == ""
     Kept(files, body)
@@ -125,7 +125,7 @@ def test_body_stays_in_memory_when_disk_is_full_and_later_bodies_are_spilled(tmp
     assert (bodies.memory_bytes, bodies.stored_bytes) == (0, 0)
 
 
-def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
+def keep_one_in_each_segment(files: SpillFiles, segments: int) -> list[Kept]:
     """Store bodies, one of which is left in each segment."""
     left, segment_bytes = [], files.limit_bytes // spill.SEGMENTS_MIN
     for _ in range(segments):
@@ -141,7 +141,7 @@ def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
 def test_files_with_few_needed_bodies_are_compacted(tmp_path: Path) -> None:
     directory = tmp_path / "bodies"
     files = SpillFiles(directory, limit_bytes=4 << 20)
-    left = of_each_segment_one(files, 12)
+    left = keep_one_in_each_segment(files, 12)
     assert files.wasteful
     assert size_of(directory) > 2 << 20
     pieces = list(files.compaction())
@@ -170,7 +170,7 @@ def test_bodies_freed_in_the_order_of_arrival_are_not_copied(tmp_path: Path) -> 
 
 def test_failed_compaction_without_room_keeps_all_bodies_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=4 << 20)
-    left = of_each_segment_one(files, 12)
+    left = keep_one_in_each_segment(files, 12)
     files.limit_bytes = files.used_bytes
     with pytest.raises(OSError, match="spill_bytes"):
         list(files.compaction())

@@ -42,18 +42,18 @@ PLACES = [("a", "b.c", True), ("a.b", "c", True), ("x", "a.b.c|global", True), (
           ("a.b", "c|volatile1", False), ("x", "a.b.c|global-volatile1", False), ("a\\", "b.c", True)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mine", "yours"), list(combinations(PLACES, 2)))
+@pytest.mark.parametrize(("first_client", "second_client"), list(combinations(PLACES, 2)))
 @run_async
-async def test_subscriptions_of_two_clients_are_separate(mine: tuple[str, str, bool], yours: tuple[str, str, bool]) -> None:
+async def test_subscriptions_of_two_clients_are_separate(first_client: tuple[str, str, bool], second_client: tuple[str, str, bool]) -> None:
     served = Served()
     links = []
-    for (container, name, durable), topic in ((mine, "news"), (yours, "other")):
+    for (container, name, durable), topic in ((first_client, "news"), (second_client, "other")):
         client = Client(served, container)
         links.append((client, subscribe(client, name, topic, durable=durable, shared="|" in name)))
     publish(served, 3)
     served.settle(*(client for client, _ in links))
     assert [client.received(link) for client, link in links] == [3, 0]
-    assert not any(client.told(Detached) for client, _ in links)  # no client got the error "has a consumer already"
+    assert not any(client.events_of(Detached) for client, _ in links)  # no client got the error "has a consumer already"
 
 
 @run_async
@@ -66,7 +66,7 @@ async def test_a_subscription_keeps_its_messages_if_another_client_uses_a_simila
     other = Client(served, "a.b")
     subscribe(other, "c", "other")
     assert client.received(subscribe(client, "b.c")) == 3
-    assert not other.told(Detached)
+    assert not other.events_of(Detached)
 
 
 @run_async
@@ -78,7 +78,7 @@ async def test_a_subscription_keeps_its_messages_if_its_replacement_is_refused()
     publish(served, 3)
     served.engine.memory.selector_chars_max = 5
     subscribe(client, "kept", selector="priority > 3")
-    assert "the selector has 12 characters" in str(client.told(Detached)[-1].error)
+    assert "the selector has 12 characters" in str(client.events_of(Detached)[-1].error)
     assert client.received(subscribe(client, "kept")) == 3
 
 
@@ -91,7 +91,7 @@ async def test_a_subscription_can_be_replaced_by_its_user_at_the_limit() -> None
     publish(served, 3)
     link = subscribe(client, "kept", selector="TRUE")
     assert client.received(link) == 0
-    assert [each.error for each in client.told(Detached)] == [None]  # of the first link
+    assert [each.error for each in client.events_of(Detached)] == [None]  # of the first link
     publish(served, 1)
     served.settle(client)
     assert client.received(link) == 1
@@ -107,13 +107,13 @@ def test_subscription_queue_names_are_unique(one: tuple[str | None, str, bool], 
 @run_async
 async def test_a_subscription_of_an_earlier_version_can_be_used_and_deleted(container: str, name: str) -> None:
     served = Served()
-    bare, _, everybodys = name.partition("|")
-    then = bare if everybodys else f"{container}.{bare}"
-    served.engine.create_queue(then, "news", Routing.MULTICAST, subscription=then, shared=bool(everybodys))
+    bare, _, is_shared = name.partition("|")
+    then = bare if is_shared else f"{container}.{bare}"
+    served.engine.create_queue(then, "news", Routing.MULTICAST, subscription=then, shared=bool(is_shared))
     publish(served, 3)
     served.broker.start()
     client = Client(served, container)
-    link = subscribe(client, name, shared=bool(everybodys))
+    link = subscribe(client, name, shared=bool(is_shared))
     assert client.received(link) == 3
     link.detach(closed=False)
     served.settle(client)

@@ -26,7 +26,7 @@ SERVES = "import signal; print('ready now', flush=True); signal.pause()"
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "did not come true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 
@@ -35,10 +35,10 @@ def part(directory: Path, name: str, program: str = SERVES) -> CommandPart:
 
 
 @contextmanager
-def running(directory: Path, parts: list[CommandPart], told: list[str]) -> Iterator[Path]:
+def running(directory: Path, parts: list[CommandPart], reports: list[str]) -> Iterator[Path]:
     """Run the supervisor in a thread until the end of the test; yield the file of process ids."""
     stop, ready = StopSignals(), threading.Event()
-    supervisor = Supervisor(parts, pids_file=directory / "pids.json", tell=told.append)
+    supervisor = Supervisor(parts, pids_file=directory / "pids.json", tell=reports.append)
     thread = threading.Thread(target=supervisor.run, args=(stop, ready.set))
     thread.start()
     try:
@@ -64,18 +64,18 @@ def alive(pid: int | None) -> bool:
 
 
 def test_a_killed_part_is_restarted_and_its_new_process_id_recorded(tmp_path: Path) -> None:
-    told: list[str] = []
-    with running(tmp_path, [part(tmp_path, "broker"), part(tmp_path, "pipelines")], told) as file:
+    reports: list[str] = []
+    with running(tmp_path, [part(tmp_path, "broker"), part(tmp_path, "pipelines")], reports) as file:
         before = pids(file)
         assert before["broker"] is not None
         os.kill(before["broker"], signal.SIGKILL)
         until(lambda: pids(file)["broker"] not in (None, before["broker"]))
-        until(lambda: len(told) == 2)
+        until(lambda: len(reports) == 2)
         after = pids(file)
         assert alive(after["broker"])
         assert after["pipelines"] == before["pipelines"]
-    assert told[0].startswith("broker ended with -9; see ")
-    assert told[1] == f"broker is ready again (process {after['broker']})"
+    assert reports[0].startswith("broker ended with -9; see ")
+    assert reports[1] == f"broker is ready again (process {after['broker']})"
     assert pids(file) == {"broker": None, "pipelines": None}
     assert not any(alive(pid) for pid in after.values())
 

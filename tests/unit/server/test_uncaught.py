@@ -97,8 +97,8 @@ def test_contained_errors_beyond_the_rate_limit_are_counted_and_reported_later(
 
     assert len(lines(LINES_PER_S + 3)) == LINES_PER_S
     now_s[0] += 1
-    told, first = lines(1)
-    assert told == "contained errors not logged count=3"
+    text, first = lines(1)
+    assert text == "contained errors not logged count=3"
     assert "kind=link" in first
     assert len(first) < 500
     now_s[0] += 1

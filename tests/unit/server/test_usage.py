@@ -20,8 +20,8 @@ from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 
-def told(error: AmqpError | None) -> str:
-    """Check that the client is told that a limit is reached."""
+def limit_text(error: AmqpError | None) -> str:
+    """Check that ``error`` is that of a reached limit, and return its text."""
     assert error is not None
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
     return error.description
@@ -48,14 +48,14 @@ async def test_connection_beyond_limit_is_opened_and_closed_with_reason(limits: 
     third = Client(served, "third", begins=False)
     assert third.amqp.remote_open.properties is not None
     assert third.amqp.remote_open.properties["amqp:connection-establishment-failed"] is True
-    (closed,) = third.told(ConnectionClosed)
-    assert told(closed.error) == text
+    (closed,) = third.events_of(ConnectionClosed)
+    assert limit_text(closed.error) == text
     assert served.usage.refused == 1
     second.consumer("q", credit=1)
     served.fill("q", 1)
     assert served.engine.addresses.anycast["q"].delivering_count == 1
     first.connection.connection_lost(None)
-    assert not Client(served, "fourth").told(ConnectionClosed)
+    assert not Client(served, "fourth").events_of(ConnectionClosed)
 
 
 @run_async
@@ -63,7 +63,7 @@ async def test_frames_of_a_refused_client_behind_its_open_are_ignored() -> None:
     served = Served(usage=UsageLimits(connections=1))
     Client(served, "first")
     refused = Client(served, "second", begins=False, pipelined="left-behind")
-    assert refused.told(ConnectionClosed)
+    assert refused.events_of(ConnectionClosed)
     assert "left-behind" not in served.engine.addresses
 
 
@@ -77,10 +77,10 @@ async def test_session_beyond_a_limit_is_ended_and_others_continue() -> None:
     second.run()
     await asyncio.sleep(0)
     second.run()
-    (ended,) = second.told(SessionEnded)
+    (ended,) = second.events_of(SessionEnded)
     assert ended.session is refused
-    assert told(second.told(Detached)[0].error) == told(ended.error)
-    assert told(ended.error) == "the limit of 2 sessions of user 'anonymous' is reached (broker.max_sessions_per_user)"
+    assert limit_text(second.events_of(Detached)[0].error) == limit_text(ended.error)
+    assert limit_text(ended.error) == "the limit of 2 sessions of user 'anonymous' is reached (broker.max_sessions_per_user)"
     assert not link.attached
     assert "unwanted" not in served.engine.addresses
     assert second.consumer("q").attached
@@ -88,7 +88,7 @@ async def test_session_beyond_a_limit_is_ended_and_others_continue() -> None:
     first.run()
     second.amqp.begin()
     second.run()
-    assert len(second.told(SessionEnded)) == 1
+    assert len(second.events_of(SessionEnded)) == 1
 
 
 @run_async
@@ -99,10 +99,10 @@ async def test_session_beyond_a_limit_without_links_is_ended_too(monkeypatch: py
     refused = client.amqp.begin()
     client.run()
     async with asyncio.timeout(20):
-        while not client.told(SessionEnded):
+        while not client.events_of(SessionEnded):
             await asyncio.sleep(0)
             client.run()
-    assert client.told(SessionEnded)[0].session is refused
+    assert client.events_of(SessionEnded)[0].session is refused
 
 
 @run_async
@@ -112,8 +112,8 @@ async def test_link_beyond_a_limit_is_refused_and_others_continue() -> None:
     first = client.consumer("q", name="first")
     client.producer("q", name="second")
     client.consumer("other", name="third")
-    (refused,) = client.told(Detached)
-    assert told(refused.error) == "the limit of 2 links of user 'anonymous' is reached (broker.max_links_per_user)"
+    (refused,) = client.events_of(Detached)
+    assert limit_text(refused.error) == "the limit of 2 links of user 'anonymous' is reached (broker.max_links_per_user)"
     assert "other" not in served.engine.addresses
     first.detach()
     client.run()
@@ -128,10 +128,10 @@ async def test_transaction_beyond_a_limit_is_refused_until_another_one_ends() ->
     client.run()
 
     def ask(control: Declare | Discharge) -> Any:
-        before = len(client.told(Dispositioned))
+        before = len(client.events_of(Dispositioned))
         coordinator.send(encode_control(control))
         served.settle(client)
-        (answer,) = client.told(Dispositioned)[before:]
+        (answer,) = client.events_of(Dispositioned)[before:]
         return answer.state
 
     declared = ask(Declare())
@@ -157,9 +157,11 @@ async def test_queue_beyond_the_limit_of_a_user_is_refused_and_other_users_conti
         client.producer(address, name=f"refused-{number}")
     client.session.attach_receiver("temporary", Source(None, dynamic=True, capabilities=(*QUEUE[:0], "temporary-queue")), Target())
     client.run()
-    refused = client.told(Detached)
+    refused = client.events_of(Detached)
     assert len(refused) == 3
-    assert "the limit of 2 queues and subscriptions of user 'anonymous' is reached (broker.max_queues_per_user)" in told(refused[0].error)
+    assert "the limit of 2 queues and subscriptions of user 'anonymous' is reached (broker.max_queues_per_user)" in limit_text(
+        refused[0].error
+    )
     assert not served.engine.addresses.temporary
     assert there.attached
     served.engine.create_queue("by-the-administrator", "by-the-administrator", Routing.ANYCAST)
@@ -171,13 +173,13 @@ async def test_durable_subscription_beyond_user_limit_is_refused_before_and_afte
     subscriber = Client(served)
     subscriber.consumer("t", name="first", capabilities=TOPIC, durable=2, expiry_policy="never")
     subscriber.consumer("t", name="second", capabilities=TOPIC, durable=2, expiry_policy="never")
-    (refused,) = subscriber.told(Detached)
-    assert "the limit of 1 durable subscriptions of user 'anonymous' is reached" in told(refused.error)
+    (refused,) = subscriber.events_of(Detached)
+    assert "the limit of 1 durable subscriptions of user 'anonymous' is reached" in limit_text(refused.error)
     subscriber.connection.connection_lost(None)
     served.broker.start()
     again = Client(served)
     again.consumer("t", name="second", capabilities=TOPIC, durable=2, expiry_policy="never")
-    assert again.told(Detached)
+    assert again.events_of(Detached)
     assert served.engine.addresses.durable_subscriptions_of["anonymous"] == 1
 
 

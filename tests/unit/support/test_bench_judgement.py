@@ -1,4 +1,4 @@
-"""The benches of what is promised find that it was not kept."""
+"""The benchmarks of guaranteed limits report a limit that was exceeded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest) -> ModuleType:
-    """The bench of that name."""
+    """Return the benchmark with the name of the parameter."""
     return importlib.import_module(f"bench.{request.param}")
 
 

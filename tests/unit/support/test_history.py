@@ -1,4 +1,4 @@
-"""The checker finds every anomaly that is planted, by its name, and nothing where nothing is."""
+"""The checker finds every planted anomaly, by its name, and no anomaly in a correct history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subscribed(name: str, op: str = "subscribe", **more: Any) -> Operation:
     return Operation(f"client of {name}", (), "ok", source="topic:t", op=op, subscription=name, **more)
 
 
-def heard(name: str, *ids: str, outcome: Outcome = "ok", **more: Any) -> Operation:
+def received(name: str, *ids: str, outcome: Outcome = "ok", **more: Any) -> Operation:
     return Operation(f"client of {name}", ids, outcome, source="topic:t", op="receive", subscription=name, **more)
 
 
@@ -45,8 +45,9 @@ BY_KIND = {str(number): Facts(properties={"kind": number % 2}) for number in ran
 TOPIC = [
     sent("0", to="topic:t"), subscribed("s", begun_ms=0.5), subscribed("odd", selector="kind = 1"),
     sent("1", "2", to="topic:t", facts=BY_KIND, begun_ms=2.5),
-    sent("3", to="topic:t", outcome="indeterminate"), heard("s", "1", outcome="indeterminate"), heard("s", "1", "2", redelivered=("1",)),
-    heard("odd", "1"), subscribed("s", op="unsubscribe"), sent("4", "5", to="topic:t"), heard("odd", "5"),
+    sent("3", to="topic:t", outcome="indeterminate"), received("s", "1", outcome="indeterminate"),
+    received("s", "1", "2", redelivered=("1",)),
+    received("odd", "1"), subscribed("s", op="unsubscribe"), sent("4", "5", to="topic:t"), received("odd", "5"),
 ]  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_partial_transaction_over_two_destinations_is_found_unless_rolled_back()
         (taken("1", source="a"), ["redelivered-unmarked: 1 second time from a (1)"]),
         (taken("1", source="a", redelivered=("1",)), []),
         (taken("1", source="a", begun_ms=2, by="another"), ["redelivered-unmarked: 1 second time from a (1)"]),
-        # Whoever was given it first.
+        # The same holds if another consumer got the message first.
         (taken("1", source="a", by="another"), ["redelivered-unmarked: 1 second time from a (1)"]),
         (taken("1", source="a", by="another", redelivered=("1",)), []),
     ],
@@ -128,7 +129,7 @@ def test_message_out_of_order_is_found() -> None:
     operations = [sent("1"), sent("2", facts={"2": Facts(priority=9)}), sent("3"), sent("4")]
     assert found([*operations, taken("2", "1", "3", "4", source="a")]) == []
     assert found([*operations, taken("2", "3", "1", "4", source="a")]) == ["out-of-order: 1 late from a (1)"]
-    # What comes again may be late, and so may what another consumer gets.
+    # Redelivered messages may be late, and so may messages of another consumer.
     assert (
         found([*operations, taken("1", "2", source="a", outcome="fail"), taken("2", "3", "1", "4", source="a", redelivered=("1", "2"))])
         == []
@@ -149,10 +150,10 @@ def test_indeterminate_move_does_not_determine_order_of_another_move() -> None:
     ("planted", "text"),
     [
         (sent("7", to="topic:t", facts=BY_KIND), "selector-miss: 1 sent and never given out from topic:t/odd (7)"),
-        (heard("odd", "2"), "selector-leak: 1 from topic:t/odd to who did not ask for them (2)"),
-        (heard("s", "0"), "sub-ghost: 1 in topic:t/s, sent before it existed (0)"),
-        (heard("s", "1"), "duplicated: 1 given out again from topic:t/s after they had been acknowledged (1)"),
-        (heard("s", "9"), "unexpected: 1 in topic:t/s without having been sent (9)"),
+        (received("odd", "2"), "selector-leak: 1 from topic:t/odd to who did not ask for them (2)"),
+        (received("s", "0"), "sub-ghost: 1 in topic:t/s, sent before it existed (0)"),
+        (received("s", "1"), "duplicated: 1 given out again from topic:t/s after they had been acknowledged (1)"),
+        (received("s", "9"), "unexpected: 1 in topic:t/s without having been sent (9)"),
         (subscribed("late"), None),
     ],
 )
@@ -161,7 +162,7 @@ def test_planted_delivery_or_miss_of_a_subscription_is_found(planted: Operation,
 
 
 def test_gap_in_a_subscription_is_found() -> None:
-    operations = [subscribed("s"), sent("1", "2", to="topic:t", begun_ms=0.5), heard("s", "2")]
+    operations = [subscribed("s"), sent("1", "2", to="topic:t", begun_ms=0.5), received("s", "2")]
     assert found(operations) == ["sub-gap: 1 sent and never given out from topic:t/s (1)"]
     overlapping = [subscribed("s", ended_ms=5.0), sent("1", to="topic:t", begun_ms=4.0, ended_ms=6.0)]
     assert found(overlapping) == []
@@ -189,11 +190,11 @@ def test_dead_letter_accounts_for_its_returned_message() -> None:
 
 
 def test_dead_letter_of_one_subscription_does_not_conflict_with_another_subscription() -> None:
-    published = [subscribed("s1"), subscribed("s2"), sent("1", to="topic:t"), heard("s1", "1", outcome="fail")]
+    published = [subscribed("s1"), subscribed("s2"), sent("1", to="topic:t"), received("s1", "1", outcome="fail")]
     dead = taken("1", source="DLQ", by="undertaker")
-    assert found([*published, heard("s2", "1"), dead], spills={"topic:t": ("DLQ",)}) == []
+    assert found([*published, received("s2", "1"), dead], spills={"topic:t": ("DLQ",)}) == []
     again = [f"duplicated: 1 given out again from topic:t/{name} after they had been acknowledged (1)" for name in ("s1", "s2")]
-    by_both = [heard("s1", "1", redelivered=("1",)), heard("s2", "1"), dead]
+    by_both = [received("s1", "1", redelivered=("1",)), received("s2", "1"), dead]
     assert found([*published, *by_both], spills={"topic:t": ("DLQ",)}) == again
 
 

@@ -1,4 +1,4 @@
-"""What becomes of branches is judged by the calls on them: every fault that is planted is found, and nothing where nothing is."""
+"""The checker judges branches by the calls on them. It finds every planted fault, and no fault in a correct history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(each: Branch, operations: Sequence[Operation] = (), listings: Sequence
         branch(end("commit")),
         branch(end("commit", None), end("commit", "committed", 30)),
         branch(end("commit", None), end("commit", "unknown", 30)),
-        branch(end("rollback", "committed", 40), end("commit")),  # by a recovery that was late, and harmless
+        branch(end("rollback", "committed", 40), end("commit")),  # by a late recovery, without effect
         branch(end("rollback", "unknown", asked_ms=5), decided="rollback", prepared_ms=NEVER_MS),
         branch(end("commit", "forced-commit", forced=True), end("rollback", "rolled-back", 90), forget_ms=60),
     ],

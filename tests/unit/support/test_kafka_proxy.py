@@ -1,4 +1,4 @@
-"""What becomes of a request, seen from a client and from a Kafka that are two sockets."""
+"""Requests through the Kafka proxy. Two sockets take the places of the client and of Kafka."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.kafka_proxy import Action, Api, KafkaProxy, read_frame
 from tests.support.system import wait_for
 
 SOON_S = 10.0
-#: Requests that meet a fault in every run.
+#: The minimum number of requests with a fault in a run.
 FAULTS_MIN = 40
 
 
@@ -32,7 +32,7 @@ def answer(number: int, body: bytes = b"") -> bytes:
 
 
 class Ends:
-    """A proxy, the client's end of a connection over it, and Kafka's."""
+    """A proxy, and the client's and Kafka's ends of a connection through it."""
 
     def __init__(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Ends:
         listener.close()
 
     def ask(self, api: Api, number: int) -> None:
-        """A request that Kafka gets and answers."""
+        """Send a request that Kafka receives and answers."""
         self.client.sendall(request(api, number))
         self.serve(api, number)
 

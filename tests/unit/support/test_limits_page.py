@@ -1,4 +1,4 @@
-"""The page of limits is what the code says."""
+"""The page of limits agrees with the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = [limit for limits in LIMITS.values() for limit in limits]
 
 
 def test_limits_page_equals_the_generated_page() -> None:
-    assert PAGE.read_text() == page(), "run `python -m tests.support.limits_page`"
+    assert PAGE.read_text() == page(), "run `python -m tests.support.limits_page` to regenerate the page"
 
 
 def test_each_limit_constant_is_listed_or_bounds_no_peer() -> None:

@@ -1,4 +1,4 @@
-"""Each fault of a link, as both ends see it."""
+"""Each fault of a link, seen from both ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from tests.support.link_faults import FAULTS, WELL, BadLink
 
-#: Long for loopback, short for a test that waits for nothing.
+#: Time in which no data must arrive: long for loopback, short for a test.
 NOTHING_S = 0.2
 SOON_S = 10.0
 DATA = b"0123456789"
 
 
 class Ends:
-    """A link, the client's end of a connection over it, and the server's."""
+    """A link, and the client's and the server's ends of a connection through it."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

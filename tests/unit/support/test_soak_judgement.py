@@ -1,4 +1,4 @@
-"""What a soak saw is judged in whole: every anomaly that its page names is found when it is planted, and nothing where nothing is."""
+"""The judgement of a whole soak finds every planted anomaly that its page names, and no anomaly in a correct history."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HIGH, TAKEN_AWAY = {"n": 9, "region": "US"}, {"n": 0, "region": "EU"}
 
 
 def sent(id: str, to: str, at_ms: float, outcome: Outcome = "ok", **facts: object) -> Operation:
-    said = {id: Facts(**facts)}  # type: ignore[arg-type]
-    return Operation("sender", (id,), outcome, target=to, op="send", begun_ms=at_ms, ended_ms=at_ms + 1, facts=said)
+    facts_by_id = {id: Facts(**facts)}  # type: ignore[arg-type]
+    return Operation("sender", (id,), outcome, target=to, op="send", begun_ms=at_ms, ended_ms=at_ms + 1, facts=facts_by_id)
 
 
 def moved(id: str, at_ms: float, outcome: Outcome = "ok") -> Operation:
@@ -69,7 +69,7 @@ def topics(copies: Mapping[str, list[str]]) -> dict[str, object]:
     return {"diverted": {f"soak.{name}": DIVERTS[name]._replace(ids=ids) for name, ids in copies.items()}}
 
 
-SOUND = Evidence(OPERATIONS, topics(COPIES)["diverted"], {PAYMENTS: ["p1", "p2"]}, {}, HEALED_MS, AUDIT)  # type: ignore[arg-type]
+CORRECT = Evidence(OPERATIONS, topics(COPIES)["diverted"], {PAYMENTS: ["p1", "p2"]}, {}, HEALED_MS, AUDIT)  # type: ignore[arg-type]
 Plant = Callable[[Evidence], Evidence]
 
 
@@ -143,14 +143,14 @@ PLANTED: list[tuple[str, Plant]] = [
 
 
 def test_correct_soak_has_no_anomaly() -> None:
-    tally = SOUND.judge()
+    tally = CORRECT.judge()
     assert tally.anomalies == []
     assert tally.unjudged == set()
 
 
 @pytest.mark.parametrize(("text", "plant"), PLANTED, ids=[text.partition(" (")[0] for text, _ in PLANTED])
 def test_anomaly_planted_in_a_soak_is_found(text: str, plant: Plant) -> None:
-    assert text in found(plant(SOUND))
+    assert text in found(plant(CORRECT))
 
 
 def test_every_documented_anomaly_is_planted_in_a_test() -> None:
@@ -158,16 +158,16 @@ def test_every_documented_anomaly_is_planted_in_a_test() -> None:
 
 
 def test_operation_begun_before_the_final_healing_may_stay_unanswered() -> None:
-    assert found(also(sent("o3", ORDERS, HEALED_MS + AFTERMATH_MS, "indeterminate"))(SOUND)) == []
+    assert found(also(sent("o3", ORDERS, HEALED_MS + AFTERMATH_MS, "indeterminate"))(CORRECT)) == []
 
 
 def test_answers_are_not_judged_without_an_audit_of_the_journal() -> None:
-    tally = replace(SOUND, journal=None, gap="trimmed").judge()
+    tally = replace(CORRECT, journal=None, gap="trimmed").judge()
     assert tally.unjudged == {"zombie-ack"}
     assert str(tally).endswith("no anomaly (not judged: zombie-ack)")
 
 
-# -- what expires -------------------------------------------------------------------------------------------------------------------------
+# -- expired messages -
 
 
 @pytest.mark.parametrize(
@@ -176,26 +176,26 @@ def test_answers_are_not_judged_without_an_audit_of_the_journal() -> None:
         (forgotten("t3", Place(EXPIRED)), ["lost: 1 sent and never given out from timed (t3)"]),
         (also(taken("t3", EXPIRED, 900)), ["duplicated: 1 given out again from ExpiryQueue after they had been acknowledged (t3)"]),
         (also(taken("t3", TIMED, 200)), ["duplicated: 1 given out again from timed after they had been acknowledged (t3)"]),
-        # It was rolled back, and expired before it came again.
+        # The delivery was rolled back, and the message expired before it was redelivered.
         (also(taken("t3", TIMED, 200, "fail")), []),
         (also(sent("t4", TIMED, 900, expiry_ms=2_000), taken("t4", TIMED, 910)), []),
         (also(sent("t4", TIMED, 900, "indeterminate", expiry_ms=2_000)), []),
     ],
 )
 def test_message_with_ttl_is_delivered_in_time_or_goes_to_the_expiry_queue(plant: Plant, texts: list[str]) -> None:
-    assert [text for text in found(plant(SOUND)) if "zombie-ack" not in text] == texts
+    assert [text for text in found(plant(CORRECT)) if "zombie-ack" not in text] == texts
 
 
 def test_expired_message_in_dead_letter_queue_counts_as_lost_and_as_stuck() -> None:
-    assert found(left("DLQ", "message 1")(forgotten("t3", Place(EXPIRED))(SOUND))) == [
+    assert found(left("DLQ", "message 1")(forgotten("t3", Place(EXPIRED))(CORRECT))) == [
         "lost: 1 sent and never given out from timed (t3)",
         "stuck: 1 waiting in DLQ at the end (message 1)",
     ]
 
 
 def test_unexpired_message_in_the_expiry_queue_is_unexpected() -> None:
-    astray = also(taken("t1", EXPIRED, 120), sent("t4", TIMED, 900, expiry_ms=5_000), taken("t4", EXPIRED, 910))
-    assert "unexpected: 2 in ExpiryQueue without having expired (t1, t4)" in found(astray(forgotten("t1", Place(TIMED))(SOUND)))
+    misrouted = also(taken("t1", EXPIRED, 120), sent("t4", TIMED, 900, expiry_ms=5_000), taken("t4", EXPIRED, 910))
+    assert "unexpected: 2 in ExpiryQueue without having expired (t1, t4)" in found(misrouted(forgotten("t1", Place(TIMED))(CORRECT)))
 
 
 # -- the audit of the journal -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a soak tells of its own clients and queues: nothing that failed goes unsaid, and silence is not an empty queue."""
+"""A soak reports each failure of its own clients, and does not take a missing answer for an empty queue."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BOOTSTRAP = "127.0.0.1:1"
 
 
 class Broker:
-    """A broker's process and what it says of itself."""
+    """The process of a broker, and the statuses that it reports."""
 
     running = True
 
-    def __init__(self, *said: dict[str, Any] | Exception) -> None:
-        self._said: Iterator[dict[str, Any] | Exception] = iter(said)
+    def __init__(self, *reports: dict[str, Any] | Exception) -> None:
+        self._said: Iterator[dict[str, Any] | Exception] = iter(reports)
 
     def status(self, timeout_s: float) -> dict[str, Any]:
         found = next(self._said)
@@ -33,20 +33,20 @@ class Broker:
         return found
 
 
-class Gone(Command):
-    """A command that has said something and ended."""
+class EndedCommand(Command):
+    """A command that has written output and ended."""
 
     running = False
 
-    def __init__(self, said: str) -> None:
-        self._said = said
+    def __init__(self, output: str) -> None:
+        self._said = output
 
     def said(self) -> str:
         return self._said
 
 
-class Elsewhere:
-    """A site that is nowhere: nothing can be waited for, and queues are as they are."""
+class SiteWithoutProcesses:
+    """A site without processes, with fixed queues."""
 
     plan, bootstrap, python_url = Plan(seed=0), BOOTSTRAP, "amqp://127.0.0.1:1"
 
@@ -85,7 +85,7 @@ def test_failure_of_the_kafka_application_is_reported(tmp_path: Path, monkeypatc
         raise ValueError("no such setting")
 
     monkeypatch.setattr(Application, "_incarnation", refuse)
-    load = Load(Elsewhere(), tmp_path)  # type: ignore[arg-type]
+    load = Load(SiteWithoutProcesses(), tmp_path)  # type: ignore[arg-type]
     load._application.start()
     load._application.join()
     load._abandon()
@@ -107,7 +107,7 @@ def test_failed_java_client_is_reported_and_reconnected_one_is_not(tmp_path: Pat
     [({"DLQ": 2, "orders": 0}, {"DLQ": ["message 1", "message 2"]}), ({"orders": 0}, {}), (None, {"the queues": ["?"]})],
 )
 def test_each_message_waiting_at_the_end_counts_as_stuck(tmp_path: Path, depths: dict[str, int] | None, left: dict[str, list[str]]) -> None:
-    load = Load(Elsewhere(depths), tmp_path)  # type: ignore[arg-type]
+    load = Load(SiteWithoutProcesses(depths), tmp_path)  # type: ignore[arg-type]
     load._end_queues()
     load._abandon()
     assert load.left == left
@@ -117,19 +117,19 @@ ERROR = "error: no Kafka at 127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "kafka_away_s", "excuse"),
+    ("name", "output", "kafka_away_s", "excuse"),
     [
         ("broker-0", f"starting\n{ERROR}\n", 5.0, NO_KAFKA),
-        ("broker-0", f"starting\n{ERROR}\n", 4.0, ""),  # Kafka was there again
-        ("broker-0", f"ready amqp=1\n{ERROR}\n", 5.0, ""),  # who has served lives through that
+        ("broker-0", f"starting\n{ERROR}\n", 4.0, ""),  # Kafka was reachable again
+        ("broker-0", f"ready amqp=1\n{ERROR}\n", 5.0, ""),  # a broker that serves survives an outage of Kafka
         ("kafka", ERROR, 5.0, ""),
     ],
 )
 def test_only_missing_kafka_at_start_excuses_a_part_that_exits_by_itself(
-    tmp_path: Path, name: str, said: str, kafka_away_s: float, excuse: str
+    tmp_path: Path, name: str, output: str, kafka_away_s: float, excuse: str
 ) -> None:
     here = site(tmp_path, Broker())
-    here.parts = {"kafka": Part("kafka", Broker(), lambda: 1), name: Part(name, Gone(said), lambda: None, launched_s=5.0)}  # type: ignore[arg-type]
+    here.parts = {"kafka": Part("kafka", Broker(), lambda: 1), name: Part(name, EndedCommand(output), lambda: None, launched_s=5.0)}  # type: ignore[arg-type]
     here.without_kafka_s = kafka_away_s
     here.tick()
     (end,) = here.own_ends
@@ -137,8 +137,8 @@ def test_only_missing_kafka_at_start_excuses_a_part_that_exits_by_itself(
 
 
 def test_expected_end_of_a_part_already_gone_does_not_excuse_its_next_end(tmp_path: Path) -> None:
-    part = Part("broker-0", Gone(""), lambda: None)
-    part.expect_end(1.0)  # it was gone before
+    part = Part("broker-0", EndedCommand(""), lambda: None)
+    part.expect_end(1.0)  # the process had ended before
     assert part.tend(10.0)
 
 

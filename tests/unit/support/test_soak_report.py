@@ -1,4 +1,4 @@
-"""The figures and pictures of a soak's report."""
+"""The figures and charts of a soak's report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def result(
     own_ends: Sequence[OwnEnd] = (EXCUSED,),
     stalls: Sequence[Stall] = (),
 ) -> Result:
-    """Three messages; a fault between the first and the second, during which a send waits for 5 s."""
+    """Return the result of a soak with three messages. A fault after the first message delays the second send for 5 s."""
     operations = [send(0, 1000, 1001), send(1, 1002, 1007), send(2, 1008, 1008.5), take(0, 1001), take(1, 1008)]
     if not lost:
         operations.append(take(2, 1009))
@@ -100,7 +100,7 @@ def test_faults_and_anomalies_are_counted_by_their_time() -> None:
     bad = result(lost=True)
     figures = Figures(bad)
     assert figures.so_far(fault.at_s for fault in bad.faults) == [(0, 0), (1.5, 0), (1.5, 1), (10, 1)]
-    # The lost message was last seen when it was stored in Kafka.
+    # The last trace of the lost message is its record in Kafka.
     assert figures.so_far(figures.anomalies_s()) == [(0, 0), (9, 0), (9, 1), (10, 1)]
 
 
@@ -108,14 +108,14 @@ def test_soak_with_failed_client_unexcused_end_or_stall_is_not_good(tmp_path: Pa
     alone = OwnEnd(1004.0, "broker-0", "error: <odd>")
     assert result().good
     stall = Stall(1004.0, "broker-0", 2, 0.2)
-    for bad, told in (
+    for bad, text in (
         (result(failures=["storm-0: failed: why"]), "storm-0: failed: why"),
         (result(own_ends=[EXCUSED, alone]), str(alone)),
         (result(stalls=[stall]), str(stall)),
     ):
         assert not bad.good
         page = write_report(bad, tmp_path).read_text()
-        assert f"FAILED: {told.replace('<', '&lt;').replace('>', '&gt;')}<" in page
+        assert f"NOT GOOD: {text.replace('<', '&lt;').replace('>', '&gt;')}<" in page
         assert f"<td>{NO_KAFKA}</td>" in page
 
 

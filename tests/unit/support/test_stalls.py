@@ -1,4 +1,4 @@
-"""A soak finds the turns of a broker's event loop that keep others waiting, and no other ones."""
+"""A soak reports the turns of a broker's event loop that delay other tasks, and no other turns."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ def busy(for_s: float) -> None:
         pass
 
 
-async def turns() -> None:
-    """A look before and one behind."""
+async def two_measurements() -> None:
+    """Wait until the watch has measured twice."""
     await asyncio.sleep(2 * PERIOD_S)
 
 
 def test_stall_of_a_real_event_loop_is_reported_exactly_once() -> None:
     log, registry, loading = StallLog(), CollectorRegistry(), [False]
 
-    def look(at_s: float, pid: int = 7) -> None:
+    def take_sample(at_s: float, pid: int = 7) -> None:
         log.take(at_s, "broker-0", pid, generate_latest(registry).decode())
 
     async def run() -> None:
         watch = StallWatch(lambda: loading[0])
         registry.register(watch)
         watch.start()
-        await turns()
-        time.sleep(3 * TURN_S_MAX)  # a machine that gives the broker no processor is no stall of its own
-        await turns()
-        look(1.0)
+        await two_measurements()
+        time.sleep(3 * TURN_S_MAX)  # a loop that gets no CPU time is not a stall of the loop
+        await two_measurements()
+        take_sample(1.0)
         assert log.found == []
         busy(3 * TURN_S_MAX)
-        await turns()
-        look(2.0)
-        look(3.0)
+        await two_measurements()
+        take_sample(2.0)
+        take_sample(3.0)
         loading[0] = True
         busy(3 * TURN_S_MAX)
-        await turns()
-        look(4.0)
+        await two_measurements()
+        take_sample(4.0)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -53,8 +53,8 @@ def test_stall_of_a_real_event_loop_is_reported_exactly_once() -> None:
     assert (stall.at_s, stall.part, stall.turns) == (2.0, "broker-0", 1)
     assert stall.bound_s >= 3 * TURN_S_MAX
     assert longest_turn_s(generate_latest(registry).decode()) == stall.bound_s
-    look(5.0, pid=8)
-    assert [each.turns for each in log.found] == [1, 1]  # another process counts anew
+    take_sample(5.0, pid=8)
+    assert [each.turns for each in log.found] == [1, 1]  # a new process starts a new count
 
 
 def test_turns_before_a_sample_do_not_count_after_the_sample() -> None:

@@ -7,12 +7,12 @@ import pytest
 from bascule.xa.resource import BranchState
 from tests.support.state_diagrams import PAGE, Machine, diagram, machines, page
 
-#: States that a machine is made in, beside its first: a branch that an operator has finished is found by recovery.
+#: Other initial states of a machine: recovery finds a branch that an operator has finished.
 ENTRIES = {"bascule.xa.resource.NEXT": {BranchState.HEURISTIC}}
 
 
 class Door(enum.Enum):
-    """A door."""
+    """The states of a door."""
 
     OPEN = "open"
     SHUT = "shut"
@@ -24,7 +24,7 @@ class Hand(enum.Enum):
 
 
 def test_state_page_equals_the_page_generated_from_the_tables() -> None:
-    assert PAGE.read_text() == page(), "run `python -m tests.support.state_diagrams`"
+    assert PAGE.read_text() == page(), "run `python -m tests.support.state_diagrams` to regenerate the page"
 
 
 def test_state_diagram_has_each_transition() -> None:

@@ -1,4 +1,4 @@
-"""A running ``bascule up`` as demo and bench see it; here it is a script that says the same."""
+"""The class through which demo and benchmarks run ``bascule up``. A script with the same output replaces the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bascule.embedded.process import NotStarted
 from tests.support.up import Up
 
-SAYS_READY = """\
+READY_SCRIPT = """\
 #!/bin/sh
 echo "$@"
 mkdir -p "$3"
@@ -22,7 +22,7 @@ exec sleep 60
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What is started as ``bascule``."""
+    """Return the path of the program that the class starts as ``bascule``."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     program = tmp_path / "bascule"
     program.touch(mode=0o755)
@@ -30,13 +30,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_up_reports_addresses_and_processes_of_its_parts(tmp_path: Path, program: Path) -> None:
-    program.write_text(SAYS_READY)
+    program.write_text(READY_SCRIPT)
     with Up(tmp_path / "place", "--no-pipelines") as up:
         assert (up.url, up.kafka, up.admin) == ("amqp://127.0.0.1:1", "127.0.0.1:2", "http://127.0.0.1:3")
         assert up.pids == {"broker": 7, "pipelines": None}
         assert up.data_dir == tmp_path / "place" / "data"
-        said = (tmp_path / "place" / "up.log").read_text()
-    assert said.startswith(f"up --data-dir {up.data_dir} --amqp-port 0 --kafka-port 0 --admin-port 0 --no-pipelines\n")
+        output = (tmp_path / "place" / "up.log").read_text()
+    assert output.startswith(f"up --data-dir {up.data_dir} --amqp-port 0 --kafka-port 0 --admin-port 0 --no-pipelines\n")
 
 
 def test_up_reports_why_start_failed(tmp_path: Path, program: Path) -> None:

@@ -1,4 +1,4 @@
-"""What processes and directories take of the machine."""
+"""The resources that processes and directories use."""
 
 from __future__ import annotations
 

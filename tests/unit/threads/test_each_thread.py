@@ -1,4 +1,4 @@
-"""Each thread that the product starts, with an error that leaves its loop: the process ends, or its owner fails and says why."""
+"""If an error ends the loop of a thread of the product, the process ends, or the owner of the thread fails with the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src" / "bascule"
 WAIT_S = 60.0
 
-#: Threads of the broker's process: how each is started and made to fail, on Kafka in memory.
+#: Threads of the broker's process: scripts that start each thread on Kafka in memory and make it fail.
 BEGIN = """
 import asyncio, logging, threading, time
 import pytest
@@ -67,7 +67,7 @@ async def tail():
 asyncio.run(tail())
 """,
 }
-#: Threads of a user's process, which fail their owner: the test that makes each fail.
+#: Threads of a user's process, which fail their owner, and the tests that make them fail.
 OWNED = {
     ("adapter/inbound/activation.py", "inbound"): "test_activation_stops_and_says_why_when_thread_fails",
     ("adapter/inbound/activation.py", "take"): "test_activation_stops_and_says_why_when_thread_fails",
@@ -123,7 +123,7 @@ def test_manager_begins_nothing_when_thread_of_reaper_fails(monkeypatch: pytest.
 
 
 def test_failed_listener_thread_is_reported_and_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[BasculeError] = []
+    errors: list[BasculeError] = []
     closed: list[Any] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -132,12 +132,12 @@ def test_failed_listener_thread_is_reported_and_closes_the_connection(monkeypatc
 
     monkeypatch.setattr(ClientSession, "next_for_listener", fail)
     with server(react) as url:
-        context = ConnectionFactory(url, on_exception=told.append).connect()
+        context = ConnectionFactory(url, on_exception=errors.append).connect()
         context.consumer(Queue("queue")).listener = print
-        wait_for(lambda: told, "the application to be told")
+        wait_for(lambda: errors, "an error at the application")
         with pytest.raises(ConnectionLost, match="the listener thread failed"):
             context.create_context(timeout_s=5)
-        assert "the listener thread failed" in str(told[0])
+        assert "the listener thread failed" in str(errors[0])
         assert not context.connected
         wait_for(lambda: closed, "the broker to hear of the end, which takes back what was not acknowledged")
         context.close(timeout_s=1)
@@ -148,7 +148,7 @@ def fail(*_: object, **__: object) -> None:
 
 
 def test_each_lasting_thread_of_the_product_has_a_test() -> None:
-    """Each call of ``lasting_thread``: whoever starts another thread adds a row, and a test."""
+    """A new call of ``lasting_thread`` needs a row in one of the tables, and a test."""
     calls = Counter(
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")

@@ -1,4 +1,4 @@
-"""A test that hangs ends, and shows the stacks of all processes of its run."""
+"""A hanging test is ended, with the stacks of all processes of its run."""
 
 from __future__ import annotations
 

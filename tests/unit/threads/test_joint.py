@@ -1,4 +1,4 @@
-"""Tries that threads wait for together."""
+"""Attempts whose result several threads share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.support.outage import THREADS, Door, Service, told_together
 def test_threads_waiting_for_a_failing_try_share_its_error_and_next_call_tries_again() -> None:
     door, service = Door(), Service(Unavailable("no answer"))
     joint = JointTry(door)
-    told = told_together(door, service, lambda: joint(service))
-    assert [str(each) for each in told] == ["no answer"] * THREADS
-    assert len({id(each) for each in told}) == THREADS
+    errors = told_together(door, service, lambda: joint(service))
+    assert [str(each) for each in errors] == ["no answer"] * THREADS
+    assert len({id(each) for each in errors}) == THREADS
     assert service.tries == 1
     service.error = None
     assert joint(service) == "there"

@@ -1,4 +1,4 @@
-"""A thread that fails is never silent: its owner is told, or the process ends with a log line."""
+"""A thread never fails silently: its owner gets the error, or the process ends with a log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a thread to an event loop: whoever waits there is told if the loop ends."""
+"""Calls from a thread to an event loop: the waiting thread gets an error if the loop ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_S = 20.0
 
 @contextmanager
 def running() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop in a thread of its own, which is closed behind the block."""
+    """Run an event loop in its own thread, and close the loop after the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -65,7 +65,7 @@ def test_call_on_closed_loop_raises_loop_gone_at_once() -> None:
 
 
 def test_loop_closed_before_the_coroutine_begins_raises_loop_gone_in_the_caller() -> None:
-    loop = asyncio.new_event_loop()  # takes the call, and never runs
+    loop = asyncio.new_event_loop()  # a loop that accepts the call but never runs
     waiting = in_background(lambda: on_loop(loop, lambda: endless(threading.Event())), "waits")
     while not loop._ready:  # type: ignore[attr-defined]
         threading.Event().wait(0.01)

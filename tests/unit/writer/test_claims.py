@@ -1,4 +1,4 @@
-"""Claims of positions: what a driver takes, what it leaves to its successor, and which tasks stop."""
+"""Claims of positions: positions that a driver claims or leaves to its successor, and tasks that stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORED = Position("topic", "id", 0, 17, members=("d",))
 
 
 class Writer:
-    """A position that others may move before a write."""
+    """A writer with a position that another writer may move before a write."""
 
     def __init__(self, key: str, position: Position | None) -> None:
         self.key = key

@@ -1,4 +1,4 @@
-"""The tail of a log against a position: leaders that come, lag, are cut off, or have lost records."""
+"""Checks of a position against the tail of a log: leaders that are new, lag, are cut off, or have lost records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LAST = SeenRecord(9, b"k", b"v", 1)
 
 @dataclass
 class Partition:
-    """Says these ends one after another, the last one again and again."""
+    """A partition that reports ``ends`` in turn, and then repeats the last one."""
 
     ends: list[LogEnd]
-    kept: bool | None = True  # does the leader's log reach the offset within the epoch?
-    same: bool = True  # does it have the record that was read?
+    kept: bool | None = True  # whether the leader's log reaches the offset within the epoch
+    same: bool = True  # whether the leader has the record that was read
     place: str = "orders-3"
     time_s: float = 0.0
     looked_again: int = 0

@@ -1,4 +1,4 @@
-"""What the journal is kept for, and why a pipeline stands still: the rules, without a Kafka."""
+"""The pins of pipelines on the journal, and the reasons of stalled pipelines: the rules, without Kafka."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def at(offset: int, *members: str, owner: str = "driver.1") -> Position:
 
 
 @dataclass
-class HoldsEffectsModel:
-    """What is stored, and what drivers have said."""
+class HoldState:
+    """Stored positions, and the notes of drivers."""
 
     positions: dict[str, Position] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class HoldsEffectsModel:
     journal: str | None = ID
     now_s: float = 0.0
     released: list[str] = field(default_factory=list)
-    asked: list[Position | None] = field(default_factory=list)  # behind which common positions marks were looked for
+    asked: list[Position | None] = field(default_factory=list)  # the common positions after which marks were looked up
 
     def wall_s(self) -> float:
         return self.now_s
@@ -56,30 +56,30 @@ class HoldsEffectsModel:
 
 
 @pytest.fixture
-def effects() -> HoldsEffectsModel:
-    return HoldsEffectsModel()
+def state() -> HoldState:
+    return HoldState()
 
 
 def snapshot() -> Snapshot:
-    """At the end of a journal whose records have 10 bytes each."""
+    """Return a snapshot at the end of a journal whose records have 10 bytes each."""
     taken = Snapshot(0, 0, END, 1, OffsetMap(), [], {})
     for offset in range(END):
         taken.offsets.sizes.note(offset, 10)
     return taken
 
 
-def look(effects: HoldsEffectsModel, protocol: PipelineHoldsProtocol | None = None) -> dict[str, tuple[int, str]]:
-    protocol = protocol or PipelineHoldsProtocol(effects, JOURNAL, 0)
+def holds(state: HoldState, protocol: PipelineHoldsProtocol | None = None) -> dict[str, tuple[int, str]]:
+    protocol = protocol or PipelineHoldsProtocol(state, JOURNAL, 0)
     return {hold.name: (hold.offset, hold.reason) for hold in run_blocking(protocol.found(snapshot()))}
 
 
-def test_journal_has_no_pipeline_pins_without_positions(effects: HoldsEffectsModel) -> None:
-    assert look(effects) == {}
+def test_journal_has_no_pipeline_pins_without_positions(state: HoldState) -> None:
+    assert holds(state) == {}
 
 
-def test_pipeline_pins_records_it_has_not_read(effects: HoldsEffectsModel) -> None:
-    effects.positions = {COMMON_KEY: at(40, "a"), position_key(f"{DIVERT}late", JOURNAL, 0): at(7, "late")}
-    late, common = run_blocking(PipelineHoldsProtocol(effects, JOURNAL, 0).found(snapshot()))
+def test_pipeline_pins_records_it_has_not_read(state: HoldState) -> None:
+    state.positions = {COMMON_KEY: at(40, "a"), position_key(f"{DIVERT}late", JOURNAL, 0): at(7, "late")}
+    late, common = run_blocking(PipelineHoldsProtocol(state, JOURNAL, 0).found(snapshot()))
     assert (common.keeper, common.name, common.offset, common.records, common.bytes) == (Keeper.PIPELINE, COMMON, 40, 60, 600)
     assert (late.name, late.offset, late.reason) == (f"{DIVERT}late", 7, "")
 
@@ -95,96 +95,96 @@ def test_pipeline_pins_records_it_has_not_read(effects: HoldsEffectsModel) -> No
     ],
     ids=["where a divert began", "vacant", "another topic", "another partition", "an ingress"],
 )
-def test_irrelevant_position_does_not_pin_journal(effects: HoldsEffectsModel, key: str, position: Position) -> None:
-    effects.positions = {key: position}
-    assert look(effects) == {}
+def test_irrelevant_position_does_not_pin_journal(state: HoldState, key: str, position: Position) -> None:
+    state.positions = {key: position}
+    assert holds(state) == {}
 
 
-def test_pipeline_beyond_quota_is_released_and_reported(effects: HoldsEffectsModel) -> None:
-    effects.positions = {COMMON_KEY: at(40, "a")}
-    (hold,) = run_blocking(PipelineHoldsProtocol(effects, JOURNAL, 0, quota_bytes=599).found(snapshot()))
+def test_pipeline_beyond_quota_is_released_and_reported(state: HoldState) -> None:
+    state.positions = {COMMON_KEY: at(40, "a")}
+    (hold,) = run_blocking(PipelineHoldsProtocol(state, JOURNAL, 0, quota_bytes=599).found(snapshot()))
     assert hold.released
-    assert effects.released == [COMMON]
-    (hold,) = run_blocking(PipelineHoldsProtocol(effects, JOURNAL, 0, quota_bytes=600).found(snapshot()))
+    assert state.released == [COMMON]
+    (hold,) = run_blocking(PipelineHoldsProtocol(state, JOURNAL, 0, quota_bytes=600).found(snapshot()))
     assert not hold.released
 
 
-# -- exclusive diverts that no pipelines know yet --------------------------------------------------------------------------
+# -- exclusive diverts that are unknown to the pipelines --------------------------------------------------------------------------
 
 
-def test_messages_taken_by_exclusive_divert_without_position_pin_journal(effects: HoldsEffectsModel) -> None:
-    effects.taken = {"x": 12}
-    assert look(effects) == {f"{DIVERT}x": (12, UNTOLD)}
+def test_messages_taken_by_exclusive_divert_without_position_pin_journal(state: HoldState) -> None:
+    state.taken = {"x": 12}
+    assert holds(state) == {f"{DIVERT}x": (12, UNTOLD)}
 
 
-def test_common_position_covers_messages_taken_by_exclusive_diverts(effects: HoldsEffectsModel) -> None:
-    effects.taken, effects.positions = {"x": 12}, {COMMON_KEY: at(40, "a")}
-    assert look(effects) == {COMMON: (40, "")}
-    assert effects.asked == []
+def test_common_position_covers_messages_taken_by_exclusive_diverts(state: HoldState) -> None:
+    state.taken, state.positions = {"x": 12}, {COMMON_KEY: at(40, "a")}
+    assert holds(state) == {COMMON: (40, "")}
+    assert state.asked == []
 
 
-def test_vacant_common_position_limits_search_for_exclusive_marks(effects: HoldsEffectsModel) -> None:
+def test_vacant_common_position_limits_search_for_exclusive_marks(state: HoldState) -> None:
     vacant = at(40, owner="")
-    effects.taken, effects.positions = {"x": 50}, {COMMON_KEY: vacant}
-    assert look(effects) == {f"{DIVERT}x": (50, UNTOLD)}
-    assert effects.asked == [vacant]
+    state.taken, state.positions = {"x": 50}, {COMMON_KEY: vacant}
+    assert holds(state) == {f"{DIVERT}x": (50, UNTOLD)}
+    assert state.asked == [vacant]
 
 
-def test_vacant_position_of_recreated_journal_is_ignored(effects: HoldsEffectsModel) -> None:
-    effects.taken, effects.positions, effects.journal = {"x": 2}, {COMMON_KEY: at(40, owner="")}, "another"
-    assert look(effects) == {f"{DIVERT}x": (2, UNTOLD)}
-    assert effects.asked == [None]
+def test_vacant_position_of_recreated_journal_is_ignored(state: HoldState) -> None:
+    state.taken, state.positions, state.journal = {"x": 2}, {COMMON_KEY: at(40, owner="")}, "another"
+    assert holds(state) == {f"{DIVERT}x": (2, UNTOLD)}
+    assert state.asked == [None]
 
 
-def test_exclusive_marks_are_searched_again_only_after_common_position_changed(effects: HoldsEffectsModel) -> None:
-    protocol = PipelineHoldsProtocol(effects, JOURNAL, 0)
+def test_exclusive_marks_are_searched_again_only_after_common_position_changed(state: HoldState) -> None:
+    protocol = PipelineHoldsProtocol(state, JOURNAL, 0)
     for _ in range(2):
-        look(effects, protocol)
-    assert effects.asked == [None]
-    effects.positions = {COMMON_KEY: at(40, owner="")}
+        holds(state, protocol)
+    assert state.asked == [None]
+    state.positions = {COMMON_KEY: at(40, owner="")}
     for _ in range(2):
-        look(effects, protocol)
-    assert effects.asked == [None, at(40, owner="")]
+        holds(state, protocol)
+    assert state.asked == [None, at(40, owner="")]
 
 
-def test_stored_position_of_divert_takes_precedence_over_exclusive_marks(effects: HoldsEffectsModel) -> None:
-    effects.taken, effects.positions = {"x": 12}, {position_key(f"{DIVERT}x", JOURNAL, 0): at(30, "x")}
-    assert look(effects) == {f"{DIVERT}x": (30, "")}
+def test_stored_position_of_divert_takes_precedence_over_exclusive_marks(state: HoldState) -> None:
+    state.taken, state.positions = {"x": 12}, {position_key(f"{DIVERT}x", JOURNAL, 0): at(30, "x")}
+    assert holds(state) == {f"{DIVERT}x": (30, "")}
 
 
-# -- why a pipeline stands still -------------------------------------------------------------------------------------------
+# -- reasons of stalled pipelines -------------------------------------------------------------------------------------------
 
 
-def test_unmoved_pipeline_is_reported_with_time_of_last_move(effects: HoldsEffectsModel) -> None:
-    effects.positions, effects.now_s = {COMMON_KEY: at(40, "a")}, 60.0
-    protocol = PipelineHoldsProtocol(effects, JOURNAL, 0)
-    assert look(effects, protocol) == {COMMON: (40, "")}
-    effects.now_s = 300.0
-    assert look(effects, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:01:00+00:00: the pipelines are not running")
-    effects.positions = {COMMON_KEY: at(41, "a")}
-    assert look(effects, protocol) == {COMMON: (41, "")}
-    assert look(effects, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:05:00+00:00")
+def test_unmoved_pipeline_is_reported_with_time_of_last_move(state: HoldState) -> None:
+    state.positions, state.now_s = {COMMON_KEY: at(40, "a")}, 60.0
+    protocol = PipelineHoldsProtocol(state, JOURNAL, 0)
+    assert holds(state, protocol) == {COMMON: (40, "")}
+    state.now_s = 300.0
+    assert holds(state, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:01:00+00:00: its driver does not run")
+    state.positions = {COMMON_KEY: at(41, "a")}
+    assert holds(state, protocol) == {COMMON: (41, "")}
+    assert holds(state, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:05:00+00:00")
 
 
-def test_pipeline_at_end_of_journal_is_not_reported_as_stalled(effects: HoldsEffectsModel) -> None:
-    effects.positions = {COMMON_KEY: at(END, "a")}
-    protocol = PipelineHoldsProtocol(effects, JOURNAL, 0)
-    assert [look(effects, protocol) for _ in range(2)] == [{COMMON: (END, "")}] * 2
+def test_pipeline_at_end_of_journal_is_not_reported_as_stalled(state: HoldState) -> None:
+    state.positions = {COMMON_KEY: at(END, "a")}
+    protocol = PipelineHoldsProtocol(state, JOURNAL, 0)
+    assert [holds(state, protocol) for _ in range(2)] == [{COMMON: (END, "")}] * 2
 
 
 @pytest.mark.parametrize(("offset", "shown"), [(40, "BadRecord: no JSON"), (41, "BadRecord: no JSON"), (39, "")])
-def test_reason_from_driver_counts_until_pipeline_moves(effects: HoldsEffectsModel, offset: int, shown: str) -> None:
-    effects.positions, effects.notes = {COMMON_KEY: at(40, "a")}, {COMMON: (offset, "BadRecord: no JSON")}
-    assert look(effects) == {COMMON: (40, shown)}
+def test_reason_from_driver_counts_until_pipeline_moves(state: HoldState, offset: int, shown: str) -> None:
+    state.positions, state.notes = {COMMON_KEY: at(40, "a")}, {COMMON: (offset, "BadRecord: no JSON")}
+    assert holds(state) == {COMMON: (40, shown)}
 
 
 @pytest.mark.parametrize(("said", "shown"), [("", DISABLED), (ENDED, DISABLED), ("PositionLost: gone", "PositionLost: gone")])
-def test_divert_without_owner_is_reported_disabled_or_stopped(effects: HoldsEffectsModel, said: str, shown: str) -> None:
+def test_divert_without_owner_is_reported_disabled_or_stopped(state: HoldState, said: str, shown: str) -> None:
     key = position_key(f"{DIVERT}x", JOURNAL, 0)
-    effects.positions, effects.notes = {key: at(40, "x", owner="")}, {f"{DIVERT}x": (40, said)}
-    assert look(effects) == {f"{DIVERT}x": (40, shown)}
+    state.positions, state.notes = {key: at(40, "x", owner="")}, {f"{DIVERT}x": (40, said)}
+    assert holds(state) == {f"{DIVERT}x": (40, shown)}
 
 
-def test_common_position_without_members_reports_all_diverts_disabled(effects: HoldsEffectsModel) -> None:
-    effects.positions = {COMMON_KEY: at(40)}
-    assert look(effects) == {COMMON: (40, ALL_DISABLED)}
+def test_common_position_without_members_reports_all_diverts_disabled(state: HoldState) -> None:
+    state.positions = {COMMON_KEY: at(40)}
+    assert holds(state) == {COMMON: (40, ALL_DISABLED)}

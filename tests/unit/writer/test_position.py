@@ -11,7 +11,7 @@ import pytest
 from bascule.writer.position import POSITION_PARTITIONS, UNKNOWN_EPOCH, Position, PositionLost, lag_group, position_key, position_partition
 
 POSITION = Position("topic", "id", 2, 17, 3, 4, ("x",), ("d", "e"), "driver.1.1", 5)
-#: What was written once must be readable by every later version.
+#: Every later version must read the positions in these files.
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 

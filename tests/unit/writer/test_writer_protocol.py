@@ -1,4 +1,4 @@
-"""The transactional writer without IO: what it does when requests fail, others write, and the outcome of a commit is in doubt."""
+"""The transactional writer without IO: failed requests, concurrent writers, and commits in doubt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = TransactionFault("no answer")
 
 
 class Done:
-    """Work that has ended by the time it is started."""
+    """Work that runs to its end when it is started."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self.error: Exception | None = None
@@ -45,8 +45,8 @@ class Done:
         return self.result()
 
 
-class Late(Done):
-    """Work that does not end."""
+class Endless(Done):
+    """Work that never ends."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         work.close()
@@ -59,7 +59,7 @@ class Late(Done):
 
 
 class Refusal:
-    """Why a record is refused."""
+    """The error of a refused record."""
 
     def code(self) -> int:
         return 10
@@ -69,7 +69,7 @@ class Refusal:
 
 
 class Kafka:
-    """What is committed, and the epochs of one transactional id. ``fail`` has what the next requests of a kind raise."""
+    """Committed output, and the epochs of one transactional id. ``fail`` has the errors of the next requests of each kind."""
 
     def __init__(self) -> None:
         self.position: str | None = "a"
@@ -83,11 +83,11 @@ class Kafka:
         self.settled_clients = False
         self.fail: dict[str, list[Exception | None]] = {}
         self.calls: list[str] = []
-        self.slept: list[float] = []
+        self.pauses_s: list[float] = []
         self.attempts: list[Attempt] = []
         self.time_s = 0.0
         self.make_pending: Callable[[Coroutine[Any, Any, Any]], Done] = Done
-        self.after_doubt = False  # whether a commit that fails has taken effect
+        self.after_doubt = False  # whether a failed commit has taken effect
         self.unknown_offsets = 0
 
     partitions = (3,)
@@ -103,7 +103,7 @@ class Kafka:
         return self.time_s
 
     async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
+        self.pauses_s.append(seconds)
         self.time_s += seconds
 
     def random(self) -> float:
@@ -300,14 +300,14 @@ def test_commit_in_doubt_is_resolved_by_position(kafka: Kafka, took_effect: bool
     write(writer(kafka), ["x"], "a", "b")
     assert (kafka.position, kafka.outputs) == ("b", ["x"])
     assert kafka.attempts == [Attempt(), Attempt(careful=True, long=True)]
-    assert kafka.slept == [0.1]
+    assert kafka.pauses_s == [0.1]
 
 
 def test_fenced_writer_retries_after_random_pause_without_position_check(kafka: Kafka) -> None:
     kafka.fail["commit"] = [FENCED]
     write(writer(kafka), ["x"], "a", "b")
     assert kafka.attempts == [Attempt(), Attempt(long=True)]
-    assert kafka.slept == [0.05]
+    assert kafka.pauses_s == [0.05]
 
 
 def test_position_of_other_writer_is_not_overwritten(kafka: Kafka) -> None:
@@ -344,20 +344,20 @@ def test_write_fails_after_deadline(kafka: Kafka) -> None:
     kafka.fail["commit"] = [LOST] * 20
     with pytest.raises(Unavailable, match="did not commit for 1 s: no answer"):
         write(writer(kafka, deadline_s=1.0), ["x"], "a", "b")
-    assert kafka.slept == [0.1, 0.2, 0.4]
+    assert kafka.pauses_s == [0.1, 0.2, 0.4]
 
 
 def test_failed_incarnation_is_retried_until_deadline(kafka: Kafka) -> None:
     kafka.fail["init"] = [LOST, Unavailable("no Kafka"), None]
     write(writer(kafka), [], "a", "b")
-    assert kafka.slept == [0.1, 0.2]
+    assert kafka.pauses_s == [0.1, 0.2]
     kafka.fail["init"] = [LOST] * 20
     with pytest.raises(Unavailable, match="no transaction: no answer"):
         write(writer(kafka, deadline_s=0.3), [], "b", "c")
 
 
 def test_missing_incarnation_is_reported_unavailable(kafka: Kafka) -> None:
-    kafka.make_pending = Late
+    kafka.make_pending = Endless
     with pytest.raises(Unavailable, match="no transaction: Kafka does not answer in time"):
         write(writer(kafka), [], "a", "b")
 

@@ -1,4 +1,4 @@
-"""A transaction over model resources, with something that crashes at one point of it; then recovery; then the verdict."""
+"""Run a transaction over model resources, crash the process or a resource at one point, recover, and check the outcome."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TIMEOUT_S = 60.0
 
 
 class Crash(BaseException):
-    """The process that is at work ends here: nothing catches it, and nothing that it calls afterwards happens."""
+    """The running process ends here. Nothing catches the crash, and later calls of the process have no effect."""
 
 
 @dataclass
 class World:
-    """What outlives every process."""
+    """The durable state that survives every process."""
 
     votes: Sequence[str]
     branches: list[DurableBranches] = field(default_factory=list)
@@ -42,13 +42,13 @@ class World:
         ]
 
     def recover(self, watch: Watch = unwatched) -> Pass:
-        """One pass by a process of its own."""
+        """Run one recovery pass in a new process."""
         return Recoverer(MANAGER, ModelLog(self.log, watch=watch), self.resources(watch), by="recoverer", patient=False).run()
 
 
 @dataclass
 class Fault:
-    """At the point with this number the victim goes down; ``stays`` until the run is over, or is back for the next call."""
+    """The victim fails at the point with number ``at``. If ``stays``, it is down until the end of the run, otherwise for one call."""
 
     victim: str
     at: int
@@ -69,7 +69,7 @@ class Fault:
 
 
 def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog] = ModelLog) -> str:
-    """One transaction over all resources; what its application is told."""
+    """Run one transaction over all resources, and return the outcome that the application gets."""
     environment = TransactionEnvironment(
         MANAGER, log(world.log, watch=watch), "application", lambda _: True, lambda _: lambda: None, lambda *_: None
     )
@@ -89,7 +89,7 @@ def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog]
         return "in doubt"
     except TransactionError as error:
         return type(error).__name__
-    except ResourceFailed:  # of enlist: a `with` block would roll back
+    except ResourceFailed:  # raised by enlist; a `with` block would roll back
         try:
             transaction.rollback()
         except Crash:
@@ -98,23 +98,23 @@ def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog]
     return "committed"
 
 
-def verdict(world: World, told: str) -> list[str]:
-    """What is wrong, once everything is up and recovered. By the names of anomalies."""
+def verdict(world: World, reported: str) -> list[str]:
+    """Return the anomalies of a recovered world. Each one begins with its name."""
     wrong = []
     committed = [len(each.committed) for each in world.branches]
-    willing = [count for count, vote in zip(committed, world.votes, strict=True) if vote == "yes"]
-    unwilling = [count for count, vote in zip(committed, world.votes, strict=True) if vote != "yes"]
-    if len(set(willing)) > 1 or max(committed) > 1:
+    voted_yes = [count for count, vote in zip(committed, world.votes, strict=True) if vote == "yes"]
+    others = [count for count, vote in zip(committed, world.votes, strict=True) if vote != "yes"]
+    if len(set(voted_yes)) > 1 or max(committed) > 1:
         wrong.append(f"xa-split: {committed}")
-    # A resource with nothing to commit may be told to commit it in one phase.
-    if any(unwilling) and any(count for count, vote in zip(committed, world.votes, strict=True) if vote == "no"):
-        wrong.append("xa-split: committed what was refused")
-    if told == "committed" and 0 in willing:
-        wrong.append("xa-lost: told committed, and it is not")
-    if told == "rolled back" and any(willing):
-        wrong.append("xa-ghost: told rolled back, and it is committed")
-    if told not in ("committed", "rolled back", "in doubt", "nothing"):
-        wrong.append(f"xa-heuristic: {told}, unforced")
+    # The manager may send a one-phase commit to a resource that has nothing to commit.
+    if any(others) and any(count for count, vote in zip(committed, world.votes, strict=True) if vote == "no"):
+        wrong.append("xa-split: a branch that voted no is committed")
+    if reported == "committed" and 0 in voted_yes:
+        wrong.append("xa-lost: commit reported, but a branch is not committed")
+    if reported == "rolled back" and any(voted_yes):
+        wrong.append("xa-ghost: rollback reported, but a branch is committed")
+    if reported not in ("committed", "rolled back", "in doubt", "nothing"):
+        wrong.append(f"xa-heuristic: {reported}, unforced")
     if any(each.prepared for each in world.branches):
         wrong.append("xa-stuck: a branch is still prepared")
     if world.log.heuristics or any(each.heuristic for each in world.branches):
@@ -125,7 +125,7 @@ def verdict(world: World, told: str) -> list[str]:
 
 
 def points(votes: Sequence[str], ending: str) -> list[str]:
-    """Where something can happen in a transaction that nothing happens to."""
+    """Return the points that a transaction without a crash passes."""
     nothing = Fault("nobody", -1)
     run(World(votes), ending, nothing)
     return nothing.seen
@@ -133,7 +133,7 @@ def points(votes: Sequence[str], ending: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A crash: who, at which point, for how long."""
+    """A crash: the victim, the point, and whether the victim stays down."""
 
     votes: tuple[str, ...]
     ending: str
@@ -143,14 +143,14 @@ class Case:
     stays: bool
 
     def play(self) -> tuple[World, str]:
-        """Up to the crash, and what follows in the same process."""
+        """Run the transaction with the crash; return the world and the outcome that the application gets."""
         world = World(self.votes)
-        told = run(world, self.ending, Fault(self.victim, self.at, self.stays))
-        return world, told
+        reported = run(world, self.ending, Fault(self.victim, self.at, self.stays))
+        return world, reported
 
 
 def cases(count: int) -> Iterator[Case]:
-    """All of them for so many resources."""
+    """Yield every case with ``count`` resources."""
     for votes in product(VOTES, repeat=count):
         for ending in ENDINGS:
             for at, point in enumerate(points(votes, ending)):
@@ -160,8 +160,8 @@ def cases(count: int) -> Iterator[Case]:
                     yield Case(votes, ending, who, at, point, stays)
 
 
-def interrupted(act: Callable[[Watch], object]) -> Iterator[int]:
-    """Runs ``act`` again and again, crashed at its first point, at its second, ... until it gets through."""
+def crashed_at_each_point(act: Callable[[Watch], object]) -> Iterator[int]:
+    """Run ``act`` repeatedly, with a crash at its first point, then at its second, ... until it ends without a crash."""
     at = 0
     while True:
         fault = Fault("process", at)

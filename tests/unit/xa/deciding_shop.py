@@ -1,4 +1,4 @@
-"""A shop whose transactions a SQLite database decides, beside a model of a broker; points at which its process ends."""
+"""A shop with a SQLite database that decides its transactions, and a model of a broker. Its process can be killed at a point."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bascule.xa.xid import branch, new_gtrid
 
 
 class Killed(GeneratorExit):
-    """The process has ended here."""
+    """The process was killed at this point."""
 
 
 class Unanswered:
-    """A connection whose commit is carried out, or not, and not answered."""
+    """A connection that carries out its commit, or not, and then raises an error instead of an answer."""
 
     def __init__(self, raw: sqlite3.Connection, carried_out: bool, error: Exception, then: Callable[[], object]) -> None:
         self.raw, self.carried_out, self.error, self.then = raw, carried_out, error, then
@@ -43,7 +43,7 @@ class SerializationFailure(Exception):
 
 
 class FakeClock:
-    """A clock that stands still until it is moved."""
+    """A clock that only the test advances."""
 
     seconds = 0.0
 
@@ -55,7 +55,7 @@ class FakeClock:
 
 
 class Shop:
-    """A database, and a broker as a model; ``at`` says what happens at a point of the broker. Each process has resources of its own."""
+    """A database, and a model of a broker. ``at`` has the calls to make at points of the broker. Each process has its own resources."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "shop.sqlite"
@@ -108,7 +108,7 @@ class Shop:
         return found
 
     def unanswered(self, transaction: TwoPhase, *, carried_out: bool, error: Exception, then: Callable[[], object] = int) -> None:
-        """The commit of the database is carried out, or not; ``then`` happens, and the driver raises ``error``."""
+        """Let the database carry out the commit, or not; then call ``then``, and let the driver raise ``error``."""
         work = self.database._work[branch(transaction.gtrid, "database")]
         work.raw = Unanswered(work.raw, carried_out, error, then)
 

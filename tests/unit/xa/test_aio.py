@@ -1,4 +1,4 @@
-"""The asyncio face of a transaction manager: the loop goes on, whatever a phase waits for."""
+"""The asyncio API of a transaction manager: the event loop keeps running while a phase waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 
 class Gate:
-    """Holds up a thread that comes to a point until the loop opens it; a loop that is blocked never does."""
+    """Blocks a thread at a point until the event loop opens the gate. A blocked event loop cannot open the gate."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, point: str) -> None:
         self._loop, self._point = loop, point

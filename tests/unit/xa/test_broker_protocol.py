@@ -1,4 +1,4 @@
-"""What the broker's answers to requests about branches mean, and what is asked again."""
+"""How the resource interprets the broker's answers to requests about branches, and which requests it repeats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def known(outcome: str) -> Reply:
 
 
 class Script:
-    """A broker that answers what the test says, in this order."""
+    """A broker that gives the answers of a test, in this order."""
 
     def __init__(self, *answers: Reply | Exception | None) -> None:
         self.answers = deque(answers)
@@ -111,7 +111,7 @@ def test_commit_or_rollback_of_branch_with_opposite_outcome_raises_heuristic(wan
     assert raised.value.xa_code is code
 
 
-@pytest.mark.parametrize("answer", [known(COMMITTED), GONE], ids=["committed before", "not known"])
+@pytest.mark.parametrize("answer", [known(COMMITTED), GONE], ids=["already committed", "not known"])
 def test_commit_of_ended_or_unknown_branch_raises_unknown_xid(answer: Reply) -> None:
     with pytest.raises(UnknownXid):
         run_blocking(broker_protocol.end(Script(answer), XID, COMMITTED))
@@ -147,12 +147,12 @@ def test_one_phase_commit_with_lost_answer_is_resolved_by_outcome_query() -> Non
         assert raised.value.xa_code is Code.XA_RBCOMMFAIL
 
 
-@pytest.mark.parametrize("answers", [(LOST, known(FORGOTTEN)), (known(FORGOTTEN),)], ids=["asked about", "repeated"])
+@pytest.mark.parametrize("answers", [(LOST, known(FORGOTTEN)), (known(FORGOTTEN),)], ids=["outcome query", "repeated commit"])
 def test_one_phase_commit_forgotten_by_broker_is_in_doubt(answers: tuple[Reply | Exception, ...]) -> None:
     script = Script(*answers)
     with pytest.raises(ResourceFailed):
         run_blocking(broker_protocol.commit_one_phase(script, XID))
-    assert set(script.since) == {17}  # by what the broker said before, it knows whether it has forgotten anything since
+    assert set(script.since) == {17}  # from ``since`` the broker knows whether it has forgotten outcomes in the meantime
 
 
 def test_commit_of_prepared_branch_forgotten_by_broker_is_heuristic_hazard() -> None:

@@ -1,6 +1,6 @@
-"""A branch is not prepared or committed beside a call of the application that is still within it: its transaction is rolled back.
+"""The manager rolls back a transaction if a call of the application is still running in one of its branches at the commit.
 
-What the call does would else be in the branch or not, as it happens; or in the next branch of the same session.
+Otherwise chance would decide whether the branch contains the work of the call, or the next branch of the same session does.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ ORDERS = Queue("orders")
 
 
 class Door:
-    """Where a call stays until it is let go on."""
+    """Blocks a call until the test releases it."""
 
     def __init__(self) -> None:
-        self.within, self.goes_on = threading.Event(), threading.Event()
+        self.within, self.released = threading.Event(), threading.Event()
 
     def wait(self) -> None:
         self.within.set()
-        assert self.goes_on.wait(WAIT_S)
+        assert self.released.wait(WAIT_S)
 
 
-def refuses(transaction: Any, door: Door, other: ModelResource) -> None:
-    """The commit beside a call is refused, and rolls everything back."""
+def check_commit_is_refused(transaction: Any, door: Door, other: ModelResource) -> None:
+    """Check that a commit during the call is refused and rolls back all branches."""
     assert door.within.wait(WAIT_S)
     with pytest.raises(TransactionRolledBack, match="still using") as raised:
         transaction.commit()
@@ -65,12 +65,12 @@ def refuses(transaction: Any, door: Door, other: ModelResource) -> None:
 # -- the broker --------------------------------------------------------------------------------------------------------
 
 
-class Quiet:
-    """A server that gives consumers no messages, and counts those that come in. ``asked`` is set when somebody waits for one."""
+class ServerWithoutMessages:
+    """A server that sends no messages and records the ones it receives. It sets ``asked`` when a consumer waits for a message."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
-        self.came: SimpleQueue[bytes] = SimpleQueue()
+        self.received: SimpleQueue[bytes] = SimpleQueue()
 
     def __call__(self, connection: Connection, event: Any) -> None:
         if isinstance(event, Flowed) and isinstance(event.link, SenderLink):
@@ -80,7 +80,7 @@ class Quiet:
                 self.asked.set()
             return
         if isinstance(event, Transferred) and event.txn_id is not None:
-            self.came.put(event.payload)
+            self.received.put(event.payload)
         obliging(connection, event)
 
 
@@ -89,9 +89,9 @@ def shop(*resources: Any) -> TransactionManager:
 
 
 def test_commit_is_refused_while_thread_waits_for_message_in_transaction() -> None:
-    quiet, other = Quiet(), ModelResource("other")
+    quiet, other = ServerWithoutMessages(), ModelResource("other")
     with server(quiet) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker, shop(other) as manager:
-        manager.resources["broker"] = broker  # this server knows no branches, which recovery would ask for
+        manager.resources["broker"] = broker  # added after the first recovery, which this server cannot answer
         transaction = manager.begin()
         handle = transaction.enlist(broker)
         transaction.enlist(other).append("work")
@@ -101,8 +101,8 @@ def test_commit_is_refused_while_thread_waits_for_message_in_transaction() -> No
         door = Door()
         assert quiet.asked.wait(WAIT_S)
         door.within.set()
-        refuses(transaction, door, other)
-        assert receiving.result(WAIT_S) is None, "as of a context that is closed"
+        check_commit_is_refused(transaction, door, other)
+        assert receiving.result(WAIT_S) is None, "a receive on a closed context returns None"
         assert broker._idle == [], "the call may have left something in the session"
 
 
@@ -120,17 +120,17 @@ def test_branch_ended_during_call_of_application_can_only_be_rolled_back() -> No
         with pytest.raises(BranchRolledBack) as raised:
             broker.end(xid, success=True)
         assert raised.value.xa_code is Code.XA_RBPROTO
-        door.goes_on.set()
+        door.released.set()
         calling.result(WAIT_S)
         for refused in (lambda: broker.prepare(xid), lambda: broker.commit(xid, one_phase=True)):
             with pytest.raises(OutOfOrder):
                 refused()
         broker.rollback(xid)
-        assert len(broker._idle) == 1, "the call is over, and the session can be used again"
+        assert len(broker._idle) == 1, "the call has ended, so the session can be reused"
 
 
 def test_commit_is_refused_while_thread_creates_consumer_in_transaction() -> None:
-    """The consumer would be kept, and ask for messages that nobody receives."""
+    """Otherwise the session would keep the consumer, which requests messages that nobody receives."""
     door = Door()
 
     def react(connection: Connection, event: Any) -> None:
@@ -141,17 +141,17 @@ def test_commit_is_refused_while_thread_creates_consumer_in_transaction() -> Non
 
     other = ModelResource("other")
     with server(react) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker, shop(other) as manager:
-        manager.resources["broker"] = broker  # this server knows no branches, which recovery would ask for
+        manager.resources["broker"] = broker  # added after the first recovery, which this server cannot answer
         transaction = manager.begin()
         handle = transaction.enlist(broker)
         transaction.enlist(other).append("work")
         making = in_background(lambda: handle.consumer(Queue("slow"), prefetch=100), "makes")
-        refuses(transaction, door, other)
+        check_commit_is_refused(transaction, door, other)
         assert isinstance(making.exception(WAIT_S), BasculeError)
 
 
 def test_commit_is_refused_while_task_waits_for_message_in_transaction() -> None:
-    quiet, other = Quiet(), ModelResource("other")
+    quiet, other = ServerWithoutMessages(), ModelResource("other")
 
     async def main(url: str) -> None:
         with closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as broker:
@@ -195,8 +195,8 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
 
 
 @contextmanager
-def held_up(resource: KafkaResource, door: Door) -> Iterator[None]:
-    """Sends ask Kafka how much a topic takes, and Kafka takes its time."""
+def sends_blocked(resource: KafkaResource, door: Door) -> Iterator[None]:
+    """Block sends while they ask Kafka for the size limit of a topic."""
     room = resource._calls.room
 
     async def slow(record: Any) -> int:
@@ -207,7 +207,7 @@ def held_up(resource: KafkaResource, door: Door) -> Iterator[None]:
     try:
         yield
     finally:
-        door.goes_on.set()
+        door.released.set()
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in one phase", "in two phases"])
@@ -220,10 +220,10 @@ def test_commit_is_refused_while_thread_sends_to_kafka_in_transaction(kafka: Kaf
         if not alone:
             transaction.enlist(other).append("work")
         handle.send("orders", b"first")
-        with held_up(resource, door):
+        with sends_blocked(resource, door):
             sending = in_background(lambda: handle.send("orders", b"second"), "sends")
-            refuses(transaction, door, other)
-        assert isinstance(sending.exception(WAIT_S), OutOfOrder), "the application is told"
+            check_commit_is_refused(transaction, door, other)
+        assert isinstance(sending.exception(WAIT_S), OutOfOrder), "the application gets an error"
         assert kafka.values("orders") == []
         with manager.begin() as following:
             following.enlist(resource).send("orders", b"third")
@@ -239,7 +239,7 @@ def test_commit_is_refused_while_thread_of_cancelled_send_is_still_running(kafka
             transaction = manager.begin()
             handle = await transaction.enlist(resource)
             await handle.send("orders", b"first")
-            with held_up(resource, door):
+            with sends_blocked(resource, door):
                 sending = asyncio.create_task(handle.send("orders", b"second"))
                 await asyncio.to_thread(door.within.wait, WAIT_S)
                 sending.cancel()
@@ -258,7 +258,7 @@ def test_commit_is_refused_while_thread_of_cancelled_send_is_still_running(kafka
 
 
 class Sqlite:
-    """A database in a file. ``door`` is a function of SQL that waits."""
+    """A database in a file. Its SQL function ``door`` waits until the test releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.door = path, Door()
@@ -292,8 +292,8 @@ def test_commit_is_refused_while_thread_executes_statement_in_transaction(
         handle.execute("INSERT INTO payments VALUES ('first')")
         at = handle if call == "connection" else handle.cursor()
         working = in_background(lambda: at.execute(statement), "works")
-        refuses(transaction, sqlite.door, other)
-        sqlite.door.goes_on.set()
+        check_commit_is_refused(transaction, sqlite.door, other)
+        sqlite.door.released.set()
         assert isinstance(working.exception(WAIT_S), sqlite3.Error | OutOfOrder)
         assert sqlite.rows() == []
         with pytest.raises(OutOfOrder):
@@ -317,8 +317,8 @@ def test_cursor_of_handle_behaves_like_driver_cursor(tmp_path: Path) -> None:
     assert sqlite.rows() == ["a", "b", "c"]
 
 
-class Buffered:
-    """A cursor that is iterable and no iterator, and a context manager: as that of mysqlclient."""
+class BufferedCursor:
+    """A cursor that is iterable but not an iterator, and a context manager, like the cursor of mysqlclient."""
 
     def __init__(self, raw: sqlite3.Cursor) -> None:
         self._raw = raw
@@ -327,7 +327,7 @@ class Buffered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
-    def __enter__(self) -> Buffered:
+    def __enter__(self) -> BufferedCursor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -341,29 +341,29 @@ class Buffered:
         self._raw.close()
 
 
-class OfAnotherDriver:
-    """A connection whose cursors are Buffered, and that has the errors of its driver."""
+class ConnectionWithBufferedCursors:
+    """A connection with buffered cursors that has the error classes of its driver as attributes."""
 
     IntegrityError = sqlite3.IntegrityError
 
     def __init__(self, path: Path) -> None:
         self._raw = sqlite3.connect(path, check_same_thread=False)
-        self.cursors: list[Buffered] = []
+        self.cursors: list[BufferedCursor] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
-    def cursor(self) -> Buffered:
-        self.cursors.append(Buffered(self._raw.cursor()))
+    def cursor(self) -> BufferedCursor:
+        self.cursors.append(BufferedCursor(self._raw.cursor()))
         return self.cursors[-1]
 
 
 def test_handle_supports_driver_with_own_cursor_class(tmp_path: Path) -> None:
     sqlite = Sqlite(tmp_path / "shop.sqlite")
-    opened: list[OfAnotherDriver] = []
+    opened: list[ConnectionWithBufferedCursors] = []
 
-    def connect() -> OfAnotherDriver:
-        opened.append(OfAnotherDriver(sqlite.path))
+    def connect() -> ConnectionWithBufferedCursors:
+        opened.append(ConnectionWithBufferedCursors(sqlite.path))
         return opened[-1]
 
     resource = LocalDatabaseResource("other-driver", connect)
@@ -410,9 +410,9 @@ def test_commit_is_refused_while_thread_executes_django_statement_in_transaction
 
     def commit() -> None:
         try:
-            refuses(running, door, other)
+            check_commit_is_refused(running, door, other)
         finally:
-            door.goes_on.set()
+            door.released.set()
 
     with (
         database("shop", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "shop.sqlite3", CONN_MAX_AGE=None) as alias,

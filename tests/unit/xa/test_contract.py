@@ -1,4 +1,4 @@
-"""The contracts in prose are what the code does."""
+"""The contracts that the documentation describes agree with the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "xa.md"
 
 
 def test_examples_on_xa_page_produce_documented_output() -> None:
-    # The fence that ends an example is no part of its output.
+    # doctest would take the closing fence of an example for output.
     text = PAGE.read_text().replace("```python\n", "").replace("\n```\n", "\n\n")
     example = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
     assert len(example.examples) > 40

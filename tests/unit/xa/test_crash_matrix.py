@@ -1,4 +1,4 @@
-"""Every crash at every point of every small transaction: then recovery, and no branch is split, stuck or orphaned."""
+"""After a crash at any point of a small transaction, recovery leaves no split, stuck or orphaned branch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.xid import Xid
 from tests.unit.xa.crashes import ENDINGS, VOTES, Case, Crash, Fault, World, cases, points, run, verdict
 
-#: What the matrix must have at least, over two and three resources.
+#: Minimum size of the matrix, over two and three resources.
 CASES_MIN = 600
 MATRIX = {count: list(cases(count)) for count in (2, 3)}
 VICTIMS = ("process", "log", "r1", "r2", "r3")
 
 
-def of(count: int, victim: str) -> list[Case]:
+def cases_of(count: int, victim: str) -> list[Case]:
     return [case for case in MATRIX[count] if case.victim == victim]
 
 
-def recovered(world: World) -> None:
-    """Passes until nothing is left: the second finds nothing, or finishes what the first found half done."""
+def recover_fully(world: World) -> None:
+    """Run two recovery passes. The second one finds nothing, or finishes work that the first one could not finish."""
     for _ in range(2):
         last = world.recover()
     assert last.finished
@@ -33,41 +33,41 @@ def recovered(world: World) -> None:
 
 @pytest.mark.parametrize(("count", "victim"), [(count, victim) for count in (2, 3) for victim in VICTIMS[: 2 + count]])
 def test_recovery_after_any_crash_leaves_no_split_stuck_or_orphaned_branch(count: int, victim: str) -> None:
-    found = of(count, victim)
+    found = cases_of(count, victim)
     assert found
     for case in found:
-        world, told = case.play()
-        recovered(world)
-        assert verdict(world, told) == [], case
+        world, reported = case.play()
+        recover_fully(world)
+        assert verdict(world, reported) == [], case
 
 
 @pytest.mark.parametrize("victim", VICTIMS[:-1])
 def test_second_crash_at_any_point_of_recovery_changes_no_outcome(victim: str) -> None:
-    found = of(2, victim)
+    found = cases_of(2, victim)
     assert found
     for case in found:
         at = 0
         while True:
-            world, told = case.play()
+            world, reported = case.play()
             second = Fault("process", at)
             try:
                 world.recover(second)
             except Crash:
                 at += 1
-            recovered(world)
-            assert verdict(world, told) == [], (case, second.seen)
+            recover_fully(world)
+            assert verdict(world, reported) == [], (case, second.seen)
             if not second.down:
                 break
 
 
 @pytest.mark.parametrize("victim", ["process", "log", "r1"])
 def test_concurrent_recovery_at_any_point_of_first_recovery_changes_no_outcome(victim: str) -> None:
-    found = of(2, victim)
+    found = cases_of(2, victim)
     assert found
     for case in found:
         at, count = 0, 1
         while at < count:
-            world, told = case.play()
+            world, reported = case.play()
             seen: list[str] = []
 
             def other(point: str, at: int = at, seen: list[str] = seen, world: World = world) -> None:
@@ -76,13 +76,13 @@ def test_concurrent_recovery_at_any_point_of_first_recovery_changes_no_outcome(v
                     world.recover()
 
             world.recover(other)
-            recovered(world)
-            assert verdict(world, told) == [], (case, seen)
+            recover_fully(world)
+            assert verdict(world, reported) == [], (case, seen)
             at, count = at + 1, len(seen)
 
 
-def meet(votes: tuple[str, ...], ending: str, at: int, log: type[ModelLog] = ModelLog) -> list[str]:
-    """A recoverer that takes the application for dead, while it is at work."""
+def recover_during(votes: tuple[str, ...], ending: str, at: int, log: type[ModelLog] = ModelLog) -> list[str]:
+    """Run a recovery pass at a point of a running transaction, as a recoverer that considers the application dead."""
     world = World(votes)
     seen: list[str] = []
 
@@ -91,9 +91,9 @@ def meet(votes: tuple[str, ...], ending: str, at: int, log: type[ModelLog] = Mod
         if len(seen) == at + 1:
             world.recover()
 
-    told = run(world, ending, other, log)
-    recovered(world)
-    return verdict(world, told)
+    reported = run(world, ending, other, log)
+    recover_fully(world)
+    return verdict(world, reported)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -103,16 +103,16 @@ def test_recovery_at_any_point_of_running_transaction_does_not_split_it(count: i
         reached = points(votes, ending)
         assert reached
         for at, point in enumerate(reached):
-            assert meet(votes, ending, at) == [], (votes, point)
+            assert recover_during(votes, ending, at) == [], (votes, point)
 
 
 def test_transaction_without_crash_commits_unless_resource_votes_no() -> None:
     for count in (2, 3):
         for votes in product(VOTES, repeat=count):
             world = World(votes)
-            told = run(world, "commit")
-            assert told == ("rolled back" if "no" in votes else "committed")
-            assert verdict(world, told) == []
+            reported = run(world, "commit")
+            assert reported == ("rolled back" if "no" in votes else "committed")
+            assert verdict(world, reported) == []
             assert world.log.decisions == {}
 
 
@@ -126,7 +126,7 @@ def test_crash_matrix_has_enough_cases_and_covers_each_phase() -> None:
 
 
 class LastWins(ModelLog):
-    """What a decision log must not be."""
+    """A wrong decision log: the last decision replaces the first."""
 
     def decide(self, decision: Decision) -> Decision:
         self.durable.decisions[decision.gtrid] = decision
@@ -134,7 +134,7 @@ class LastWins(ModelLog):
 
 
 class Forgetful(ModelLog):
-    """Neither this."""
+    """A wrong decision log: it stores nothing."""
 
     def decide(self, decision: Decision) -> Decision:
         return decision
@@ -147,12 +147,12 @@ def names(wrong: list[str]) -> set[str]:
 @pytest.mark.parametrize("log", [LastWins, Forgetful])
 def test_verdict_detects_violations_of_faulty_log(log: type[ModelLog]) -> None:
     votes = ("yes", "yes")
-    found = [wrong for at in range(len(points(votes, "commit"))) for wrong in meet(votes, "commit", at, log)]
+    found = [wrong for at in range(len(points(votes, "commit"))) for wrong in recover_during(votes, "commit", at, log)]
     assert names(found) == {"xa-split", "xa-heuristic"}
 
 
-def left(*committed: int, prepared: Iterable[Xid] = (), log: Iterable[Decision | Heuristic] = ()) -> World:
-    """A world made by hand: how often each branch was committed, and what was not cleared away."""
+def world_with(*committed: int, prepared: Iterable[Xid] = (), log: Iterable[Decision | Heuristic] = ()) -> World:
+    """Return a world with a number of commits for each branch, prepared branches, and entries of the decision log."""
     world = World(["yes"] * len(committed))
     for branch, count in zip(world.branches, committed, strict=True):
         branch.committed += ["work"] * count
@@ -164,22 +164,22 @@ def left(*committed: int, prepared: Iterable[Xid] = (), log: Iterable[Decision |
 
 XID = Xid(0, b"transaction", b"r1")
 PLANTED = [
-    ("xa-split", left(1, 0), "in doubt"),
-    ("xa-split", left(2, 2), "committed"),
-    ("xa-lost", left(0, 0), "committed"),
-    ("xa-ghost", left(1, 1), "rolled back"),
-    ("xa-stuck", left(1, 1, prepared=[XID]), "committed"),
-    ("xa-orphan", left(1, 1, log=[Decision(XID.gtrid, Outcome.COMMIT, ("r1", "r2"), 0, "application")]), "committed"),
-    ("xa-heuristic", left(1, 1, log=[Heuristic(XID, Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)]), "committed"),
-    ("xa-heuristic", left(1, 1), "HeuristicOutcome"),
+    ("xa-split", world_with(1, 0), "in doubt"),
+    ("xa-split", world_with(2, 2), "committed"),
+    ("xa-lost", world_with(0, 0), "committed"),
+    ("xa-ghost", world_with(1, 1), "rolled back"),
+    ("xa-stuck", world_with(1, 1, prepared=[XID]), "committed"),
+    ("xa-orphan", world_with(1, 1, log=[Decision(XID.gtrid, Outcome.COMMIT, ("r1", "r2"), 0, "application")]), "committed"),
+    ("xa-heuristic", world_with(1, 1, log=[Heuristic(XID, Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)]), "committed"),
+    ("xa-heuristic", world_with(1, 1), "HeuristicOutcome"),
 ]
 
 
-@pytest.mark.parametrize(("name", "world", "told"), PLANTED)
-def test_verdict_names_each_planted_violation(name: str, world: World, told: str) -> None:
-    assert names(verdict(world, told)) == {name}
+@pytest.mark.parametrize(("name", "world", "reported"), PLANTED)
+def test_verdict_names_each_planted_violation(name: str, world: World, reported: str) -> None:
+    assert names(verdict(world, reported)) == {name}
 
 
 def test_verdict_of_correct_outcome_is_empty() -> None:
-    rolled_back = Decision(XID.gtrid, Outcome.ROLLBACK, (), 0, "recoverer")  # kept for whoever comes late
-    assert verdict(left(1, 1), "committed") == verdict(left(0, 0, log=[rolled_back]), "rolled back") == []
+    rolled_back = Decision(XID.gtrid, Outcome.ROLLBACK, (), 0, "recoverer")  # kept for participants that ask late
+    assert verdict(world_with(1, 1), "committed") == verdict(world_with(0, 0, log=[rolled_back]), "rolled back") == []

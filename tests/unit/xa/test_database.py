@@ -1,4 +1,4 @@
-"""A database's branch that two threads finish at once, as a recovery that hung and whoever comes after it."""
+"""Two threads finish a branch of a database at the same time, for example a recovery that hung and its successor."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Missing(Exception):
 
 
 class Driver:
-    """A connection whose commits hang until they are let go. ``committed`` is the database's."""
+    """A connection whose commits hang until the test releases them. ``committed`` belongs to the database."""
 
     def __init__(self, committed: list[Any]) -> None:
-        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.hangs, self.released = threading.Event(), threading.Event()
         self.commits = 0
         self.closed = False
         self._committed = committed
@@ -48,7 +48,7 @@ class Driver:
             raise Missing
         self.commits += 1
         self.hangs.set()
-        assert self.goes_on.wait(WAIT_S)
+        assert self.released.wait(WAIT_S)
         self._committed.append(xid or self._xid)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def test_connection_is_not_reused_while_commit_hangs_so_second_commit_does_not_r
     with pytest.raises(RetryLater):
         resource.rollback(FIRST)
     assert driver.commits == 1
-    driver.goes_on.set()
+    driver.released.set()
     hung.result(WAIT_S)
     assert resource.start(SECOND, timeout_s=60) is driver
     with pytest.raises(UnknownXid):
@@ -120,7 +120,7 @@ def test_tpc_prepare_that_returns_false_is_read_only_vote(answer: bool | None, v
     resource.end(FIRST, success=True)
     assert resource.prepare(FIRST) is vote
     if vote is Vote.READ_ONLY:
-        resource.start(FIRST, timeout_s=60)  # it is gone
+        resource.start(FIRST, timeout_s=60)  # the resource no longer has the branch
 
 
 class Refusal(Exception):
@@ -132,10 +132,10 @@ class Unclear(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
+    ("raised", "expected"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
 )
-def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, told: type[Exception]) -> None:
-    """The application is told "rolled back" of a refused one, and repeats the work."""
+def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, expected: type[Exception]) -> None:
+    """After "rolled back", the application repeats the work, so the branch must not be committed."""
 
     class Failing(Driver):
         def tpc_commit(self, xid: Any = None) -> None:
@@ -144,7 +144,7 @@ def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exc
     resource = DbapiResource("db", lambda: Failing([]))
     resource.start(FIRST, timeout_s=60)
     resource.end(FIRST, success=True)
-    with pytest.raises(told):
+    with pytest.raises(expected):
         resource.commit(FIRST, one_phase=True)
 
 
@@ -158,12 +158,12 @@ def test_driver_without_two_phase_commit_is_refused_when_manager_opens() -> None
 
 
 def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
-    """The application may still have it, and would write into that branch."""
+    """The application may still use the connection, and would write into the next branch."""
     connections: list[Driver] = []
 
     def connect() -> Driver:
         connections.append(Driver([]))
-        connections[-1].goes_on.set()
+        connections[-1].released.set()
         return connections[-1]
 
     resource = DbapiResource("db", connect)

@@ -1,4 +1,4 @@
-"""The decision in the database: its commit decides, with a real SQLite; ``scenarios/test_xa_deciding.py`` does the same with PostgreSQL."""
+"""A database decides transactions with its own commit, here with SQLite. ``scenarios/test_xa_deciding.py`` has the same for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_database_commit_is_the_decision_and_its_row_is_deleted_after_all_resour
     shop.at["broker.commit.before"] = lambda: seen.append(len(shop.rows()) + len(shop.decisions()))
     run_blocking(shop.begin().commit())
     assert shop.where == BOTH
-    assert seen == [2]  # row and decision are there before the broker is told
+    assert seen == [2]  # the database has row and decision before the broker commits
     assert shop.log.durable.decisions == {}
     assert len(shop.decisions()) == 1
     shop.database.decisions("shop")
@@ -72,7 +72,7 @@ def test_transaction_killed_at_any_point_ends_as_deciding_database_has_decided(
     transaction = shop.begin()
     with pytest.raises(Killed):
         run_blocking(transaction.commit())
-    for work in shop.database._work.values():  # the process is gone, and its connections with it
+    for work in shop.database._work.values():  # the end of the process closes its connections
         work.close(reusable=False)
     for _ in range(3):
         shop.recover()
@@ -120,7 +120,7 @@ def test_recovery_rolls_nothing_back_while_deciding_database_is_away(shop: Shop)
 
 
 def test_decision_stays_when_the_database_goes_away_while_recovery_looks(shop: Shop) -> None:
-    """The first look has found the row; what waits for the second one was taken for committed, and the row was deleted."""
+    """Recovery reads the rows twice. It must not delete the row that it read first if the second read fails."""
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
@@ -193,8 +193,8 @@ def test_unanswered_commit_is_reported_committed_when_other_process_finished_it(
     assert shop.log.durable.heuristics == {}
 
 
-def test_managers_that_their_host_and_process_id_do_not_tell_apart_keep_each_other_s_rows(shop: Shop) -> None:
-    """Two containers that share the network of their host have its name, and each program is process 1."""
+def test_managers_with_same_host_and_process_id_keep_each_others_rows(shop: Shop) -> None:
+    """Two containers that share the network of their host have the same host name, and each one runs its program as process 1."""
     other = TransactionManager("shop", shop.log, shop.process(), shared=True)
 
     def finish() -> None:
@@ -231,7 +231,7 @@ def test_committed_decision_of_other_process_is_deleted_after_one_day(shop: Shop
         run()
         assert len(shop.decisions()) == 1
         clock.seconds = DECISION_KEPT_S
-        assert run().steps == []  # no resource is asked again
+        assert run().steps == []  # recovery asks no resource again
         assert len(shop.decisions()) == 1
         clock.seconds += 1
     run()
@@ -239,8 +239,8 @@ def test_committed_decision_of_other_process_is_deleted_after_one_day(shop: Shop
     assert shop.log.durable.decisions == {}
 
 
-def test_commit_that_was_carried_out_is_not_told_again_when_the_database_was_away(shop: Shop) -> None:
-    """A broker may have forgotten the outcome of the branch by then: its answer would be recorded as heuristic."""
+def test_executed_commit_is_not_repeated_after_database_outage(shop: Shop) -> None:
+    """The broker may have forgotten the outcome of the branch, and the manager would record its answer as a heuristic outcome."""
     shop.at["broker.commit.before"] = killed
     with pytest.raises(Killed):
         run_blocking(shop.begin().commit())
@@ -253,7 +253,7 @@ def test_commit_that_was_carried_out_is_not_told_again_when_the_database_was_awa
 
 
 def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for_a_rollback(shop: Shop, tmp_path: Path) -> None:
-    """A recoverer does not know which database decides, and asks one after the other."""
+    """A recoverer does not know which database decides, so it asks the databases in turn."""
     another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
     another.check()
     shop.at["broker.commit.before"] = killed
@@ -265,7 +265,7 @@ def test_commit_in_one_database_counts_though_recovery_has_asked_another_one_for
     assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
     assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.COMMIT
     assert shop.where == BOTH
-    shop.database.forget_decisions([xid.gtrid])  # as the process of the transaction does
+    shop.database.forget_decisions([xid.gtrid])  # like the process of the transaction
     assert recoverer.report(xid.gtrid).finding is TransactionFinding.COMMITTED
     shop.database.decisions("shop")
     assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOT_FOUND
@@ -361,11 +361,11 @@ def test_operator_cannot_commit_transaction_that_database_has_not_committed(shop
         recoverer.finish_now(xid, Outcome.COMMIT)
     assert recoverer.finish_now(xid, Outcome.ROLLBACK) is Outcome.ROLLBACK
     assert shop.durable.prepared == {}
-    assert len(shop.decisions()) == 1  # a slow application is refused by it
+    assert len(shop.decisions()) == 1  # the decision refuses the commit of a slow application
 
 
-def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(shop: Shop) -> None:
-    """The process that stored the ROLLBACK in the table has ended, or the log was unavailable, before the log had it."""
+def test_operator_cannot_commit_transaction_with_stored_rollback_decision(shop: Shop) -> None:
+    """The table has the ROLLBACK, but the log does not: the process ended, or the log was unavailable."""
     gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
     xid = branch(gtrid, "broker")
     shop.durable.prepared[xid] = ["message"]
@@ -376,7 +376,7 @@ def test_operator_cannot_commit_what_the_database_has_been_asked_to_roll_back(sh
     assert shop.durable.prepared == {}
 
 
-def test_commit_by_an_operator_leaves_the_row_for_the_process_that_has_not_got_the_answer(shop: Shop) -> None:
+def test_commit_by_operator_keeps_decision_row_for_process_without_answer(shop: Shop) -> None:
     def finish() -> None:
         (xid,) = shop.durable.prepared
         recoverer = Recoverer("shop", shop.log, shop.process(), by="operator", patient=False)

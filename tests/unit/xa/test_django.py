@@ -1,4 +1,4 @@
-"""Django's ORM in transactions, with a real SQLite; ``scenarios/test_xa_django.py`` does the same with PostgreSQL."""
+"""Django's ORM in transactions, here with SQLite. ``scenarios/test_xa_django.py`` has the same for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def pay(item: str) -> None:
     Payment.objects.using("shop").create(item=item)
 
 
-def own() -> Any:
-    """Django's connection in this thread, as Django expects it outside of a transaction."""
+def own_connection() -> Any:
+    """Return Django's connection of this thread, and check that its state is that outside of a transaction."""
     connection = connections["shop"]
     assert connection.get_autocommit()
     assert not connection.in_atomic_block
@@ -71,16 +71,16 @@ def own() -> Any:
 
 
 def leave_thread() -> None:
-    """The thread may serve other tests, with other databases of this name."""
+    """Close the connection of this thread, which other tests may use with another database of the same name."""
     connections["shop"].close()
     del connections["shop"]
 
 
-# -- what takes part
+# -- objects that take part in the transaction
 
 
 def test_django_orm_objects_are_part_of_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
-    raw = own().connection
+    raw = own_connection().connection
 
     @manager.transactional()
     def work(item: str, *, fails: bool = False) -> None:
@@ -96,7 +96,7 @@ def test_django_orm_objects_are_part_of_the_transaction(manager: TransactionMana
         work("two", fails=True)
     work("three")
     assert items("shop") == broker.durable.committed == ["one", "three"]
-    assert own().connection is raw  # one session for all of it
+    assert own_connection().connection is raw  # all work used one session
 
 
 def test_transaction_without_statement_starts_no_database_branch(
@@ -115,7 +115,7 @@ def test_django_handle_is_connection_of_alias(manager: TransactionManager, shop:
             cursor.execute("INSERT INTO django_payments (item) VALUES ('one')")
         assert items("shop") == []
     assert items("shop") == ["one"]
-    own()
+    own_connection()
 
 
 def test_atomic_block_in_transaction_is_savepoint(manager: TransactionManager) -> None:
@@ -128,7 +128,7 @@ def test_atomic_block_in_transaction_is_savepoint(manager: TransactionManager) -
             pay("two")
         assert items("shop") == []
     assert items("shop") == ["one", "two"]
-    own()
+    own_connection()
 
 
 def test_database_error_outside_atomic_block_rolls_back_the_transaction(manager: TransactionManager, broker: ModelResource) -> None:
@@ -144,7 +144,7 @@ def test_database_error_outside_atomic_block_rolls_back_the_transaction(manager:
     with pytest.raises(TransactionRolledBack, match="no atomic block rolled it back: UNIQUE"):
         work()
     assert items("shop") == broker.durable.committed == []
-    own()
+    own_connection()
 
 
 @pytest.mark.parametrize("call", ["commit", "rollback"])
@@ -189,7 +189,7 @@ def test_connection_retained_after_transaction_is_refused(manager: TransactionMa
     assert items("shop") == ["one"]
 
 
-# -- what is refused
+# -- refused uses
 
 
 def test_transaction_in_atomic_block_is_refused(manager: TransactionManager) -> None:
@@ -198,7 +198,7 @@ def test_transaction_in_atomic_block_is_refused(manager: TransactionManager) -> 
             pytest.fail("it has begun")
         pay("one")
     assert items("shop") == ["one"]
-    own()
+    own_connection()
     assert manager.active == 0
 
 
@@ -226,25 +226,25 @@ def test_django_connection_fetched_before_transaction_is_refused_in_transaction(
 
 
 def test_django_connection_of_other_thread_is_refused_in_context_of_transaction(manager: TransactionManager) -> None:
-    def elsewhere(call: Callable[[], Any]) -> Any:
+    def in_other_thread(call: Callable[[], Any]) -> Any:
         def work() -> Any:
             try:
                 return call()
             finally:
                 leave_thread()
 
-        return in_background(work, "test-elsewhere").result(WAIT_S)
+        return in_background(work, "test-other-thread").result(WAIT_S)
 
     with manager.begin():
         pay("one")
         context = contextvars.copy_context()
         with pytest.raises(OutOfOrder, match="belongs to another thread"):
-            elsewhere(lambda: context.run(pay, "two"))
+            in_other_thread(lambda: context.run(pay, "two"))
         with manager.suspended():
             aside = contextvars.copy_context()
-        elsewhere(lambda: aside.run(Payment.objects.using("shop").count))
-        elsewhere(Payment.objects.using("shop").count)
-    elsewhere(lambda: context.run(pay, "three"))  # the transaction is over
+        in_other_thread(lambda: aside.run(Payment.objects.using("shop").count))
+        in_other_thread(Payment.objects.using("shop").count)
+    in_other_thread(lambda: context.run(pay, "three"))  # the transaction has ended
     assert items("shop") == ["one", "three"]
 
 
@@ -293,7 +293,7 @@ def test_on_commit_callbacks_run_after_global_commit_outside_of_transaction(
         transaction.on_commit(fail, using="shop")  # before the first statement
         pay("one")
         manager.enlist(broker).append("one")
-        transaction.on_commit(lambda: seen.append((own().alias, list(broker.durable.committed), items("shop"))), using="shop")
+        transaction.on_commit(lambda: seen.append((own_connection().alias, list(broker.durable.committed), items("shop"))), using="shop")
         transaction.on_commit(lambda: pay("two"), using="shop")
         with suppress(LookupError), transaction.atomic(using="shop"):
             transaction.on_commit(lambda: seen.append("undone"), using="shop")
@@ -317,7 +317,7 @@ def test_on_commit_callbacks_do_not_run_after_rollback_or_in_doubt(shop: Any) ->
     unwilling = ModelResource("unwilling", vote="no")
     with TransactionManager("shop", ModelLog(), [unwilling, shop]) as manager, pytest.raises(TransactionRolledBack):
         work(manager, unwilling)
-    own()
+    own_connection()
 
     def unanswered(xid: Xid, _decision: Decision) -> None:
         shop._gone(xid, reusable=False)
@@ -328,16 +328,16 @@ def test_on_commit_callbacks_do_not_run_after_rollback_or_in_doubt(shop: Any) ->
     with TransactionManager("shop", ModelLog(), [broker, shop]) as manager, pytest.raises(TransactionInDoubt):
         work(manager, broker)
     assert seen == []
-    own()
+    own_connection()
 
 
-# -- set aside, nested, over
+# -- suspended, nested and ended transactions
 
 
 def test_work_in_suspended_section_is_independent_of_transaction(manager: TransactionManager) -> None:
     @manager.transactional(propagation=Propagation.NOT_SUPPORTED)
     def outside() -> int:
-        own()
+        own_connection()
         return Payment.objects.using("shop").count()
 
     with suppress(LookupError), manager.begin():
@@ -345,7 +345,7 @@ def test_work_in_suspended_section_is_independent_of_transaction(manager: Transa
         assert outside() == 0
         assert Payment.objects.using("shop").count() == 1
         raise LookupError
-    own()
+    own_connection()
     assert items("shop") == []
 
 
@@ -362,7 +362,7 @@ def test_requires_new_function_commits_its_own_transaction(manager: TransactionM
 
     with pytest.raises(LookupError):
         work()
-    own()
+    own_connection()
     assert items("shop") == ["new"]
 
 
@@ -370,10 +370,10 @@ def test_work_after_commit_in_same_block_is_autonomous(manager: TransactionManag
     with manager.begin() as running:
         pay("one")
         running.commit()
-        own()
+        own_connection()
         pay("two")
         assert items("shop") == ["one", "two"]
-    own()
+    own_connection()
 
 
 def test_django_statements_after_timeout_are_refused_until_block_ends(manager: TransactionManager) -> None:
@@ -389,13 +389,13 @@ def test_django_statements_after_timeout_are_refused_until_block_ends(manager: T
             with pytest.raises((DatabaseError, OutOfOrder)):
                 cursor.execute("INSERT INTO django_payments (item) VALUES ('three')")
             with manager.aside():
-                own()
+                own_connection()
             with pytest.raises((DatabaseError, OutOfOrder)):
                 pay("four")
 
     with pytest.raises(TransactionTimedOut):
         work()
-    own()
+    own_connection()
     pay("five")
     assert items("shop") == ["five"]
 
@@ -404,7 +404,7 @@ def test_django_statements_after_timeout_are_refused_until_block_ends(manager: T
 
 
 def test_broken_idle_django_connection_is_replaced(manager: TransactionManager) -> None:
-    own().connection.close()
+    own_connection().connection.close()
     with manager.begin():
         pay("one")
     assert items("shop") == ["one"]
@@ -422,7 +422,7 @@ def test_unreachable_django_database_fails_transaction_and_connection_stays_clos
     described["NAME"] = name
     pay("two")
     assert items(alias) == ["two"]
-    own()
+    own_connection()
 
 
 def test_forked_child_in_transaction_gets_plain_django_connection(manager: TransactionManager) -> None:
@@ -430,7 +430,7 @@ def test_forked_child_in_transaction_gets_plain_django_connection(manager: Trans
         pay("one")
         if (child := os.fork()) == 0:
             try:
-                ended = 0 if own().connection is not None and not own().in_atomic_block else 1
+                ended = 0 if own_connection().connection is not None and not own_connection().in_atomic_block else 1
             except BaseException:
                 ended = 2
             os._exit(ended)

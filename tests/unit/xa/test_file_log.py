@@ -1,4 +1,4 @@
-"""The decision log in a file: what was answered is there, whatever was cut off behind it."""
+"""The decision log in a file keeps every confirmed decision, whatever is cut off after it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_file_mode_is_kept_when_log_is_rewritten(path: Path, mode: int, monkeypa
     log = FileLog(path)
     log.decide(decision(1))
     path.chmod(mode)
-    with path.open() as before:  # while it is open, no other file gets its inode
+    with path.open() as before:  # an open file keeps its inode, so no new file gets it
         for number in range(2, 9):
             log.decide(decision(number))
             log.forget([f"shop/{number}".encode()])
@@ -156,7 +156,7 @@ for number in range(50):
 
 
 class InterruptedMutex:
-    """A signal comes in the moment in which the mutex was released for the second time: the entries to write were just taken."""
+    """Raises KeyboardInterrupt at the second release of the mutex, just after the thread has taken the entries to write."""
 
     def __init__(self) -> None:
         self.released = 0
@@ -173,10 +173,10 @@ class InterruptedMutex:
 
 
 def test_interrupt_of_writing_thread_loses_no_entries_of_other_threads(path: Path) -> None:
-    """A thread whose entry was neither written nor kept for the next one would be told that its decision stands."""
+    """Otherwise the entry of the other thread would be lost, and the thread would be told that its decision is stored."""
     log = FileLog(path)
     other = file_log._Line(file_log._line("+", encode(decision(1))))
-    log._waiting.append(other)  # of a thread that waits for its turn
+    log._waiting.append(other)  # the entry of a thread that waits
     log._mutex = InterruptedMutex()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         log.decide(decision(2))
@@ -208,7 +208,7 @@ def test_file_log_decides_nothing_after_failed_sync(path: Path, monkeypatch: pyt
         log.decide(decision(3))
     with pytest.raises(Unavailable, match="is closed after a failed write"):
         log.read()
-    # What could not be synced was taken back: the disk may not have it, and nobody would hear of that again.
+    # The log removed the entry that it could not sync: the disk may not have it, and a later fsync would not report that.
     assert FileLog(path).read().decisions == {b"shop/1": decision(1)}
     assert FileLog(path).decide(decision(3)) == decision(3)
 
@@ -274,7 +274,7 @@ def put_an_empty_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (Path.unlink, "was removed while"),
         (lambda path: shutil.rmtree(path.parent), "could not access"),
@@ -284,16 +284,16 @@ def put_an_empty_file(path: Path) -> None:
     ],
     ids=["removed", "directory removed", "emptied", "replaced by an empty file", "replaced by another log"],
 )
-def test_lost_or_replaced_file_log_refuses_decisions(path: Path, harm: Callable[[Path], None], said: str) -> None:
-    """An empty log would say that nothing was decided: prepared branches of committed transactions would be rolled back."""
+def test_lost_or_replaced_file_log_refuses_decisions(path: Path, harm: Callable[[Path], None], message: str) -> None:
+    """An empty log has no decisions, so recovery would roll back prepared branches of committed transactions."""
     log = FileLog(path)
     log.decide(decision(1))
     data = path.read_bytes()
     harm(path)
     for _ in range(2):
-        with pytest.raises((LogDamaged, Unavailable), match=said):
+        with pytest.raises((LogDamaged, Unavailable), match=message):
             log.decide(decision(2))
-        with pytest.raises((LogDamaged, Unavailable), match=said):
+        with pytest.raises((LogDamaged, Unavailable), match=message):
             log.read()
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -335,12 +335,12 @@ def test_xid_text_round_trips() -> None:
 
 
 def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a directory that takes no new file: each decision was told to be in doubt, though it was stored."""
+    """The directory may allow no new file. A stored decision must not be reported as in doubt because of that."""
     monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
     log = FileLog(path)
     log.decide(decision(0))
-    in_the_way = path.with_name(path.name + ".new")
-    in_the_way.mkdir()
+    obstacle = path.with_name(path.name + ".new")
+    obstacle.mkdir()
 
     def decide(numbers: range) -> None:
         for number in numbers:
@@ -349,7 +349,7 @@ def test_file_log_that_cannot_be_compacted_keeps_working_and_is_compacted_later(
 
     decide(range(1, 12))
     assert set(log.read().decisions) == {b"shop/0"}
-    in_the_way.rmdir()
+    obstacle.rmdir()
     size_bytes = path.stat().st_size
     decide(range(12, 18))
     assert path.stat().st_size < size_bytes

@@ -1,4 +1,4 @@
-"""Heuristic outcomes of each kind: what the application is told, what another process finds, what is counted, and how one is forgotten."""
+"""Heuristic outcomes of each kind: errors of the application, reports of other processes, metrics, and how an operator forgets one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ by_outcome = pytest.mark.parametrize("outcome", list(Outcome))
 
 
 class Shop:
-    """Two resources and a log that outlive their processes; an operator acts at a point."""
+    """Two resources and a log that survive their processes. ``at`` has actions of an operator at points."""
 
     def __init__(self) -> None:
         self.one, self.two, self.log = DurableBranches(), DurableBranches(), LogState()
         self.at: dict[str, Callable[[], object]] = {}
 
     def manager(self) -> TransactionManager:
-        """Return the manager of one more process."""
+        """Return the manager of a new process."""
         resources = [ModelResource("one", self.one, watch=self._watch), ModelResource("two", self.two, watch=self._watch)]
         return TransactionManager("shop", ModelLog(self.log, watch=self._watch), resources, recovery_interval_s=0.05)
 
@@ -40,11 +40,11 @@ class Shop:
             self.at.pop(point)()
 
     def force_one(self, code: Code) -> None:
-        """End the prepared branch in the first resource, which remembers that."""
+        """End the prepared branch in the first resource, which remembers the heuristic outcome."""
         ModelResource("one", self.one).force(next(iter(self.one.prepared)), code)
 
     def by_hand(self, outcome: Outcome) -> None:
-        """End the prepared branch in the first resource, which does not remember who it was."""
+        """End the prepared branch in the first resource, which does not remember that an operator did it."""
         ModelResource("one", self.one).end_by_hand(next(iter(self.one.prepared)), outcome)
 
 
@@ -63,8 +63,8 @@ def work(manager: TransactionManager, *names: str) -> str:
     return transaction.id
 
 
-def meet(shop: Shop, manager: TransactionManager, outcome: Outcome, code: Code) -> str:
-    """Commit a transaction that ends by ``outcome`` while an operator forces one branch, and check what is raised."""
+def commit_beside_operator(shop: Shop, manager: TransactionManager, outcome: Outcome, code: Code) -> str:
+    """Commit a transaction that ends by ``outcome`` while an operator forces one branch, and check the error."""
     if outcome is Outcome.COMMIT:
         shop.at["log.decide.after"] = lambda: shop.force_one(code)
         if code is AGREES[outcome]:
@@ -93,7 +93,7 @@ def test_heuristic_outcome_against_decision_is_raised_and_agreeing_outcome_is_on
     shop: Shop, outcome: Outcome, code: Code
 ) -> None:
     with shop.manager() as manager:
-        id = meet(shop, manager, outcome, code)
+        id = commit_beside_operator(shop, manager, outcome, code)
         (heuristic,) = shop.log.heuristics.values()
         assert (heuristic.xid, heuristic.code, heuristic.wanted) == (branch(id.encode(), "one"), code, outcome)
         assert manager.outcome(id).finding is FINDINGS[outcome]
@@ -104,7 +104,7 @@ def test_heuristic_outcome_against_decision_is_raised_and_agreeing_outcome_is_on
 @by_outcome
 def test_other_process_reports_decision_from_heuristic_record_after_log_forgot_it(shop: Shop, outcome: Outcome, code: Code) -> None:
     with shop.manager() as manager:
-        id = meet(shop, manager, outcome, code)
+        id = commit_beside_operator(shop, manager, outcome, code)
     assert shop.log.decisions == {}
     found = shop.manager().outcome(id)
     assert (found.finding, [each.code for each in found.heuristics]) == (FINDINGS[outcome], [code])
@@ -160,7 +160,7 @@ def test_heuristic_outcome_is_counted_by_kind_and_transaction_is_not_in_doubt(sh
 
     with shop.manager() as manager:
         registry.register(TransactionCollector(manager))
-        meet(shop, manager, outcome, code)
+        commit_beside_operator(shop, manager, outcome, code)
         wait_for(lambda: value("heuristics", kind=KINDS[code]) == 1, "the outcome")
         assert [value("heuristics", kind=kind) for kind in KINDS.values() if kind != KINDS[code]] == [0, 0, 0]
         wait_for(lambda: value("in_doubt") == value("in_doubt_oldest_seconds") == 0, "a pass that has begun after it")
@@ -173,7 +173,7 @@ def test_heuristic_outcome_is_counted_by_kind_and_transaction_is_not_in_doubt(sh
 
 def test_heuristic_record_is_kept_when_resource_does_not_answer_forget(shop: Shop) -> None:
     with shop.manager() as manager:
-        meet(shop, manager, Outcome.COMMIT, Code.XA_HEURRB)
+        commit_beside_operator(shop, manager, Outcome.COMMIT, Code.XA_HEURRB)
         (xid,) = shop.log.heuristics
         shop.at["one.forget.before"] = raising(ResourceFailed("away"))
         with pytest.raises(ResourceFailed):
@@ -185,7 +185,7 @@ def test_heuristic_record_is_kept_when_resource_does_not_answer_forget(shop: Sho
 
 
 def test_forget_of_heuristic_outcome_of_other_manager_or_log_is_refused() -> None:
-    """Its resource would not be told, and would say it again to the manager that has the branch."""
+    """This manager cannot tell the resource, which would report the heuristic outcome again to the manager of the branch."""
     log = LogState(log_id="aaaaaaaa")
     theirs, elsewhere = branch(new_gtrid("store", 0), "one"), branch(new_gtrid("shop", 0, "bbbbbbbb"), "one")
     for xid in (theirs, elsewhere):

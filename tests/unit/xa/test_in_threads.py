@@ -1,4 +1,4 @@
-"""Steps that threads take at the same time: none of them outlives the call, whatever ends it."""
+"""Steps in parallel threads: all of them end before the call returns or raises."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bascule.xa.errors import ResourceFailed
 from bascule.xa.two_phase import TransactionStatus
 
 WAIT_S: Final = 20.0
-#: How long a step waits for what must not happen.
+#: How long a step waits for an event that must not happen.
 NEVER_S: Final = 0.02
 LINES_MAX: Final = 200
 Step = Callable[[], Coroutine[Any, Any, str]]
 
 
 class Steps:
-    """Steps that take a moment, and whether the call that takes them had ended before them."""
+    """Steps that take a moment, and record in ``outlived`` if the call ended before them."""
 
     def __init__(self) -> None:
         self.call_ended = threading.Event()
@@ -48,7 +48,7 @@ class Steps:
 
 @contextmanager
 def interrupted_at(line: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at a line of the module under test, or of the one that starts threads. Gives how many lines are left."""
+    """Raise KeyboardInterrupt at a line of the module under test, or of the module that starts threads; yield the number of lines left."""
     left, before = [line], sys.gettrace()
     files = {blocking.__file__, background.__file__}
 
@@ -92,19 +92,19 @@ def test_no_parallel_step_outlives_interrupted_call() -> None:
         assert steps.outlived == [], f"line {line}"
         for thread in threading.enumerate()[threads:]:
             thread.join(WAIT_S)
-            assert not thread.is_alive(), f"line {line}: a thread waits for ever"
+            assert not thread.is_alive(), f"line {line}: a thread never ends"
         assert steps.outlived == [], f"line {line}"
         if left[0] > 0:
             assert results == ["first", "second", "third"]
             break
-    assert left[0] > 0, "the call has more lines"
+    assert left[0] > 0, "the call has more than LINES_MAX lines"
     assert line > 10
 
 
 def test_parallel_steps_finish_when_call_is_interrupted_repeatedly() -> None:
-    """Ctrl-C, again and again, while the calling thread waits for the others."""
+    """The signal of Ctrl-C arrives several times while the calling thread waits for the others."""
     interrupts, over, ended = 3, threading.Event(), threading.Event()
-    handled: SimpleQueue[None] = SimpleQueue()  # its ``put`` may be interrupted by another one
+    handled: SimpleQueue[None] = SimpleQueue()  # another signal may interrupt its ``put``
     calling = threading.get_ident()
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
@@ -122,7 +122,7 @@ def test_parallel_steps_finish_when_call_is_interrupted_repeatedly() -> None:
         return "slow"
 
     def interrupt() -> None:
-        """Again, if the signal came just before the calling thread began to wait: Python looks at it afterwards."""
+        """Repeat the signal until it is handled: Python handles a signal that arrives just before the wait only after the wait."""
         for _ in range(1000):
             signal.pthread_kill(calling, signal.SIGINT)
             with suppress(Empty):
@@ -164,7 +164,7 @@ def test_interrupted_transaction_rolls_back_after_pending_prepare_has_answered()
         seen.append(point)
         if point == "slow.prepare.before":
             assert waiting.wait(WAIT_S)
-            assert not rolled_back.wait(NEVER_S), "rolled back while it prepares"
+            assert not rolled_back.wait(NEVER_S), "the manager rolled back a branch during its prepare"
         if point == "slow.rollback.before":
             rolled_back.set()
         if point == "quick.prepare.before":

@@ -1,6 +1,6 @@
 """An interrupt (Ctrl-C) at any line of a commit or rollback.
 
-No transaction that may commit is told as rolled back, no branch stays open, and recovery ends all of the rest.
+The manager never reports a transaction that may commit as rolled back, leaves no branch open, and recovery ends the rest.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def test_interrupted_commit_that_may_commit_is_never_reported_as_rolled_back(nam
             if status is TransactionStatus.ACTIVE:
                 transaction.rollback()
             assert transaction.status in ENDED, f"line {at}"
-            assert manager._at_work() == set(), f"line {at}: recovery passes it over"
+            assert manager._at_work() == set(), f"line {at}: recovery would skip the transaction"
             left = any(resource.recover() for resource in resources)
-            assert transaction._protocol.pending or not left, f"line {at}: recovery is not told that a branch is left"
+            assert transaction._protocol.pending or not left, f"line {at}: recovery does not know that a branch is left"
             manager.recoverer().run(manager._at_work)
             assert [resource._active for resource in resources] == [{}] * len(names), f"line {at}: a branch is open"
             committed = {len(resource.durable.committed) for resource in resources}
-            assert len(committed) == 1, f"line {at}: split"
-            assert [resource.recover() for resource in resources] == [[]] * len(names), f"line {at}: left behind"
-            assert committed == {0} or status in (TransactionStatus.COMMITTED, TransactionStatus.IN_DOUBT), f"line {at}: told {status}"
-    assert interrupt.left > 0, "the commit has more lines"
+            assert len(committed) == 1, f"line {at}: the outcome is split"
+            assert [resource.recover() for resource in resources] == [[]] * len(names), f"line {at}: a prepared branch is left"
+            assert committed == {0} or status in (TransactionStatus.COMMITTED, TransactionStatus.IN_DOUBT), f"line {at}: {status}"
+    assert interrupt.left > 0, "the commit has more lines than the loop"
     assert at > 20
 
 
@@ -95,12 +95,12 @@ def test_interrupted_rollback_leaves_no_branch_open(marked: bool) -> None:
                 with interrupt(), suppress(TransactionRolledBack):
                     transaction.commit() if marked else transaction.rollback()
             except KeyboardInterrupt:
-                if transaction.status in (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK):  # nothing has begun
+                if transaction.status in (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK):  # the rollback has not begun
                     transaction.rollback()
             else:
                 break
             assert transaction.status is TransactionStatus.ROLLED_BACK, f"line {at}"
-            assert manager._at_work() == set(), f"line {at}: recovery passes it over"
+            assert manager._at_work() == set(), f"line {at}: recovery would skip the transaction"
             assert [resource._active for resource in resources] == [{}] * len(resources), f"line {at}: a branch is open"
-    assert interrupt.left > 0, "the rollback has more lines"
+    assert interrupt.left > 0, "the rollback has more lines than the loop"
     assert at > 20

@@ -1,4 +1,4 @@
-"""The broker as a resource, against a server that does what each test says."""
+"""The broker as a resource, with a server that has the reactions of each test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_refused_session_does_not_affect_other_branches_on_connection() -> None:
 
     def react(connection: Connection, event: Any) -> None:
         obliging(connection, event)
-        if isinstance(event, SessionBegun) and next(begun) == 5:  # the connection has two of its own, a branch two
+        if isinstance(event, SessionBegun) and next(begun) == 5:  # the connection itself has two sessions, and each branch has two
             event.session.end(AmqpError(RESOURCE_LIMIT_EXCEEDED, "enough"))
 
     with server(react) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as resource:
@@ -45,14 +45,14 @@ def test_refused_session_does_not_affect_other_branches_on_connection() -> None:
         handle = resource.start(first, timeout_s=5)
         with pytest.raises(ResourceError, match="enough"):
             resource.start(refused, timeout_s=5)
-        resource.start(second, timeout_s=5)  # on the one connection that the server takes
+        resource.start(second, timeout_s=5)  # on the only connection that the server accepts
         assert handle.connected
         for each in (first, second):
             resource.rollback(each)
 
 
 def test_session_with_running_call_is_not_reused_after_rollback() -> None:
-    """As that of a transaction whose time is over while its application waits for a message."""
+    """For example, a transaction times out while its application waits for a message."""
     entered, leave = Event(), Event()
 
     def call(handle: Any) -> None:
@@ -78,7 +78,7 @@ def test_session_with_running_call_is_not_reused_after_rollback() -> None:
 
 
 def test_closed_event_loop_with_pending_receive_does_not_block_rollback_or_connection() -> None:
-    """Nobody wakes the tasks any more of a loop that a program has stopped and closed without their end."""
+    """A program may stop and close its event loop before its tasks end. Nothing wakes these tasks then."""
     loop, got_all = asyncio.new_event_loop(), asyncio.Event()
 
     async def receive(handle: AsyncBranchContext) -> None:
@@ -86,16 +86,16 @@ def test_closed_event_loop_with_pending_receive_does_not_block_rollback_or_conne
         for _ in BODIES:
             assert await consumer.receive()
         got_all.set()
-        await consumer.receive()  # there is none
+        await consumer.receive()  # no message arrives
 
     with server(obliging) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=5)) as resource:
         first, second = (branch(new_gtrid("shop", 0), "broker") for _ in range(2))
         other = resource.start(second, timeout_s=5)
         task: Any = loop.create_task(receive(resource.start_on_loop(first, timeout_s=5, loop=loop)))
         loop.run_until_complete(got_all.wait())
-        assert len(other._thread._observers) == 1  # the task's
+        assert len(other._thread._observers) == 1  # the observer of the task
         loop.close()
-        resource.rollback(first)  # ends the session of the branch, for which the task waits
+        resource.rollback(first)  # ends the branch's session, for which the task waits
         with pytest.raises(UnknownXid):
             resource.end(first, success=False)
         other.producer(Queue("orders")).send("on the same connection")
@@ -104,8 +104,8 @@ def test_closed_event_loop_with_pending_receive_does_not_block_rollback_or_conne
         task.get_coro().close()
 
 
-class Away:
-    """A broker that answers nobody; one waits for its answer at a time."""
+class UnreachableBroker:
+    """A broker that never answers. Only one thread at a time waits for its answer."""
 
     def __init__(self) -> None:
         self.tries = 0
@@ -118,7 +118,7 @@ class Away:
 
 
 def test_threads_share_one_connection_attempt_while_broker_is_away() -> None:
-    resource, broker = JmsResource("broker", "amqp://127.0.0.1:1"), Away()
+    resource, broker = JmsResource("broker", "amqp://127.0.0.1:1"), UnreachableBroker()
     door = Door()
     resource._factory, resource._connecting = cast("Any", broker), cast("Any", door)
     with TransactionManager("shop", ModelLog(), [], recovery_interval_s=WAIT_S) as manager, ThreadPoolExecutor(THREADS) as threads:

@@ -1,4 +1,4 @@
-"""What a branch of the broker waits for, against a server that answers the messages of a transaction when the test says."""
+"""The round trips of a branch of the broker. The server answers the messages of a transaction when the test tells it to."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tests.unit.client.server import server, serving
 REFUSED = Rejected(Error(NOT_FOUND, "no such queue"))
 ORDERS, GO = Queue("orders"), Queue("go")
 WAIT_S = 60.0
-#: What the server hears.
+#: Requests that the server records.
 DECLARE, MESSAGE = "declare", "message"
 
 
-class Late:
-    """A broker that answers the messages of a transaction no earlier than a request about it."""
+class LateAnswers:
+    """A broker that answers the messages of a transaction only when a request about the transaction arrives."""
 
     def __init__(
         self, outcome: Any = ACCEPTED, *, detaches: bool = False, prepare: int = XA_OK, rollback: tuple[int, str | None] = (XA_OK, None)
     ) -> None:
-        """``outcome`` is that of each message; ``detaches``: the link of the messages ends instead, as one does that is not allowed.
+        """``outcome`` is the outcome of each message. If ``detaches``, the broker detaches the link of the messages instead.
 
-        ``prepare`` is the xaCode of each prepare, ``rollback`` the xaCode and the outcome that answer a rollback.
+        ``prepare`` is the xaCode of each prepare. ``rollback`` is the xaCode and the outcome in the answer to a rollback.
         """
-        self.heard: list[str] = []
+        self.requests: list[str] = []
         self._says = {"prepare": (prepare, None), "rollback": rollback}
         self._outcome = outcome
         self._detaches = detaches
@@ -52,14 +52,14 @@ class Late:
     def __call__(self, connection: Connection, event: Any) -> None:
         match event:
             case DeclareReceived():
-                self.heard.append(DECLARE)
+                self.requests.append(DECLARE)
                 event.link.settle(event.delivery_id, Declared(b"%d" % next(self._numbers)))
                 event.link.flow(10)
             case Transferred() if event.txn_id is not None:
-                self.heard.append(MESSAGE)
+                self.requests.append(MESSAGE)
                 self._messages.append(event)
             case Transferred() if event.link.target.address == GO.name:
-                self.heard.append(GO.name)
+                self.requests.append(GO.name)
                 event.link.settle(event.delivery_id, ACCEPTED)
                 self.answer_messages()
             case _:
@@ -67,18 +67,18 @@ class Late:
 
     def _answer(self, link: SenderLink, request: JmsMessage) -> None:
         operation = str(request.properties["operation"])
-        self.heard.append(operation)
+        self.requests.append(operation)
         code, outcome = self._says.get(operation, (XA_OK, None))
         properties: dict[str, Any] = {"xaCode": int(code), "statusCode": 200} | ({} if outcome is None else {"outcome": outcome})
         answer = Message(correlation_id=request.message_id, properties=properties)
         if operation == "commit" and "txnId" in request.properties:
-            assert self._messages == []  # a commit in one phase cannot be undone
+            assert self._messages == []  # messages must be answered before a one-phase commit, which cannot be undone
         else:
             self.answer_messages()
         link.send(encode(answer))
 
     def answer_messages(self) -> None:
-        """Answer all messages so far."""
+        """Answer all messages that have arrived."""
         for message in self._messages:
             if self._detaches:
                 message.link.detach(AmqpError(NOT_FOUND, "no such queue"))
@@ -88,13 +88,13 @@ class Late:
 
 
 @contextmanager
-def resource_of(broker: Late, **options: Any) -> Iterator[JmsResource]:
+def resource_of(broker: LateAnswers, **options: Any) -> Iterator[JmsResource]:
     with server(broker) as url, closing(JmsResource("broker", url, client_id="shop", timeout_s=WAIT_S, **options)) as resource:
         yield resource
 
 
 def ended_branch(resource: JmsResource) -> Xid:
-    """A branch that has sent a message."""
+    """Send a message in a branch, end its work, and return its XID."""
     xid = branch(new_gtrid("shop", 0), "broker")
     resource.start(xid, timeout_s=WAIT_S).send(ORDERS, "an order")
     resource.end(xid, success=True)
@@ -102,23 +102,23 @@ def ended_branch(resource: JmsResource) -> Xid:
 
 
 def test_prepare_is_sent_before_messages_are_answered() -> None:
-    broker = Late()
+    broker = LateAnswers()
     with resource_of(broker) as resource:
         assert resource.prepare(ended_branch(resource)) is Vote.YES
-    assert broker.heard.index(MESSAGE) < broker.heard.index("prepare")
+    assert broker.requests.index(MESSAGE) < broker.requests.index("prepare")
 
 
 def test_next_transaction_is_declared_together_with_prepare() -> None:
-    broker = Late()
+    broker = LateAnswers()
     with resource_of(broker) as resource:
         for _ in range(3):
             resource.prepare(ended_branch(resource))
-    # Behind the prepare: a user may have a limited number of transactions.
-    assert broker.heard == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
+    # The next declare follows the prepare, because a user may have a limited number of transactions.
+    assert broker.requests == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 3]
 
 
 def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
-    class Prompt(Late):
+    class Prompt(LateAnswers):
         def __call__(self, connection: Connection, event: Any) -> None:
             super().__call__(connection, event)
             self.answer_messages()
@@ -127,46 +127,46 @@ def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
     with resource_of(broker) as resource:
         for _ in range(2):
             resource.commit(ended_branch(resource), one_phase=True)
-    assert broker.heard == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
+    assert broker.requests == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
 
 
 @pytest.mark.parametrize("detaches", [False, True])
 def test_prepared_branch_with_refused_message_is_rolled_back(*, detaches: bool) -> None:
-    """As a broker does that has ended the link of the message while the message was on its way."""
-    broker = Late(REFUSED, detaches=detaches)
+    """A broker refuses a message if it detaches the link while the message is on its way."""
+    broker = LateAnswers(REFUSED, detaches=detaches)
     with resource_of(broker) as resource:
         xid = ended_branch(resource)
         with pytest.raises(BranchRolledBack, match="no such queue"):
             resource.prepare(xid)
         assert resource._work == {}
-    assert broker.heard[-1] == "rollback"
+    assert broker.requests[-1] == "rollback"
 
 
 def test_one_phase_commit_waits_for_answers_to_messages() -> None:
-    broker = Late()
+    broker = LateAnswers()
     with resource_of(broker) as resource, ThreadPoolExecutor(1) as threads:
         xid = ended_branch(resource)
         committing = threads.submit(resource.commit, xid, one_phase=True)
         with resource.context() as other:
             other.send(GO, "answer the messages")
         committing.result(WAIT_S)
-    assert broker.heard == [DECLARE, MESSAGE, "go", "commit", DECLARE]
+    assert broker.requests == [DECLARE, MESSAGE, "go", "commit", DECLARE]
 
 
 def test_resource_without_idle_sessions_declares_no_transaction_in_advance() -> None:
-    broker = Late()
+    broker = LateAnswers()
     with resource_of(broker, idle_max=0) as resource:
         resource.prepare(ended_branch(resource))
-    assert broker.heard == [DECLARE, MESSAGE, "prepare"]
+    assert broker.requests == [DECLARE, MESSAGE, "prepare"]
 
 
 def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
-    """The limit of a user was reached then."""
+    """The user had reached its limit of transactions when the resource declared one in advance."""
 
-    class Limited(Late):
+    class Limited(LateAnswers):
         def __call__(self, connection: Connection, event: Any) -> None:
-            if isinstance(event, DeclareReceived) and self.heard.count(DECLARE) == 1:
-                self.heard.append(DECLARE)
+            if isinstance(event, DeclareReceived) and self.requests.count(DECLARE) == 1:
+                self.requests.append(DECLARE)
                 event.link.settle(event.delivery_id, Rejected(Error(RESOURCE_LIMIT_EXCEEDED, "too many")))
             else:
                 super().__call__(connection, event)
@@ -175,19 +175,19 @@ def test_transaction_refused_in_advance_is_declared_again_when_needed() -> None:
     with resource_of(broker) as resource:
         for _ in range(2):
             assert resource.prepare(ended_branch(resource)) is Vote.YES
-    assert broker.heard == [DECLARE, MESSAGE, "prepare", DECLARE, DECLARE, MESSAGE, "prepare", DECLARE]
+    assert broker.requests == [DECLARE, MESSAGE, "prepare", DECLARE, DECLARE, MESSAGE, "prepare", DECLARE]
 
 
 @pytest.mark.parametrize("outcome", [None, "rolled-back"])
 def test_branch_with_refused_message_already_rolled_back_by_other_process_is_reported_rolled_back(outcome: str | None) -> None:
-    broker = Late(REFUSED, rollback=(Code.XAER_NOTA, outcome))
+    broker = LateAnswers(REFUSED, rollback=(Code.XAER_NOTA, outcome))
     with resource_of(broker) as resource, pytest.raises(BranchRolledBack, match="no such queue"):
         resource.prepare(ended_branch(resource))
-    assert broker.heard[-1] == "rollback"
+    assert broker.requests[-1] == "rollback"
 
 
 def test_branch_with_refused_message_already_committed_by_other_process_is_heuristic() -> None:
-    broker = Late(REFUSED, rollback=(Code.XAER_NOTA, "committed"))
+    broker = LateAnswers(REFUSED, rollback=(Code.XAER_NOTA, "committed"))
     with resource_of(broker) as resource, pytest.raises(BranchHeuristic) as caught:
         resource.prepare(ended_branch(resource))
     assert caught.value.xa_code is Code.XA_HEURCOM
@@ -197,9 +197,9 @@ def test_branch_with_refused_message_already_committed_by_other_process_is_heuri
     ("code", "error"), [(XA_RDONLY, BranchRolledBack), (Code.XA_RBROLLBACK, BranchRolledBack), (Code.XAER_RMERR, ResourceError)]
 )
 def test_branch_with_refused_message_is_reported_rolled_back_when_broker_has_not_prepared_it(code: int, error: type[XaError]) -> None:
-    """An answer that leaves the branch's state open stays an error: the manager rolls the branch back."""
-    broker = Late(REFUSED, prepare=code)
+    """If the answer leaves the state of the branch open, the resource raises the error, and the manager rolls the branch back."""
+    broker = LateAnswers(REFUSED, prepare=code)
     with resource_of(broker) as resource, pytest.raises(XaError) as caught:
         resource.prepare(ended_branch(resource))
     assert type(caught.value) is error
-    assert "rollback" not in broker.heard
+    assert "rollback" not in broker.requests

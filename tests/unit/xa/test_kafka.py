@@ -1,4 +1,4 @@
-"""What Kafka as a resource answers where its side topic takes no more."""
+"""Errors of Kafka as a resource: large records, outages, interrupts, and unknown offsets."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from bascule.xa.xid import Xid, branch, new_gtrid
 from tests.support.outage import THREADS, Door, Service, told_together
 from tests.support.system import wait_for
 
-#: What answers does so within, on a busy machine too.
+#: Time limit of an answer, also on a busy machine.
 WAIT_S = 20.0
 
 
 class Clients:
-    """In Kafka's stead: what is appended to the side topic is too large for it."""
+    """In place of Kafka's clients. Each record is too large for the side topic."""
 
     def __init__(self) -> None:
         self.appender = self
@@ -75,14 +75,14 @@ def test_branch_whose_prepare_record_is_too_large_is_rolled_back_with_this_cause
             transaction.enlist(resource).send("receipts", b"large")
     assert isinstance(raised.value.cause, BranchRolledBack)
     assert isinstance(raised.value.cause.cause, TooLarge)
-    assert len(clients.deleted) == 1  # what said that it sends
+    assert len(clients.deleted) == 1  # the record that announces the branch
     assert resource._branches._sent == {}
     assert not transaction.enlisted
     assert transaction.unfinished == {}
 
 
-class Away(Clients):
-    """In the stead of a Kafka that does not answer."""
+class UnreachableKafka(Clients):
+    """In place of the clients of a Kafka that does not answer."""
 
     def turn(self, _transactional_id: str) -> Lock:
         return Lock()
@@ -98,7 +98,7 @@ class Away(Clients):
 
 @contextmanager
 def sent(clients: Clients, others: list[ModelResource]) -> Iterator[tuple[KafkaResource, Transaction]]:
-    """A transaction that has sent a record, and written to the others, and is not ended."""
+    """Yield Kafka and an active transaction that has sent a record and written to the other resources."""
     resource = KafkaResource("kafka", {})
     resource._calls._clients = cast("Any", clients)
     with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
@@ -112,15 +112,15 @@ def sent(clients: Clients, others: list[ModelResource]) -> Iterator[tuple[KafkaR
 
 @pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
 def test_messages_of_branch_sent_during_outage_are_not_kept(beside: list[str]) -> None:
-    """For nobody asks again for what never got into the log."""
-    with sent(Away(), [ModelResource(name) for name in beside]) as (resource, transaction):
+    """Nobody asks later for a branch that was never stored in the log."""
+    with sent(UnreachableKafka(), [ModelResource(name) for name in beside]) as (resource, transaction):
         with pytest.raises(TransactionError):
             transaction.commit()
         assert (resource._branches._sent, resource._branches._branches._states) == ({}, {})
 
 
-class Here(Clients):
-    """In the stead of a Kafka that takes all, one transaction after the other."""
+class KafkaModel(Clients):
+    """In place of the clients of a Kafka that accepts everything, one transaction at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ class Here(Clients):
         self.written.append([record.value for record in make(self.table) if record.topic == "receipts"])
 
 
-class Barred(Here):
-    """It can start no transaction."""
+class WithoutTransactions(KafkaModel):
+    """A Kafka that cannot start a transaction."""
 
     def reach(self) -> None:
         raise Unavailable("no transaction can be started: why")
@@ -151,8 +151,8 @@ class Barred(Here):
 
 @pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
 def test_kafka_that_cannot_start_transaction_votes_no(beside: list[str]) -> None:
-    """Nor could it roll back what it has prepared: the database kept its locks."""
-    clients, others = Barred(), [ModelResource(name) for name in beside]
+    """Such a Kafka could not roll back a prepared branch either, and the database would keep its locks."""
+    clients, others = WithoutTransactions(), [ModelResource(name) for name in beside]
     rolled_back = pytest.raises(TransactionRolledBack, match="no transaction can be started: why")
     with sent(clients, others) as (resource, transaction), rolled_back:
         transaction.commit()
@@ -162,18 +162,18 @@ def test_kafka_that_cannot_start_transaction_votes_no(beside: list[str]) -> None
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaResource, Here]:
-    """With one transactional id, and small transactions."""
+def here(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaResource, KafkaModel]:
+    """Kafka with one transactional id and small limits of a branch."""
     monkeypatch.setattr(module, "SLOTS", 1)
-    resource, clients = KafkaResource("kafka", {}, limits=BranchLimits(records_max=4, bytes_max=1000)), Here()
+    resource, clients = KafkaResource("kafka", {}, limits=BranchLimits(records_max=4, bytes_max=1000)), KafkaModel()
     resource._calls._clients = cast("Any", clients)
     return resource, clients
 
 
 def test_branch_is_limited_to_records_and_bytes_that_kafka_copies_in_time(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is prepared, and no transaction could commit it: its branches elsewhere kept their locks for ever."""
+    """No Kafka transaction could commit a larger branch, and the other branches of the transaction would keep their locks."""
     resource, clients = here
     many = resource.start(new_xid(), timeout_s=60)
     for _ in range(4):
@@ -187,7 +187,7 @@ def test_branch_is_limited_to_records_and_bytes_that_kafka_copies_in_time(
         large.send("receipts", b"xx")
 
 
-def test_branches_committed_together_share_transactions_up_to_limit(here: tuple[KafkaResource, Here]) -> None:
+def test_branches_committed_together_share_transactions_up_to_limit(here: tuple[KafkaResource, KafkaModel]) -> None:
     resource, clients = here
     xids = [new_xid() for _ in range(3)]
     for xid in xids:
@@ -205,8 +205,10 @@ def test_branches_committed_together_share_transactions_up_to_limit(here: tuple[
     assert [len(values) for values in clients.written] == [4, 2]
 
 
-def test_unavailable_topic_limits_of_kafka_raise_resource_failed(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no failure of the record that an adapter's endpoint was at work on."""
+def test_unavailable_topic_limits_of_kafka_raise_resource_failed(
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint of the adapter must not count an unavailable Kafka as a failure of its record."""
     resource, clients = here
 
     def check(_record: Outgoing) -> int:
@@ -217,8 +219,10 @@ def test_unavailable_topic_limits_of_kafka_raise_resource_failed(here: tuple[Kaf
         resource.start(new_xid(), timeout_s=60).send("receipts", b"1")
 
 
-def test_branch_of_suspended_machine_is_rolled_back_at_prepare(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its messages may be deleted by now; the monotonic clock does not tell."""
+def test_branch_of_suspended_machine_is_rolled_back_at_prepare(
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka may have deleted the messages of the branch. The monotonic clock does not include the suspension."""
     resource, clients = here
     xid = new_xid()
     resource.start(xid, timeout_s=60).send("receipts", b"1")
@@ -233,8 +237,8 @@ def new_xid() -> Xid:
     return branch(new_gtrid("shop", 0), "kafka")
 
 
-class Unhurried(Here):
-    """In the stead of a Kafka that stores the record of a prepared branch when the test says so."""
+class SlowLog(KafkaModel):
+    """In place of the clients of a Kafka that stores the record of a prepared branch when the test tells it to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +252,7 @@ class Unhurried(Here):
 
 
 def test_branch_votes_yes_when_its_record_is_stored() -> None:
-    clients = Unhurried()
+    clients = SlowLog()
     with sent(clients, [ModelResource("db")]) as (resource, transaction), ThreadPoolExecutor(1) as thread:
         (xid,) = resource._branches._sent
         resource.end(xid, success=True)
@@ -262,7 +266,7 @@ def test_branch_votes_yes_when_its_record_is_stored() -> None:
 
 
 def prepared(resource: KafkaResource, *values: bytes) -> Xid:
-    """A prepared branch that has sent these."""
+    """Return a prepared branch that has sent ``values``."""
     xid = new_xid()
     handle = resource.start(xid, timeout_s=60)
     for value in values:
@@ -272,8 +276,8 @@ def prepared(resource: KafkaResource, *values: bytes) -> Xid:
     return xid
 
 
-def committed_together(resource: KafkaResource, clients: Here, *xids: Xid) -> list[BaseException | None]:
-    """What each commit raises, when all of them wait for the same transactional id."""
+def committed_together(resource: KafkaResource, clients: KafkaModel, *xids: Xid) -> list[BaseException | None]:
+    """Return the error of each commit, when all of them wait for the same transactional id."""
     with ThreadPoolExecutor(len(xids)) as threads:
         with clients.lock:
             ended = []
@@ -283,7 +287,7 @@ def committed_together(resource: KafkaResource, clients: Here, *xids: Xid) -> li
         return [each.exception(WAIT_S) for each in ended]
 
 
-def test_ended_branch_accepts_no_more_records(here: tuple[KafkaResource, Here]) -> None:
+def test_ended_branch_accepts_no_more_records(here: tuple[KafkaResource, KafkaModel]) -> None:
     resource, clients = here
     xid = new_xid()
     handle = resource.start(xid, timeout_s=60)
@@ -293,7 +297,7 @@ def test_ended_branch_accepts_no_more_records(here: tuple[KafkaResource, Here]) 
     assert clients.table == {}
 
 
-def test_branch_without_records_ends_without_request_to_kafka(here: tuple[KafkaResource, Here]) -> None:
+def test_branch_without_records_ends_without_request_to_kafka(here: tuple[KafkaResource, KafkaModel]) -> None:
     resource, clients = here
     one_phase, undone = new_xid(), new_xid()
     for xid in (one_phase, undone):
@@ -306,7 +310,7 @@ def test_branch_without_records_ends_without_request_to_kafka(here: tuple[KafkaR
 
 
 def test_refused_record_fails_its_own_branch_and_branches_committed_together_succeed(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resource, clients = here
     xids = [prepared(resource, value) for value in (b"1", b"refused", b"3")]
@@ -328,7 +332,7 @@ def test_refused_record_fails_its_own_branch_and_branches_committed_together_suc
 
 
 def test_interrupted_thread_fails_branches_that_it_commits_for_other_threads(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resource, clients = here
     xids = [prepared(resource, value) for value in (b"1", b"2")]
@@ -342,13 +346,13 @@ def test_interrupted_thread_fails_branches_that_it_commits_for_other_threads(
     monkeypatch.undo()
     for xid in xids:
         resource.commit(xid)
-    assert clients.written == [[b"1"], [b"2"]], "each can be committed again"
+    assert clients.written == [[b"1"], [b"2"]], "each commit can be repeated"
 
 
 def test_interrupted_thread_fails_all_branches_that_it_commits_one_by_one(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them has a record that Kafka refuses."""
+    """The thread commits the branches one by one because Kafka has refused a record."""
     resource, clients = here
     xids = [prepared(resource, value) for value in (b"1", b"2", b"3")]
     calls: list[object] = []
@@ -364,11 +368,11 @@ def test_interrupted_thread_fails_all_branches_that_it_commits_one_by_one(
     monkeypatch.undo()
     for xid in xids:
         resource.commit(xid)
-    assert clients.written == [[b"1"], [b"2"], [b"3"]], "each can be committed again"
+    assert clients.written == [[b"1"], [b"2"], [b"3"]], "each commit can be repeated"
 
 
 class InterruptingTurn:
-    """The thread that waits for it first is interrupted meanwhile."""
+    """A lock whose first waiting thread is interrupted."""
 
     def __init__(self) -> None:
         self._interrupted, self._lock = False, Lock()
@@ -384,9 +388,9 @@ class InterruptingTurn:
 
 
 def test_branch_of_interrupted_waiting_thread_is_not_committed_twice(
-    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+    here: tuple[KafkaResource, KafkaModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It went on to wait, and was in one transaction with itself when it was to be committed again: its messages were there twice."""
+    """The branch must leave the waiting list. Otherwise a repeated commit would put it twice into one Kafka transaction."""
     resource, clients = here
     xid, turn = prepared(resource, b"1"), InterruptingTurn()
     monkeypatch.setattr(clients, "turn", lambda _slot: turn)
@@ -398,7 +402,7 @@ def test_branch_of_interrupted_waiting_thread_is_not_committed_twice(
 
 
 class InterruptedMutex:
-    """A signal comes when the mutex was released for the second time: the branches to end were just taken."""
+    """Raises KeyboardInterrupt at the second release of the mutex, just after the thread has taken the branches to end."""
 
     def __init__(self) -> None:
         self._released = 0
@@ -414,7 +418,7 @@ class InterruptedMutex:
             raise KeyboardInterrupt
 
 
-def test_thread_interrupted_after_taking_branches_of_others_fails_them(here: tuple[KafkaResource, Here]) -> None:
+def test_thread_interrupted_after_taking_branches_of_others_fails_them(here: tuple[KafkaResource, KafkaModel]) -> None:
     resource, clients = here
     branches = resource._branches
     mine, others = prepared(resource, b"1"), prepared(resource, b"2")
@@ -431,8 +435,8 @@ def test_thread_interrupted_after_taking_branches_of_others_fails_them(here: tup
     assert clients.written == [[b"1"], [b"2"]]
 
 
-class Unplaced(Here):
-    """In the stead of a Kafka that has stored a message at an offset that it does not tell."""
+class WithoutOffsets(KafkaModel):
+    """In place of the clients of a Kafka that stores a message and does not return its offset."""
 
     def append(self, record: Outgoing) -> Future[int]:
         if not record.topic.endswith(".side"):
@@ -443,7 +447,7 @@ class Unplaced(Here):
 
 
 def test_branch_with_message_at_unknown_offset_is_rolled_back() -> None:
-    clients = Unplaced()
+    clients = WithoutOffsets()
     with sent(clients, []) as (resource, transaction):
         with pytest.raises(TransactionRolledBack, match=r"did not return the offset of a record in topic 'bascule\.xa\.side'"):
             transaction.commit()
@@ -455,20 +459,20 @@ def test_branches_started_while_kafka_is_away_share_one_connection_attempt(monke
     monkeypatch.setattr(module, "Clients", kafka)
     resource = KafkaResource("kafka", {})
     resource._calls._opening = JointTry(door)
-    told = told_together(door, kafka, lambda: resource.start(branch(new_gtrid("shop", 0), "kafka"), timeout_s=5))
-    assert [str(each) for each in told] == ["XAER_RMFAIL: kafka: no answer"] * THREADS
+    errors = told_together(door, kafka, lambda: resource.start(branch(new_gtrid("shop", 0), "kafka"), timeout_s=5))
+    assert [str(each) for each in errors] == ["XAER_RMFAIL: kafka: no answer"] * THREADS
     assert kafka.tries == 1
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_cancelled_send_has_finished_when_cancellation_is_raised(refused: bool) -> None:
-    """Else the transaction commits with the record or without it, and nobody knows."""
+    """Otherwise nobody would know whether the transaction commits with the record."""
     sent: list[bytes | None] = []
-    begun, goes_on = Event(), Event()
+    begun, released = Event(), Event()
 
     def send(record: Outgoing) -> None:
         begun.set()
-        assert goes_on.wait(WAIT_S), "the event loop was blocked"
+        assert released.wait(WAIT_S), "the event loop was blocked"
         if refused:
             raise ResourceFailed("Kafka is away")
         sent.append(record.value)
@@ -480,7 +484,7 @@ def test_cancelled_send_has_finished_when_cancellation_is_raised(refused: bool) 
             task.cancel()
             await asyncio.sleep(0)
             assert not task.done()
-        goes_on.set()
+        released.set()
         with pytest.raises(asyncio.CancelledError) as cancelled:
             await task
         return cancelled.value

@@ -1,4 +1,4 @@
-"""Kafka as a resource, and the decision log in Kafka, with the clients that ship on Kafka in memory."""
+"""Kafka as a resource, and the decision log in Kafka: the clients of the product, on Kafka in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
 COMMIT = Decision(b"g1", Outcome.COMMIT, ("a", "b"), 1, "one", ("t", ""))
-#: What was sent before counts as old at once, and is looked for by each recovery.
+#: Each recovery looks for old messages, and a message is old as soon as it was sent.
 OLD_AT_ONCE = BranchLimits(clean_interval_s=0.0, unprepared_kept_s=-60.0)
 
 
@@ -44,7 +44,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
 
 @pytest.fixture
 def make(kafka: KafkaInMemory) -> Iterator[Make]:
-    """Make the resource as each process would; all share the side topic and the log."""
+    """Make the resource of a process. All processes share the side topic and the log."""
     made: list[KafkaResource] = []
 
     def make(instance: str, limits: BranchLimits = LIMITS) -> KafkaResource:
@@ -64,7 +64,7 @@ def decision_log(*, topic: str = "decisions") -> Iterator[KafkaLog]:
 
 
 def sent(resource: KafkaResource, *values: bytes) -> Xid:
-    """A branch that has sent these, and has ended its work."""
+    """Send ``values`` in a branch, end its work, and return its XID."""
     xid = branch(new_gtrid("test", 0), "kafka")
     handle = resource.start(xid, timeout_s=TIMEOUT_S)
     for value in values:
@@ -107,7 +107,7 @@ def test_process_that_commits_branch_of_other_process_releases_client_with_its_t
 
 
 def transactional_ids(kafka: KafkaInMemory) -> Counter[str]:
-    """How many clients there are under each transactional id."""
+    """Return the number of clients of each transactional id."""
     gc.collect()
     producers = [client for kind, ref in kafka.made if kind == "producer" and (client := ref()) is not None]
     return Counter(each.settings["transactional.id"] for each in producers if "transactional.id" in each.settings)
@@ -280,7 +280,7 @@ def test_branch_with_unreadable_messages_stays_prepared(make: Make, kafka: Kafka
     one, other = make("one"), make("other")
     xid = sent(one, b"1")
     one.prepare(xid)
-    kafka.denied.add("orders")  # so that what is left of the branch is no empty transaction
+    kafka.denied.add("orders")  # without its messages, the branch would be an empty transaction, which must not commit
     for partition in kafka.topics["xa.side"].partitions:
         partition.delete(partition.end)
     with pytest.raises(ResourceFailed, match=r"kafka: xa\.side"):
@@ -313,12 +313,12 @@ def test_branch_with_missing_messages_is_not_partially_committed(make: Make, kaf
 
 
 def on_side(kafka: KafkaInMemory) -> set[bytes | None]:
-    """The messages on the side topic."""
+    """Return the values of the messages on the side topic."""
     return {value for number in range(len(kafka.topics["xa.side"].partitions)) for value in kafka.values("xa.side", number)}
 
 
 def test_open_transaction_of_dead_process_does_not_block_recovery(make: Make, kafka: KafkaInMemory) -> None:
-    """A reader would wait for its end until it times out."""
+    """A reader would wait until the open transaction times out."""
     one, dead = make("one"), make("dead")
     xid = sent(dead, b"1")
     dead.prepare(xid)

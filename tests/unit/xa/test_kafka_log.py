@@ -1,4 +1,4 @@
-"""The decision log in Kafka while an append is stored at an unknown offset: the first decision stands, for all alike."""
+"""The decision log in Kafka while the offset of an append is unknown: the first decision counts for every process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.outage import THREADS, Door, Service, told_together
 
 
 class Topic:
-    """Entries in the order of their offsets; the next ``unknown`` appends are stored, and are not told where."""
+    """Entries in the order of their offsets. The next ``unknown`` appends are stored, but get no offset."""
 
     def __init__(self) -> None:
         self.unknown = 0
-        self.between: list[Outgoing] = []  # stored by another process behind the next append
+        self.between: list[Outgoing] = []  # entries that another process stores after the next append
         self.entries: list[tuple[bytes, bytes]] = []
 
     def append(self, record: Outgoing) -> Future[int]:
@@ -72,6 +72,6 @@ def test_decisions_made_while_kafka_is_away_share_one_connection_attempt(monkeyp
     monkeypatch.setattr("bascule.xa.kafka_log.own_topics.prepare", kafka)
     log = KafkaLog({})
     log._opening = JointTry(door)
-    told = told_together(door, kafka, lambda: log.decide(decision(Outcome.COMMIT, "mine")))
-    assert [str(each) for each in told] == ["no answer"] * THREADS
+    errors = told_together(door, kafka, lambda: log.decide(decision(Outcome.COMMIT, "mine")))
+    assert [str(each) for each in errors] == ["no answer"] * THREADS
     assert kafka.tries == 1

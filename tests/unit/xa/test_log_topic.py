@@ -1,4 +1,4 @@
-"""The decision log as a topic: which decision stands, and what is read."""
+"""The decision log in a topic: the decision that counts, and the content that a reader gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GTRID = new_gtrid("shop", 0)
 
 
 class Topic:
-    """A topic in memory. ``unknown`` appends are stored at an offset that their client is not told."""
+    """A topic in memory. It stores the first ``unknown`` appends without telling the client their offsets."""
 
     def __init__(self, unknown: int = 0) -> None:
         self.table: dict[bytes, LogRecord] = {}

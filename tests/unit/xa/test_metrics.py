@@ -1,4 +1,4 @@
-"""What a transaction manager counts, as Prometheus reads it."""
+"""The metrics of a transaction manager, as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Value = Callable[..., float | None]
 
 
 class Shop:
-    """Two resources; what is listed is raised at a point."""
+    """Two resources. ``at`` has the errors to raise at points."""
 
     def __init__(self) -> None:
         self.at: dict[str, Exception] = {}

@@ -1,4 +1,4 @@
-"""What a manager says of a transaction when it is asked."""
+"""The outcome that a manager reports for the id of a transaction."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_report_of_commit_in_doubt_follows_decision_log_before_and_after_recover
         ]
         shop.down = {}
         wait_until(lambda: not shop.log.durable.decisions)
-        assert shop.manager.outcome(id).finding is TransactionFinding.COMMITTED  # though the log has it no more
+        assert shop.manager.outcome(id).finding is TransactionFinding.COMMITTED  # although the log no longer has the decision
         assert shop.manager.outcome(f"1111577411:{id}:one").finding is TransactionFinding.COMMITTED
 
 
@@ -111,7 +111,7 @@ def test_report_names_unreachable_and_missing_resources(shop: Shop) -> None:
 
 
 def test_outcome_is_not_known_while_resource_is_unreachable(shop: Shop) -> None:
-    """It may be prepared there."""
+    """The resource may have a prepared branch."""
     shop.down["one.recover.before"] = ResourceFailed("no route")
     assert shop.manager.outcome(new_gtrid("shop", 0).decode()).finding is TransactionFinding.NOT_KNOWN
 

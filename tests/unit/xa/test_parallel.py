@@ -1,4 +1,4 @@
-"""Branches that prepare at the same time, and commit at the same time where their priority is equal; a commit that waits for all."""
+"""Branches prepare in parallel, and branches of equal priority commit in parallel. The commit waits for all of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bascule.xa.resource import CommitPriority
 WAIT_S = 20.0
 
 
-class Meeting:
-    """Where threads that come to one of the points wait for one another."""
+class Rendezvous:
+    """Blocks threads at the points until each point was reached."""
 
     def __init__(self, *points: str) -> None:
         self._points = points
@@ -36,7 +36,7 @@ def work(manager: TransactionManager, *resources: ModelResource) -> None:
 
 @pytest.mark.parametrize("phase", ["prepare", "commit"])
 def test_parallel_branches_run_prepare_and_commit_concurrently(phase: str) -> None:
-    meeting = Meeting(f"one.{phase}.before", f"two.{phase}.before", f"three.{phase}.before")
+    meeting = Rendezvous(f"one.{phase}.before", f"two.{phase}.before", f"three.{phase}.before")
     resources = [ModelResource(name, watch=meeting) for name in ("one", "two", "three")]
     with TransactionManager("shop", ModelLog(), resources, parallel=True) as manager:
         work(manager, *resources)
@@ -57,7 +57,7 @@ def test_parallel_commit_starts_after_all_prepares_and_decision_and_respects_pri
 
 
 def test_parallel_rollback_waits_for_all_votes_after_one_no() -> None:
-    meeting = Meeting("slow.prepare.before", "refusing.prepare.before")
+    meeting = Rendezvous("slow.prepare.before", "refusing.prepare.before")
     slow, refusing = ModelResource("slow", watch=meeting), ModelResource("refusing", watch=meeting)
     refusing.vote = "no"
     with TransactionManager("shop", ModelLog(), [slow, refusing], parallel=True) as manager, pytest.raises(TransactionRolledBack):

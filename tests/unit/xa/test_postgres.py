@@ -1,4 +1,4 @@
-"""PostgreSQL as a resource, on a server in memory; ``scenarios/test_xa_databases.py`` holds the same promises against the real one."""
+"""PostgreSQL as a resource, on a server in memory. ``scenarios/test_xa_databases.py`` checks the same with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_invalid_connection_string_is_refused_without_showing_it(conninfo: str) 
 
 
 class Server:
-    """Prepared transactions by name, and how each transaction has ended, by number."""
+    """A server in memory: prepared transactions by name, and the statuses of ended_branch transactions by number."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
@@ -69,7 +69,7 @@ class Server:
 
 
 class Handle:
-    """A copy of a connection object: it works on the same session until ``pgconn`` is another one."""
+    """A copy of a connection object. The copy uses the same session until it gets another ``pgconn``."""
 
     def __init__(self, connection: Connection) -> None:
         self.__dict__["connection"] = connection
@@ -86,7 +86,10 @@ class Handle:
 
 
 class Connection:
-    """What the resource uses of psycopg's. ``lost`` is "before" or "after" the next end of a transaction is carried out."""
+    """The methods of psycopg's connection that the resource uses.
+
+    ``lost`` is "before" or "after": the connection fails before or after the server carries out the next end of a transaction.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -94,7 +97,7 @@ class Connection:
         self.lock = threading.Lock()
         self.lost = ""
         self.closed = False
-        self.said: list[str] = []
+        self.statements: list[str] = []
         self._xid: psycopg.Xid | None = None
         self._number: str | None = None
         self._rows: list[str] = []
@@ -162,7 +165,7 @@ class Connection:
         return self
 
     def execute(self, query: str, parameters: tuple[str, ...] = ()) -> Connection:
-        self.said.append(query)
+        self.statements.append(query)
         if "pg_current_xact_id_if_assigned" in query:
             self._result = self._number
         elif "pg_xact_status" in query:
@@ -189,8 +192,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def ended(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
-    """A branch that has written rows and ended its work."""
+def ended_branch(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
+    """Write ``rows`` in a branch, end its work, and return its XID and its connection."""
     xid = branch(new_gtrid("test", 0), "db")
     connection: Any = resource.start(xid, timeout_s=TIMEOUT_S)
     for row in rows:
@@ -200,7 +203,7 @@ def ended(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
 
 
 def prepared(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
-    xid, connection = ended(resource, *rows)
+    xid, connection = ended_branch(resource, *rows)
     assert resource.prepare(xid) is Vote.YES
     return xid, connection
 
@@ -211,7 +214,7 @@ def test_prepared_branch_may_be_finished_by_two_processes(server: Server, finish
     xid, _ = prepared(first, "1")
     assert (server.rows, list(second.recover())) == ([], [xid])
     getattr(second, finish)(xid)
-    getattr(first, finish)(xid)  # its process knows the number of the transaction, and so what became of it
+    getattr(first, finish)(xid)  # the first process knows the number of the transaction, so it can ask for the outcome
     assert (server.rows, list(second.recover())) == (rows, [])
     with pytest.raises(UnknownXid):
         getattr(second, finish)(xid)
@@ -221,18 +224,18 @@ def test_prepared_branch_may_be_finished_by_two_processes(server: Server, finish
 
 def test_branch_without_writes_votes_read_only_and_returns_its_connection(server: Server) -> None:
     resource = PostgresResource("db", "")
-    xid, _ = ended(resource)
+    xid, _ = ended_branch(resource)
     assert resource.prepare(xid) is Vote.READ_ONLY
     assert (server.prepared, resource.token(xid)) == ({}, "")
-    ended(resource)
-    assert len(server.connections) == 1  # given back
+    ended_branch(resource)
+    assert len(server.connections) == 1  # the resource reuses the connection
 
 
 @pytest.mark.parametrize("one_phase", [True, False])
 def test_branch_with_failed_statement_votes_no(server: Server, one_phase: bool) -> None:
-    """PostgreSQL answers PREPARE TRANSACTION and COMMIT of a failed transaction with success, and rolls it back."""
+    """PostgreSQL rolls back a failed transaction at PREPARE TRANSACTION or COMMIT, without an error."""
     resource = PostgresResource("db", "")
-    xid, connection = ended(resource, "1")
+    xid, connection = ended_branch(resource, "1")
     connection.info.transaction_status = TransactionStatus.INERROR
     with pytest.raises(BranchRolledBack):
         resource.commit(xid, one_phase=True) if one_phase else resource.prepare(xid)
@@ -255,24 +258,24 @@ def test_branch_is_finished_on_other_connection_after_connection_loss(server: Se
 
 def test_connection_lost_before_prepare_rolls_branch_back(server: Server) -> None:
     resource = PostgresResource("db", "")
-    xid, connection = ended(resource, "1")
+    xid, connection = ended_branch(resource, "1")
     connection.lost = "before"
-    resource.rollback(xid)  # the end of its connection was the end of the branch
+    resource.rollback(xid)  # the loss of the connection has ended_branch the branch
     assert (server.rows, server.prepared, resource.recover()) == ([], {}, [])
 
 
 def test_one_phase_commit_with_lost_answer_reports_actual_outcome(server: Server) -> None:
     resource = PostgresResource("db", "")
-    xid, connection = ended(resource, "1")
+    xid, connection = ended_branch(resource, "1")
     connection.lost = "after"
     resource.commit(xid, one_phase=True)
     assert server.rows == ["1"]
-    xid, connection = ended(resource, "2")
+    xid, connection = ended_branch(resource, "2")
     connection.lost = "before"
     with pytest.raises(BranchRolledBack) as rolled_back:
         resource.commit(xid, one_phase=True)
     assert (rolled_back.value.xa_code, rolled_back.value.retriable) == (Code.XA_RBCOMMFAIL, True)
-    xid, connection = ended(resource, "3")
+    xid, connection = ended_branch(resource, "3")
     connection.lost, server.away = "after", True
     with pytest.raises(ResourceFailed):  # in doubt
         resource.commit(xid, one_phase=True)
@@ -284,7 +287,7 @@ def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_status_query_fail
         raise psycopg.errors.SerializationFailure("could not serialize")
 
     resource = PostgresResource("db", "")
-    xid, connection = ended(resource, "1")
+    xid, connection = ended_branch(resource, "1")
     connection.lost = "after"
     monkeypatch.setattr(psycopg, "connect", refuse)
     with pytest.raises(ResourceFailed, match="could not serialize"):
@@ -305,9 +308,9 @@ def test_decision_table_is_created_by_first_branch_when_server_was_away_at_open(
     with TransactionManager("shop", ModelLog(), [resource, ModelResource("broker")]):
         server.away = False
         for _ in range(2):
-            ended(resource)
-    said = [statement for connection in server.connections for statement in connection.said]
-    assert len([each for each in said if each.startswith("CREATE TABLE IF NOT EXISTS bascule_decisions")]) == 1
+            ended_branch(resource)
+    statements = [statement for connection in server.connections for statement in connection.statements]
+    assert len([each for each in statements if each.startswith("CREATE TABLE IF NOT EXISTS bascule_decisions")]) == 1
 
 
 @pytest.mark.parametrize(("wanted", "commit", "code"), [("commit", False, Code.XA_HEURRB), ("rollback", True, Code.XA_HEURCOM)])
@@ -336,7 +339,7 @@ def test_outcome_is_known_only_by_transaction_id_token(server: Server) -> None:
     assert other.outcome(xid) is None
     server.statuses[token] = "aborted"
     assert other.outcome(xid, token) is Outcome.ROLLBACK
-    del server.statuses[token]  # PostgreSQL forgets old ones
+    del server.statuses[token]  # PostgreSQL forgets the status of old transactions
     assert other.outcome(xid, token) is None
 
 
@@ -360,17 +363,17 @@ def test_foreign_branches_of_other_databases_are_not_listed(server: Server) -> N
 
 def test_idle_connections_are_limited_and_lost_connections_are_replaced(server: Server) -> None:
     resource = PostgresResource("db", "", idle_max=1)
-    for xid, _ in [ended(resource, "1"), ended(resource, "2")]:
+    for xid, _ in [ended_branch(resource, "1"), ended_branch(resource, "2")]:
         resource.commit(xid, one_phase=True)
     first, second = server.connections
     assert (first.closed, second.closed) == (False, True)
-    assert first.said[0] == "SET LOCAL idle_in_transaction_session_timeout = 30000"
+    assert first.statements[0] == "SET LOCAL idle_in_transaction_session_timeout = 30000"
     first.lost = "before"
-    _, third = ended(resource, "3")
+    _, third = ended_branch(resource, "3")
     assert (first.closed, third.closed) == (True, False)
     server.away = True
     with pytest.raises(ResourceFailed):
-        ended(resource)
+        ended_branch(resource)
     resource.close()
 
 
@@ -390,7 +393,7 @@ def test_handle_is_unusable_after_its_branch_while_session_is_reused(server: Ser
 
 def test_close_closes_idle_connections(server: Server) -> None:
     resource = PostgresResource("db", "")
-    resource.rollback(ended(resource, "1")[0])
+    resource.rollback(ended_branch(resource, "1")[0])
     resource.close()
     assert [each.closed for each in server.connections] == [True]
 
@@ -404,7 +407,7 @@ def test_prepared_resource_without_max_prepared_transactions_is_refused_when_man
         resource.check()
     with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
         TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]).open()
-    with TransactionManager("shop", ModelLog(), [resource]) as manager:  # there is nothing to prepare
+    with TransactionManager("shop", ModelLog(), [resource]) as manager:  # a transaction with one resource needs no prepare
         manager.begin().rollback()
 
 
@@ -415,7 +418,7 @@ def test_database_decides_by_commit_when_max_prepared_transactions_is_zero(serve
         resource = PostgresResource("db", "")
         resource.check()
         assert resource.decides is decides
-    assert any(said.startswith("CREATE TABLE") for each in server.connections for said in each.said)
+    assert any(statement.startswith("CREATE TABLE") for each in server.connections for statement in each.statements)
 
 
 def test_manager_opens_when_database_is_away_or_standby(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -428,10 +431,10 @@ def test_manager_opens_when_database_is_away_or_standby(server: Server, caplog: 
         assert "connection refused" in caplog.text
 
 
-@pytest.mark.parametrize(("state", "said"), [("42501", "role that prepared the transaction"), ("25006", "standby")])
+@pytest.mark.parametrize(("state", "message"), [("42501", "role that prepared the transaction"), ("25006", "standby")])
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
 def test_branch_that_role_or_server_must_not_finish_is_retried_later(
-    server: Server, monkeypatch: pytest.MonkeyPatch, finish: str, state: str, said: str
+    server: Server, monkeypatch: pytest.MonkeyPatch, finish: str, state: str, message: str
 ) -> None:
     xid, _ = prepared(PostgresResource("db", ""), "1")
 
@@ -443,7 +446,7 @@ def test_branch_that_role_or_server_must_not_finish_is_retried_later(
     resource = PostgresResource("db", "")
     with monkeypatch.context() as changed:
         changed.setattr(server, "finish", refuse)
-        with pytest.raises(XaError, match=said) as raised:
+        with pytest.raises(XaError, match=message) as raised:
             getattr(resource, finish)(xid)
         assert raised.value.retriable
     getattr(resource, finish)(xid)

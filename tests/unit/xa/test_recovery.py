@@ -1,4 +1,4 @@
-"""What recovery does with what it finds, and what it leaves alone."""
+"""The branches and decisions that recovery finishes or forgets, and those that it leaves alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager
 
 NOW_MS = 1_790_000_000_000
 LATER_MS = NOW_MS + 60_000
-#: What answers does so within, on a busy machine too.
+#: Time limit of an answer, also on a busy machine.
 ANSWER_S = 2.0
 LONG_S = 30.0
 
@@ -140,7 +140,7 @@ def test_branch_of_other_resource_on_same_database_does_not_confirm_commit() -> 
 
 
 def test_commit_forgotten_after_listing_of_branch_is_not_heuristic(durable: DurableBranches) -> None:
-    """As the broker answers: it still knows that the branch has been committed."""
+    """The broker answers like this: it still knows that the branch was committed."""
     gtrid = new_gtrid("shop", 0)
     xid = branch(gtrid, "db")
     durable.prepared[xid] = ["work"]
@@ -180,7 +180,7 @@ def test_transaction_that_ends_or_begins_during_recovery_is_left_unchanged(durab
 
 
 def test_unlisted_branch_is_committed_before_decision_is_forgotten(durable: DurableBranches) -> None:
-    """As of a PostgreSQL standby, which is behind its primary."""
+    """The resource may be a PostgreSQL standby that lags behind its primary."""
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
     resource, log = ModelResource("db", durable), ModelLog(LogState({gtrid: decision(gtrid)}))
@@ -218,7 +218,7 @@ def test_rollback_by_hand_during_downtime_is_recorded_as_heuristic(durable: Dura
 
 
 def test_recovery_ignores_decisions_of_other_manager_in_same_log(durable: DurableBranches) -> None:
-    """Each has a database of its own under one name: a branch of the other manager is in none that this one can ask."""
+    """Both managers call their own database "db", so this manager cannot ask the database of the other one."""
     theirs = new_gtrid("billing", 0)
     old = decision(new_gtrid("billing", 0), Outcome.ROLLBACK, at_ms=0)
     log = ModelLog(LogState({theirs: decision(theirs), old.gtrid: old}))
@@ -252,7 +252,7 @@ def test_commit_stored_after_resources_were_listed_is_not_forgotten() -> None:
 
 
 class FakeClock:
-    """A wall clock that says what it likes, and one that counts seconds."""
+    """A wall clock that the test sets, and a monotonic clock that the test advances."""
 
     def __init__(self) -> None:
         self.wall_ms, self.seconds = NOW_MS, 0.0
@@ -266,7 +266,7 @@ class FakeClock:
 
 @pytest.mark.parametrize("at_ms", [0, NOW_MS, 2 * NOW_MS], ids=["clock behind", "same clock", "clock ahead"])
 def test_rollback_decision_is_kept_for_one_day_independent_of_clock(at_ms: int) -> None:
-    """A recoverer whose clock was a day behind stored ROLLBACK, the next one forgot it, and the COMMIT of a slow application stood."""
+    """If the clock of a recoverer is a day slow, the next one must not forget its ROLLBACK: a slow application could then store COMMIT."""
     gtrid = new_gtrid("shop", 0)
     log, clock = ModelLog(LogState({gtrid: decision(gtrid, Outcome.ROLLBACK, at_ms=at_ms)})), FakeClock()
     recovery = RecoveryProtocol("shop", BlockingLog(log), {"db": BlockingParticipant(ModelResource("db"))}, clock, "recoverer")
@@ -315,12 +315,12 @@ def test_unreachable_resource_is_named_and_does_not_block_recovery_of_others(dur
 
 
 def test_hanging_resource_is_asked_again_after_its_answer_and_late_answer_is_discarded(durable: DurableBranches) -> None:
-    asked, goes_on = [], threading.Event()
+    asked, released = [], threading.Event()
 
     def hang(point: str) -> None:
         if point == "down.recover.after":
             asked.append(point)
-            assert goes_on.wait(LONG_S)
+            assert released.wait(LONG_S)
 
     xid, down = branch(new_gtrid("shop", 0), "down"), DurableBranches()
     resources = (ModelResource("down", down, watch=hang), ModelResource("up", durable))
@@ -330,7 +330,7 @@ def test_hanging_resource_is_asked_again_after_its_answer_and_late_answer_is_dis
     assert durable.prepared == {}
     assert recovery.run().unreachable == {"down": "XAER_RMFAIL: the previous request is not answered yet"}
     down.prepared[xid] = ["work"]
-    goes_on.set()
+    released.set()
     wait_until(lambda: not recovery.run().unreachable)
     assert down.prepared == {}
     assert len(asked) == 2
@@ -338,12 +338,12 @@ def test_hanging_resource_is_asked_again_after_its_answer_and_late_answer_is_dis
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_hanging_recovery_step_does_not_block_other_resources_and_is_not_repeated_early(durable: DurableBranches, outcome: Outcome) -> None:
-    asked, goes_on = [], threading.Event()
+    asked, released = [], threading.Event()
 
     def hang(point: str) -> None:
         if point == f"down.{outcome}.before":
             asked.append(point)
-            assert goes_on.wait(LONG_S)
+            assert released.wait(LONG_S)
 
     gtrid, down, log = new_gtrid("shop", 0), DurableBranches(), ModelLog()
     first, second = branch(gtrid, "down"), branch(new_gtrid("shop", 0), "down")
@@ -360,10 +360,10 @@ def test_hanging_recovery_step_does_not_block_other_resources_and_is_not_repeate
     assert durable.prepared == {}
     assert recovery.run().unreachable == {"down": "XAER_RMFAIL: the previous request is not answered yet"}
     assert len(asked) == 1
-    # Meanwhile another one does it: what hung finds it done.
+    # Another recoverer finishes the branch, and the hanging call finds it finished.
     recoverer(log, ModelResource("down", down), ModelResource("up", durable)).run()
     assert down.prepared == {}
-    goes_on.set()
+    released.set()
     wait_until(lambda: recovery.run().finished)
     assert down.committed == (["one"] if outcome is Outcome.COMMIT else [])
     assert len(asked) == 1
@@ -443,7 +443,7 @@ def test_operator_commit_of_a_decided_transaction_is_applied_before_its_deadline
 
 
 def test_finish_for_one_resource_leaves_other_resources_to_recovery() -> None:
-    """As who takes over a partition whose record is claimed: a database that hangs is not in the way of that."""
+    """A member that takes over a partition with a claimed record must not wait for a database that hangs."""
     gtrid = new_gtrid("shop", LATER_MS)
     durables = [DurableBranches(prepared={branch(gtrid, name): ["row"]}) for name in ("hangs", "inbound")]
 
@@ -508,7 +508,7 @@ def test_forget_without_recorded_heuristic_is_refused() -> None:
     with pytest.raises(UnknownXid, match="no heuristic outcome is recorded"):
         recoverer(log, ModelResource("db")).forget(xid)
     log.record(Heuristic(xid, Code.XA_HEURHAZ, Outcome.COMMIT, "text", NOW_MS))
-    recoverer(log).forget(xid)  # also of a resource that is there no more
+    recoverer(log).forget(xid)  # also if the manager no longer has the resource
     assert log.durable.heuristics == {}
 
 

@@ -1,4 +1,4 @@
-"""Engines and Sessions of SQLAlchemy as branches, without a database; ``scenarios/test_xa_databases.py`` has PostgreSQL."""
+"""Engines and Sessions of SQLAlchemy as branches, without a database. ``scenarios/test_xa_databases.py`` tests them with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bascule.xa.xid import branch, new_gtrid
 
 
 class Connection:
-    """One whose server refuses to begin a branch."""
+    """A connection whose server refuses to begin a branch."""
 
     def __init__(self) -> None:
         self.did: list[str] = []

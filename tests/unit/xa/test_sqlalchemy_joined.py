@@ -1,4 +1,4 @@
-"""Sessions that join the transaction, with SQLite in the place of PostgreSQL; ``scenarios/test_xa_sqlalchemy.py`` has the real one."""
+"""Sessions that join the transaction, with SQLite in place of PostgreSQL. ``scenarios/test_xa_sqlalchemy.py`` uses PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ WAIT_S = 20.0
 
 
 class Base(DeclarativeBase):
-    """Rows of the tests."""
+    """The base class of the mapped classes."""
 
 
 class Payment(Base):
-    """A row."""
+    """A row of the table of payments."""
 
     __tablename__ = "payments"
     item: Mapped[str] = mapped_column(primary_key=True)
 
 
 class Cursor:
-    """Says what it has done, as PostgreSQL does."""
+    """A cursor that reports the statement that it has executed, like the cursor of psycopg."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
         self.statusmessage: str | None = None
 
     def execute(self, query: str, parameters: Any = ()) -> Any:
-        if "::" in query or query.startswith("SHOW"):  # what the resource asks PostgreSQL
+        if "::" in query or query.startswith("SHOW"):  # the queries of the resource itself
             query, parameters = "SELECT '1'", ()
         self._raw.execute(query, parameters)
         self.statusmessage = query.split()[0]
@@ -55,7 +55,7 @@ class Cursor:
 
 
 class Connection:
-    """What is used of psycopg's. A copy works on the same session, until ``pgconn`` is another one."""
+    """The part of psycopg's connection that the resource uses. A copy uses the same session until it gets another ``pgconn``."""
 
     def __init__(self, path: Path) -> None:
         self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -142,7 +142,7 @@ def test_sqlalchemy_sessions_join_current_transaction(
             manager.enlist(shop).add(Payment(item=f"{item}, by the handle"))
             with shop.engine.execution_options(stream_results=False).begin() as connection:
                 connection.execute(sa.insert(Payment).values(item=f"{item}, by Core"))
-            with Session(shop.engine) as session:  # one that only reads needs no commit
+            with Session(shop.engine) as session:  # a session that only reads needs no commit
                 assert session.get(Payment, item) is not None
             if item == "undone":
                 raise LookupError

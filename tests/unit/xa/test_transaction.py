@@ -1,4 +1,4 @@
-"""What an application sees of a transaction: outcomes, the current one, time, and what is told again later."""
+"""Transactions as an application sees them: outcomes, the current transaction, timeouts, and outcomes that resources get later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 
 
 class Down:
-    """Watches a model: what is listed fails."""
+    """Watches models; the calls listed in ``calls`` fail."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Exception] = {}
@@ -231,12 +231,12 @@ def test_recovery_ignores_active_transactions_of_same_process(down: Down, one: M
 def test_hanging_resource_blocks_neither_recovery_of_others_nor_close(
     log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    hangs, goes_on = threading.Event(), threading.Event()
+    hangs, released = threading.Event(), threading.Event()
 
     def hang(point: str) -> None:
         if point == f"one.{call}.before":
             hangs.set()
-            assert goes_on.wait(2 * WAIT_S)
+            assert released.wait(2 * WAIT_S)
 
     monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
     try:
@@ -248,14 +248,14 @@ def test_hanging_resource_blocks_neither_recovery_of_others_nor_close(
             wait_until(lambda: not two.durable.prepared)
         assert one.durable.prepared
     finally:
-        goes_on.set()
+        released.set()
     wait_until(lambda: call == "recover" or not one.durable.prepared)
 
 
 def test_driver_exception_stops_neither_recovery_nor_other_resources(
     log: ModelLog, one: ModelResource, two: ModelResource, down: Down
 ) -> None:
-    """A driver raises what it likes: the thread ended of it, silently."""
+    """A driver may raise any exception, and the recovery thread must not end because of it."""
     with TransactionManager("shop", log, [one, two], recovery_interval_s=0.02) as manager:
         down.calls = {"two.commit.before": ResourceFailed("down"), "one.recover.before": ConnectionResetError("a driver's own")}
         spend(manager.begin(), one, two)
@@ -272,12 +272,12 @@ def test_driver_exception_stops_neither_recovery_nor_other_resources(
 def test_manager_closes_and_reopens_while_recovery_thread_hangs(
     log: ModelLog, one: ModelResource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hangs, goes_on = threading.Event(), threading.Event()
+    hangs, released = threading.Event(), threading.Event()
 
     def hang(point: str) -> None:
-        if point == "log.read.before" and not goes_on.is_set() and threading.current_thread() is not threading.main_thread():
+        if point == "log.read.before" and not released.is_set() and threading.current_thread() is not threading.main_thread():
             hangs.set()
-            assert goes_on.wait(2 * WAIT_S)
+            assert released.wait(2 * WAIT_S)
 
     monkeypatch.setattr(module, "CLOSE_WITHIN_S", 0.1)
     log._watch = hang
@@ -288,9 +288,9 @@ def test_manager_closes_and_reopens_while_recovery_thread_hangs(
     assert recovery is not None
     assert "recovery thread still running after close" in caplog.text
     with manager:
-        goes_on.set()
+        released.set()
         recovery.join(WAIT_S)
-        assert not recovery.is_alive()  # though the manager is open again
+        assert not recovery.is_alive()  # although the manager was opened again
 
 
 def test_one_phase_commit_is_in_doubt_after_lost_answer_and_rolled_back_after_refusal(
@@ -330,7 +330,7 @@ def test_heuristic_outcome_is_recorded_and_raised_if_it_differs_from_decision(
     (xid,) = log.durable.heuristics
     assert log.durable.heuristics[xid].wanted is Outcome.COMMIT
     steps = manager.recoverer().look().steps
-    assert [step.action for step in steps] == [Action.WAIT]  # for the operator
+    assert [step.action for step in steps] == [Action.WAIT]  # recovery waits for the operator
     manager.recoverer().forget(xid)
     assert log.durable.heuristics == two.durable.heuristic == {}
     assert manager.recoverer().look().steps == []

@@ -1,4 +1,4 @@
-"""Functions made transactional whose work a call does not do: it would run when the transaction is over."""
+"""Transactional functions whose call returns before their work runs. The work would run after the end of the transaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def manager(one: ModelResource) -> Iterator[TransactionManager]:
 
 
 class Service:
-    """Its instances are called as coroutine functions are."""
+    """A class whose instances are called like coroutine functions."""
 
     def __init__(self, manager: TransactionManager, resource: ModelResource) -> None:
         self.manager, self.resource = manager, resource
@@ -53,7 +53,7 @@ def test_callable_object_with_async_call_runs_in_transaction(
 def test_function_that_returns_coroutine_is_refused_and_rolled_back(
     manager: TransactionManager, one: ModelResource, caller: bool, propagation: Propagation
 ) -> None:
-    """As the wrapper of a decorator that knows nothing of coroutines."""
+    """For example, the wrapper of a decorator that does not support coroutines."""
     ran: list[str] = []
 
     async def work() -> None:

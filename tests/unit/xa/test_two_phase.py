@@ -1,4 +1,4 @@
-"""The states of a transaction, and each rule of its two phases and of recovery: kept, and found out when it is broken."""
+"""The states of a transaction, and each rule of two-phase commit and of recovery. A violation of a rule must be visible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Points = dict[str, Callable[[], object]]
 
 
 class Stage:
-    """Two resources, a log and a transaction; what is listed happens at a point."""
+    """Two resources, a log and a transaction. ``at`` has the actions at points."""
 
     def __init__(self, *violations: enum.StrEnum) -> None:
         self.at: Points = {}
@@ -225,7 +225,7 @@ def test_interrupted_commit_leaves_remaining_branches_to_recovery() -> None:
 
 
 class Ordered:
-    """A database, Kafka and a broker as models; ``told`` has the resources in the order in which they are told to commit."""
+    """A database, Kafka and a broker as models. ``told`` has the resources in the order of their commits."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -289,7 +289,7 @@ def test_resource_without_priority_has_database_priority() -> None:
 
 @pytest.mark.parametrize("way", ["rollback", "marked", "refused at its end", "an error at its end"])
 def test_work_of_each_branch_ends_before_its_rollback(way: str) -> None:
-    """Who is at work in a branch is refused from then on, and finds no later branch on the session."""
+    """A call that is still running in the branch must not continue in a later branch of the session."""
     stage = Stage()
     stage.enlist()
     if way == "marked":

@@ -1,4 +1,4 @@
-"""What applications do with transactions: call one function from another, start tasks, cancel, fork, and go away without a word."""
+"""Uses of transactions: nested functions, tasks, cancellation, forks, and transactions that the application never ends."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, Resou
 from bascule.xa.forks import register_for_forks
 from bascule.xa.two_phase import TransactionStatus
 
-#: A fork of a process with threads is what these tests are about.
+#: These tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 WAIT_S = 20.0
 
 
 class Gate:
-    """Holds up who comes to a point, until it is opened."""
+    """Blocks a thread at a point until the test opens the gate."""
 
     def __init__(self, point: str) -> None:
         self.point = point
@@ -69,7 +69,7 @@ def test_task_started_in_transaction_can_begin_its_own_transaction(manager: Tran
     seen: list[bool] = []
 
     async def child(over: asyncio.Event) -> None:
-        seen.append(manager.current.id == parent_id[0])  # until it begins its own, the parent's is its own
+        seen.append(manager.current.id == parent_id[0])  # the child has the parent's transaction until it begins its own
         async with manager.begin() as transaction:
             seen.append(manager.current is transaction)
             transaction.enlist(one).append("while the parent is at work")
@@ -220,7 +220,7 @@ def test_hooks_run_before_and_after_completion(manager: TransactionManager, one:
         transaction.before_completion(lambda: transaction.enlist(one).append("late"))
         transaction.before_completion(lambda: seen.append(manager.current is transaction))
         transaction.after_completion(seen.append)
-        transaction.after_completion(lambda _: 1 / 0)  # is logged
+        transaction.after_completion(lambda _: 1 / 0)  # the manager logs the error
         transaction.after_completion(seen.append)
     assert seen == [True, TransactionStatus.COMMITTED, TransactionStatus.COMMITTED]
     assert one.durable.committed == ["late"]
@@ -252,7 +252,7 @@ def test_interrupt_in_before_completion_hook_rolls_back_and_propagates(manager: 
     assert (transaction.status, one.durable.committed) == (TransactionStatus.ROLLED_BACK, [])
 
 
-# -- what nobody comes back to
+# -- abandoned transactions
 
 
 def test_abandoned_transaction_is_rolled_back_after_timeout(
@@ -361,7 +361,7 @@ def test_ended_transaction_does_not_expire(manager: TransactionManager, one: Mod
         transaction.enlist(one).append("a")
     transaction.expire()
     assert transaction.status is TransactionStatus.COMMITTED
-    with pytest.raises(OutOfOrder):  # and not that its time is over
+    with pytest.raises(OutOfOrder):  # not an error about its timeout
         transaction.enlist(one)
 
 
@@ -369,7 +369,7 @@ def test_ended_transaction_does_not_expire(manager: TransactionManager, one: Mod
 
 
 class Forked:
-    """The child of a fork in which ``work`` runs. ``said`` is what it returns."""
+    """A forked child process that runs ``work``. ``result`` returns the value that ``work`` returned."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         context = multiprocessing.get_context("fork")
@@ -384,7 +384,7 @@ class Forked:
         self.process = context.Process(target=run)
         self.process.start()
 
-    def said(self) -> object:
+    def result(self) -> object:
         answer = self._answers.get(timeout=WAIT_S)
         self.process.join(WAIT_S)
         assert self.process.exitcode == 0
@@ -411,7 +411,7 @@ def test_forked_child_opens_manager_for_itself_and_parent_continues(tmp_path: Pa
 
     with manager:
         assert pay() == 1
-        closed, paid, by = Forked(child).said()  # type: ignore[misc]
+        closed, paid, by = Forked(child).result()  # type: ignore[misc]
         assert "is not open" in closed
         assert (paid, by) == (2, True)
         assert pay() == 2
@@ -428,16 +428,16 @@ def test_forked_child_does_not_wait_for_lock_held_by_thread_of_parent() -> None:
         assert gate.reached.wait(WAIT_S)
 
         def child() -> object:
-            said = []
+            result = []
             for call in (transaction.commit, transaction.rollback, transaction.set_rollback_only, lambda: transaction.enlist(one)):
                 try:
                     call()
                 except OutOfOrder as error:
-                    said.append("which forked this process" in str(error))
-            return said
+                    result.append("which forked this process" in str(error))
+            return result
 
         try:
-            assert Forked(child).said() == [True] * 4
+            assert Forked(child).result() == [True] * 4
         finally:
             gate.opened.set()
         committing.result(WAIT_S)
@@ -449,20 +449,20 @@ def test_forked_child_cannot_end_transaction_of_parent(manager: TransactionManag
         transaction.enlist(one).append("parent")
 
         def child() -> object:
-            said = []
+            result = []
             for call in (transaction.commit, transaction.rollback, lambda: transaction.enlist(one), lambda: manager.current):
                 try:
                     call()
-                    said.append("done")
+                    result.append("done")
                 except (OutOfOrder, NoTransaction) as error:
-                    said.append(type(error).__name__)
+                    result.append(type(error).__name__)
             try:
                 transaction.__exit__(None, None, None)
             except OutOfOrder:
-                said.append("refused")
-            return said
+                result.append("refused")
+            return result
 
-        assert Forked(child).said() == ["OutOfOrder"] * 3 + ["NoTransaction", "refused"]
+        assert Forked(child).result() == ["OutOfOrder"] * 3 + ["NoTransaction", "refused"]
     assert one.durable.committed == ["parent"]
 
 
@@ -478,11 +478,11 @@ def test_forked_child_resets_every_registered_object_although_some_fail() -> Non
     parts = [Refusing() for _ in range(3)]
     for each in parts:
         register_for_forks(each)
-    assert Forked(lambda: [each.forgets for each in parts]).said() == [1, 1, 1]
+    assert Forked(lambda: [each.forgets for each in parts]).result() == [1, 1, 1]
 
 
 def test_fork_during_decision_does_not_keep_log_locked_in_child(tmp_path: Path) -> None:
-    """The child has the locked file open, too: it would stay locked for as long as the child lives."""
+    """The child inherits the locked file, which would stay locked until the child ends."""
     log, forked = FileLog(tmp_path / "shop.xalog"), []
     log.read()
     release = multiprocessing.get_context("fork").Event()
@@ -497,4 +497,4 @@ def test_fork_during_decision_does_not_keep_log_locked_in_child(tmp_path: Path) 
     log.read()
     assert FileLog(tmp_path / "shop.xalog").read().log_id == log.read().log_id
     release.set()
-    assert forked[0].said() is True
+    assert forked[0].result() is True

@@ -1,4 +1,4 @@
-"""Who waits in a transaction manager: each wait has an end, and tells what is known by then."""
+"""Waits in a transaction manager: each wait ends, and reports the state that is known at its end."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bascule.xa.xid import Xid
 WAIT_S = 20.0
 
 
-class StandsStillWhenHeld:
-    """The lock of a transaction. Who finds it held, and does not wait, stands still there for a while, as a thread without a turn does."""
+class StallingLock:
+    """The lock of a transaction. A thread that finds it held and does not wait is delayed here, like a thread that is not scheduled."""
 
     def __init__(self) -> None:
-        self.came, self.goes_on = threading.Event(), threading.Event()
+        self.came, self.released = threading.Event(), threading.Event()
         self._lock = threading.RLock()
 
     def acquire(self, *, blocking: bool = True) -> bool:
         if self._lock.acquire(blocking=blocking):
             return True
         self.came.set()
-        assert self.goes_on.wait(WAIT_S)
+        assert self.released.wait(WAIT_S)
         return False
 
     def release(self) -> None:
@@ -43,7 +43,7 @@ class StandsStillWhenHeld:
 
 
 class OperatorRollsBack:
-    """Is away when ``two`` is to commit, and meanwhile an operator rolls the branch back, in one of three ways."""
+    """``two`` is unreachable at its commit, and an operator rolls its branch back in one of three ways."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -65,7 +65,7 @@ class OperatorRollsBack:
         raise ResourceFailed("away")
 
 
-# -- for resources that recovery tells
+# -- resources that recovery finishes
 
 
 @pytest.mark.parametrize("how", ["the resource can tell it", "the resource remembers it", "another recoverer has recorded it"])
@@ -76,12 +76,12 @@ def test_waiting_commit_raises_heuristic_after_rollback_by_operator(how: str, mo
         transaction = manager.begin()
         for resource in (one, operator.two):
             transaction.enlist(resource).append("work")
-        with pytest.raises(HeuristicOutcome, match=r"is committed, except for: .*two") as told:
+        with pytest.raises(HeuristicOutcome, match=r"is committed, except for: .*two") as raised:
             transaction.commit()
         with pytest.raises(HeuristicOutcome):
             transaction.wait_finished(0)
-    assert [Xid.parse(each).bqual for each in told.value.branches] == [b"two"]
-    assert told.value.transaction_id == transaction.id
+    assert [Xid.parse(each).bqual for each in raised.value.branches] == [b"two"]
+    assert raised.value.transaction_id == transaction.id
     assert transaction.status is TransactionStatus.COMMITTED
     assert (one.durable.committed, operator.two.durable.committed) == (["work"], [])
 
@@ -105,17 +105,17 @@ def test_heuristic_outcome_is_raised_although_other_resource_stays_unavailable(m
         transaction.commit()
         assert set(transaction.unfinished) == {"one", "two"}
         assert recorded.wait(WAIT_S)
-        manager.close()  # returns when the pass has ended
+        manager.close()  # close waits for the end of the recovery pass
         with pytest.raises(HeuristicOutcome, match="two"):
             transaction.wait_finished(0)
         assert set(transaction.unfinished) == {"one", "two"}
 
 
-# -- for the hooks of a transaction
+# -- hooks of a transaction
 
 
 def test_after_completion_hooks_run_in_committing_thread_and_not_in_reaper() -> None:
-    committing, begun, lock, called = threading.Event(), threading.Event(), StandsStillWhenHeld(), []
+    committing, begun, lock, called = threading.Event(), threading.Event(), StallingLock(), []
 
     def watch(point: str) -> None:
         if point == "one.commit.before":
@@ -124,8 +124,8 @@ def test_after_completion_hooks_run_in_committing_thread_and_not_in_reaper() -> 
             assert lock.came.wait(WAIT_S)
 
     def first(_: TransactionStatus) -> None:
-        lock.goes_on.set()
-        expiring.result(WAIT_S)  # whatever the reaper does, it has done
+        lock.released.set()
+        expiring.result(WAIT_S)  # the reaper has finished
         called.append(("first", threading.get_ident()))
 
     one = ModelResource("one", watch=watch)
@@ -168,7 +168,7 @@ def test_hook_registered_too_late_is_refused() -> None:
         transaction = manager.begin()
 
         def after(_: TransactionStatus) -> None:
-            transaction.after_completion(lambda _: called.append("by a hook"))  # which is still called
+            transaction.after_completion(lambda _: called.append("by a hook"))  # the manager still calls this hook
             with pytest.raises(OutOfOrder, match="is committed"):
                 transaction.before_completion(lambda: called.append("never"))
 
