@@ -274,3 +274,20 @@ def test_settled_flag_on_a_later_frame_is_honoured() -> None:
     [transfer] = events_of(Transferred, script.say(Transfer(0, 0, b"t", 0, True), b"b"))
     assert transfer.settled
     assert transfer.payload == b"ab"
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 1, 30])
+def test_frames_beyond_the_steps_of_a_piece_are_handled_in_the_next_pieces(cut_bytes: int) -> None:
+    steps, count = 5, 12
+    pair = Pair(limits=ConnectionLimits(input_steps_per_piece=steps))
+    sender, _ = pair.producer()
+    for number in range(count):
+        sender.send(b"message", context=number)
+    data = pair.client.data_to_send()
+    end = len(data) - cut_bytes
+    pieces = [of(Transferred, pair.server.receive(data[:end], 0.0))]
+    while pair.server.unfinished is not None:
+        pieces.append(of(Transferred, pair.server.go_on()))
+    pieces.append(of(Transferred, pair.server.receive(data[end:], 0.0)))
+    assert [event.delivery_id for piece in pieces for event in piece] == list(range(count))
+    assert max(map(len, pieces)) == steps

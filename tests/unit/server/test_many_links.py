@@ -86,7 +86,7 @@ async def test_messages_of_lost_client_return_in_order_over_many_turns() -> None
     served.settle(busy)
     taker = other.consumer("q", credit=LINKS)
     contexts = list(busy.connection.client.links)
-    busy.connection.client.links._held = dict.fromkeys(reversed(contexts))  # the newest message is returned first
+    busy.connection.client.links.held = dict.fromkeys(reversed(contexts))  # the newest message is returned first
     served.slice()
     busy.connection.connection_lost(None)
     await turns_until(lambda: not busy.connection.client.leaving)
