@@ -160,7 +160,12 @@ def run(load: Load, ready: Callable[[], float]) -> Done:
     failures: list[BaseException] = []
     begun_s: list[float] = []
     cpu_s: list[float] = []
-    barrier = threading.Barrier(load.threads, action=lambda: (begun_s.append(ready()), cpu_s.append(time.process_time())))
+
+    def begin() -> None:
+        begun_s.append(ready())
+        cpu_s.append(time.process_time())
+
+    barrier = threading.Barrier(load.threads, action=begin)
 
     def repeat(work: Work, all_ms: list[float], taken_ms: list[float]) -> None:
         try:

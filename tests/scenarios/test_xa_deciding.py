@@ -22,6 +22,7 @@ from bascule.xa.decision_table import TABLE
 from bascule.xa.log import Decision, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
+from bascule.xa.xid import Xid
 from tests.support.system import wait_for
 
 WAIT_S = 20.0
@@ -142,7 +143,12 @@ def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(make: Make
     broker = ModelResource("broker", durable)
     decisions: list[Decision] = []
     decide = database.commit_deciding
-    database.commit_deciding = lambda xid, decision: (decisions.append(decision), decide(xid, decision))
+
+    def remember(xid: Xid, decision: Decision) -> None:
+        decisions.append(decision)
+        decide(xid, decision)
+
+    database.commit_deciding = remember
     with psycopg.connect(plain.conninfo) as holder, TransactionManager("shop", log, [broker, database]) as manager:
         holder.execute(slow_commit)
 
@@ -153,11 +159,12 @@ def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(make: Make
             wait_for(lambda: waiting(plain) == ["2"], "the recoverer waits")
             assert not recovered.done()
             holder.rollback()
-            return recovered.result(WAIT_S)
+            stands: Decision = recovered.result(WAIT_S)
+            return stands
 
-        stands = in_background(recover_meanwhile, "test-order")
+        followed = in_background(recover_meanwhile, "test-order")
         pay(manager, database, broker, "one")
-        assert stands.result(WAIT_S).outcome is Outcome.COMMIT
+        assert followed.result(WAIT_S).outcome is Outcome.COMMIT
     assert durable.committed == ["message"]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextvars
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeGuard, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar, cast
 
 from bascule.core.effects import run_blocking
 from bascule.threads.background import in_background
@@ -101,17 +101,17 @@ def _ended(step: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
 
 
 @functools.cache
-def _has(kind: type, *names: str) -> bool:
+def _has(kind: Hashable, *names: str) -> bool:
     """Return whether a class has all attributes. ``isinstance`` with a protocol looks at each of them again in every call."""
     return all(hasattr(kind, name) for name in names)
 
 
 def _decides(resource: object) -> TypeGuard[Decides]:
-    return _has(type(resource), "decides", "commit_deciding", "decide", "decisions", "forget_decisions")
+    return _has(cast("Hashable", type(resource)), "decides", "commit_deciding", "decide", "decisions", "forget_decisions")
 
 
 def _tells_outcome(resource: object) -> TypeGuard[TellsOutcome]:
-    return _has(type(resource), "token", "outcome")
+    return _has(cast("Hashable", type(resource)), "token", "outcome")
 
 
 class BlockingParticipant:

@@ -15,7 +15,12 @@ from bascule.amqp.performatives import SenderSettleMode
 from bascule.client import ConnectionLost, Message, Refused, connect
 from bascule.client.branch import BranchSession, ended
 from bascule.client.message import encode
+from bascule.jms.message import JmsMessage
 from tests.unit.client.server import obliging, server, serving
+
+
+def answer_settled(link: SenderLink, request: JmsMessage) -> None:
+    link.send(encode(Message(correlation_id=request.message_id)), settled=True)
 
 
 def test_branch_request_on_connection_closed_by_broker_raises_connection_lost() -> None:
@@ -44,7 +49,7 @@ def test_connection_that_is_not_reconnected_has_ended() -> None:
 
 def test_branch_request_whose_link_is_detached_is_refused_and_the_next_one_is_answered() -> None:
     """As a broker does that refuses a settled message."""
-    answer = serving(lambda link, request: link.send(encode(Message(correlation_id=request.message_id))) and None)
+    answer = serving(answer_settled)
     refused: list[Transferred] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -64,7 +69,7 @@ def test_branch_request_whose_link_is_detached_is_refused_and_the_next_one_is_an
 def test_branch_request_and_its_answer_are_settled_when_they_are_sent() -> None:
     """Each is one frame: no disposition wakes the other side."""
     heard: list[Any] = []
-    answer = serving(lambda link, request: link.send(encode(Message(correlation_id=request.message_id)), settled=True) and None)
+    answer = serving(answer_settled)
 
     def react(connection: Connection, event: Any) -> None:
         heard.append(event)
