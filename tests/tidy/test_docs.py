@@ -170,6 +170,20 @@ def test_the_module_map_has_every_package() -> None:
     assert packages <= rows
 
 
+#: Terms of Bascule's own, or with a meaning of its own, that pages for users and log lines use without explaining them.
+COINED = (
+    "journal", "epoch", "fence", "snapshot", "pin", "reservation", "standby", "takeover", "dead letter", "divert", "ingress", "position",
+    "member", "owner", "incarnation", "recreated topic", "branch", "in doubt", "endpoint", "claim", "foreign record", "barrier record",
+    "anycast", "multicast", "turn",
+)  # fmt: skip
+
+
+def test_glossary_explains_each_coined_term() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]{20,} \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    terms = {term.strip() for row in rows for term in row.split(",")}
+    assert [term for term in COINED if term not in terms] == []
+
+
 def test_the_list_of_decisions_is_complete() -> None:
     listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text()))
     assert listed == {path.name for path in (DOCS / "adr").glob("[0-9]*.md")}
