@@ -99,6 +99,16 @@ def test_commands_and_options_named_on_a_page_exist(page: Path) -> None:
     assert wrong == []
 
 
+#: A user reads all changes of the first release.
+CHANGELOG_LINES_MAX = 60
+
+
+def test_changelog_of_the_first_release_is_short_and_grouped() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= CHANGELOG_LINES_MAX
+    assert len([line for line in lines if line.startswith("### ")]) > 3
+
+
 def test_tests_named_in_the_guarantees_exist() -> None:
     kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "guarantees.md").read_text())
     assert kept_by
