@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 #: Later commits are checked. A clone without this commit, such as a shallow one, has its last commit checked.
 CHECKED_BEHIND = "3b1d7b2"
 SUBJECT_MAX = 72
-IMPERATIVES = frozenset({"Bring", "Embed", "Feed", "Need", "Seed", "Shed", "Speed", "Spring"})
+IMPERATIVES = frozenset({"Bring", "Embed", "Feed", "Focus", "Need", "Seed", "Shed", "Speed", "Spring"})
 
 
 def faults(subject: str) -> list[str]:
@@ -25,7 +25,7 @@ def faults(subject: str) -> list[str]:
         found.append("ends with a period")
     if not first[:1].isupper():
         found.append("does not begin with a capital letter")
-    if re.search("(ed|ing)$", first) and first not in IMPERATIVES:
+    if re.search("(ed|ing|[^s]s)$", first) and first not in IMPERATIVES:
         found.append(f"{first} is not imperative")
     return found
 
@@ -47,6 +47,7 @@ def test_subjects_of_commits_are_short_imperative_lines() -> None:
     ("subject", "fault"),
     [
         ("Added a test", "Added is not imperative"),
+        ("Adds a test", "Adds is not imperative"),
         ("Adding a test", "Adding is not imperative"),
         ("add a test", "does not begin with a capital letter"),
         ("Add a test.", "ends with a period"),
@@ -57,6 +58,6 @@ def test_faulty_subject_is_reported(subject: str, fault: str) -> None:
     assert faults(subject) == [fault]
 
 
-@pytest.mark.parametrize("subject", ["Add a test", "Embed the archive", "Bring " + "x" * 66])
+@pytest.mark.parametrize("subject", ["Add a test", "Embed the archive", "Pass the name", "Focus the page", "Bring " + "x" * 66])
 def test_good_subject_has_no_fault(subject: str) -> None:
     assert faults(subject) == []

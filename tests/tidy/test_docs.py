@@ -99,6 +99,16 @@ def test_commands_and_options_named_on_a_page_exist(page: Path) -> None:
     assert wrong == []
 
 
+#: A user reads all changes of the first release.
+CHANGELOG_LINES_MAX = 60
+
+
+def test_changelog_of_the_first_release_is_short_and_grouped() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= CHANGELOG_LINES_MAX
+    assert len([line for line in lines if line.startswith("### ")]) > 3
+
+
 def test_tests_named_in_the_guarantees_exist() -> None:
     kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "guarantees.md").read_text())
     assert kept_by
@@ -168,6 +178,20 @@ def test_the_module_map_has_every_package() -> None:
     packages = {path.parent.name for path in (ROOT / "src" / "bascule").glob("*/__init__.py")}
     rows = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE))
     assert packages <= rows
+
+
+#: Terms of Bascule's own, or with a meaning of its own, that pages for users and log lines use without explaining them.
+COINED = (
+    "journal", "epoch", "fence", "snapshot", "pin", "reservation", "standby", "takeover", "dead letter", "divert", "ingress", "position",
+    "member", "owner", "incarnation", "recreated topic", "branch", "in doubt", "endpoint", "claim", "foreign record", "barrier record",
+    "anycast", "multicast", "turn",
+)  # fmt: skip
+
+
+def test_glossary_explains_each_coined_term() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]{20,} \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    terms = {term.strip() for row in rows for term in row.split(",")}
+    assert [term for term in COINED if term not in terms] == []
 
 
 def test_the_list_of_decisions_is_complete() -> None:
