@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -124,6 +124,10 @@ soak: setup ## kill and suspend all processes at random under load for SECONDS=1
 
 fuzz: setup $(VENV)/.atheris ## fuzz each harness with coverage guidance for SECONDS=1800; findings: artifacts/fuzz
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+fuzz-compiled: setup $(VENV)/.atheris ## fuzz the compiled modules, beginning with the inputs that `make fuzz` has found
+	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
+	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 coverage: setup ## measure the branches that tests without services take; fails below 90 % in one of the five packages with input and output
 	@mkdir -p artifacts

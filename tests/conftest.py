@@ -21,6 +21,7 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
+import bascule
 from bascule.core.build import build
 from bascule.core.log import PRODUCT
 from bascule.embedded import process
@@ -36,7 +37,7 @@ TESTS = Path(__file__).parent
 #: A compiled build has no functions and classes whose parts a test can replace.
 NOT_COMPILED = pytest.mark.skip(reason="replaces parts of compiled modules")
 #: Import paths of child processes: the product, and the packages of the tests.
-IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
+IMPORT_PATHS = (Path(bascule.__file__).parents[1], TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 #: With the grace period after a test's time (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes; on a slow machine

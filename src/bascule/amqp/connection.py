@@ -219,7 +219,7 @@ class Connection:
                 self._receive_before_open(data)
             elif not self.buffer.kept or (data := self.buffer.join(data)):
                 position = take_frames(self, data, 0)
-                if position < len(data) and self.state is not _ENDED:
+                if position < len(data) and not self.closed:
                     self.buffer.keep(data[position:], self.needed_bytes)
         except AmqpError as fault:
             self._after_events(partial(self._fail, fault))

@@ -1,9 +1,8 @@
 """Prepared transaction branches (X/Open XA). Any connection may end a prepared branch, also after a restart of the broker.
 
 A prepared branch consists of its journal entry and of the messages that it received. Only the branch holds these messages: no consumer gets
-them and no browser shows them. The sends of the branch are in no queue. The commit routes them, as the commit of a local transaction does,
-and only then looks for duplicates (``_AMQ_DUPL_ID``). If the prepare looked for duplicates, an id in a prepared branch would cause other
-messages to be dropped, and a rollback would then lose these messages.
+them and no browser shows them. The sends of the branch are in no queue. The commit routes them and only then looks for duplicates
+(``_AMQ_DUPL_ID``). Otherwise an id in a prepared branch would cause other messages to be dropped, which a rollback would then lose.
 """
 
 from __future__ import annotations
@@ -473,24 +472,20 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
 
 def _lost(engine: Engine, xid: Xid) -> TransactionRolledBack:
     branches = engine.branches
-    if xid in branches.prepared:  # prepared from another transaction; that vote stays valid
-        exists = BranchExists(f"branch {xid} is already prepared")
-        return TransactionRolledBack(str(exists), cause=exists)
-    branches.refuse(xid, engine.journaling.confirmed_sequence)
-    lost = UnknownTransaction(f"the transaction of branch {xid} does not exist: it ended with its connection")
-    return TransactionRolledBack(str(lost), cause=lost)
+    cause = _taken(branches, xid) if xid in branches.prepared else None  # prepared from another transaction; that vote stays valid
+    if cause is None:
+        branches.refuse(xid, engine.journaling.confirmed_sequence)
+        cause = UnknownTransaction(f"the transaction of branch {xid} does not exist: it ended with its connection")
+    return TransactionRolledBack(str(cause), cause=cause)
 
 
 def _unknown(engine: Engine, xid: Xid, since: int | None) -> UnknownBranch:
-    ending = engine.branches.ended.get(xid)
-    if ending is None and engine.branches.may_have_forgotten(since):
-        return UnknownBranch(
-            f"there is no branch {xid}; the broker remembers only the last {engine.branches.remembered_max:,} ended branches",
-            forgotten=True,
-        )
-    if ending is None:
-        return UnknownBranch(f"there is no branch {xid}")
-    return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)
+    ending, known = engine.branches.ended.get(xid), f"{engine.branches.remembered_max:,}"
+    if ending is not None:
+        return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)
+    if engine.branches.may_have_forgotten(since):
+        return UnknownBranch(f"there is no branch {xid}; the broker remembers only the last {known} ended branches", forgotten=True)
+    return UnknownBranch(f"there is no branch {xid}")
 
 
 def _said(ending: Ending) -> str:

@@ -56,7 +56,7 @@ class TemporaryDestinations:
         try:
             self._connection.run(self.deleting(core.clock() + core.settings.timeout_s))
         except BasculeError as error:
-            _log.warning("could not delete temporary destinations; they end with their connection", error=error)
+            _log.warning("could not delete temporary destinations, they end with their connection", error=error)
 
     def deleting(self, until_s: float) -> Operation[None]:
         """Delete all of them. Raises the first error after all were tried."""

@@ -148,15 +148,15 @@ class ClientConnection(asyncio.Protocol):
         try:
             remaining = iter(take(*arguments))
             for event in remaining:
-                kind = type(event)
+                waiting = None
                 if self.client.ended:
-                    waiting = None
-                elif kind is events.Transferred:  # most events are messages and their outcomes
+                    pass
+                elif isinstance(event, events.Transferred):  # most events are messages and their outcomes
                     waiting = self._transfers.take(event)
-                elif kind is events.Dispositioned:
-                    waiting = self.client.dispositions.take(event)
+                elif isinstance(event, events.Dispositioned):
+                    self.client.dispositions.take(event)
                 else:
-                    waiting = HANDLERS[kind](self, event)
+                    waiting = HANDLERS[type(event)](self, event)
                 if waiting is None and time.monotonic() > self._turn_end_s:  # 4 KiB may be 40 messages, each for thousands of subscriptions
                     waiting = _next_turn
                 if waiting is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from bascule.core.errors import InvalidInput
@@ -216,9 +216,7 @@ class DatabaseResource(Generic[HandleT]):
             with self._working(xid) as work:
                 if one_phase:
                     self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
-                    with unprepared_commit():
-                        work.commit()
-                else:
+                with unprepared_commit() if one_phase else nullcontext():
                     work.commit()
         except UnknownXid as error:
             self._missing(xid, Outcome.COMMIT, error)
@@ -282,7 +280,7 @@ class DatabaseResource(Generic[HandleT]):
         return Vote.YES
 
     def refuse_failed(self, raw: Any, xid: Xid) -> None:
-        """Raise BranchRolledBack if the branch has failed already and the driver knows. No IO."""
+        """Raise BranchRolledBack before a commit with a decision if the branch has failed already, unless the commit shows it."""
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the branches that the database has prepared."""
@@ -302,8 +300,7 @@ class DatabaseResource(Generic[HandleT]):
         """Finish a branch that another process, or a lost connection, has prepared."""
         try:
             with translated(), self.connected() as raw:
-                finish = raw.tpc_commit if outcome is Outcome.COMMIT else raw.tpc_rollback
-                finish(driver_xid(raw, xid))
+                (raw.tpc_commit if outcome is Outcome.COMMIT else raw.tpc_rollback)(driver_xid(raw, xid))
         except UnknownXid as error:
             self._missing(xid, outcome, error)
         self._gone(xid)
@@ -312,17 +309,17 @@ class DatabaseResource(Generic[HandleT]):
         """Handle a branch that the database does not have. Return if it is known to have been finished as wanted, otherwise raise."""
         if (found := self.outcome(xid)) is None:
             raise error
+        code = Code.XA_HEURCOM if found is Outcome.COMMIT else Code.XA_HEURRB
         if found is not wanted:
-            code = Code.XA_HEURCOM if found is Outcome.COMMIT else Code.XA_HEURRB
             raise BranchHeuristic(f"branch {xid} was finished heuristically, by {found}", code) from error
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
         """Yield the work of a branch to one thread at a time. After a failure, close the connection; only the database has the branch."""
         with self._lock:
-            # A second thread would find the next branch on the connection after the first has returned it.
-            if (work := self._work.pop(xid, None)) is None:
-                raise RetryLater(f"branch {xid} is in use by another thread")
+            work = self._work.pop(xid, None)
+        if work is None:  # a second thread would find the next branch on the connection after the first has returned it
+            raise RetryLater(f"branch {xid} is in use by another thread")
         try:
             with translated():
                 yield work

@@ -271,6 +271,11 @@ class LocalRules(DecidingDatabase[HandleT]):
         self._table.mark(raw)
 
     def vote(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource."""
+        self.refuse_failed(raw, xid)
+        return Vote.YES
+
+    def refuse_failed(self, raw: Any, xid: Xid) -> None:
         """See DatabaseResource. Raises BranchRolledBack if the database has ended the transaction: the rest would be committed alone."""
         try:
             self._table.remove_mark(raw)
@@ -280,7 +285,6 @@ class LocalRules(DecidingDatabase[HandleT]):
                 "deadlock), or a statement has committed it implicitly (in MySQL and MariaDB, for example, CREATE TABLE)",
                 cause=error,
             ) from error
-        return Vote.YES
 
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase."""

@@ -285,9 +285,9 @@ def test_frames_beyond_the_steps_of_a_piece_are_handled_in_the_next_pieces(cut_b
         sender.send(b"message", context=number)
     data = pair.client.data_to_send()
     end = len(data) - cut_bytes
-    pieces = [of(Transferred, pair.server.receive(data[:end], 0.0))]
+    pieces = [events_of(Transferred, pair.server.receive(data[:end], 0.0))]
     while pair.server.unfinished is not None:
-        pieces.append(of(Transferred, pair.server.go_on()))
-    pieces.append(of(Transferred, pair.server.receive(data[end:], 0.0)))
+        pieces.append(events_of(Transferred, pair.server.go_on()))
+    pieces.append(events_of(Transferred, pair.server.receive(data[end:], 0.0)))
     assert [event.delivery_id for piece in pieces for event in piece] == list(range(count))
     assert max(map(len, pieces)) == steps

@@ -156,7 +156,7 @@ def test_slow_hand_over_snapshot_does_not_delay_stop(effects: NodeEffectsModel) 
     effects.elections, effects.slow_snapshot = [ElectionOutcome.ELECTED], True
     effects.live()
     assert effects.done[-2:] == CLOSED
-    assert any("Kafka has not stored the snapshot in time" in note for note in effects.notes)
+    assert any("the final snapshot was not stored in time" in note for note in effects.notes)
 
 
 def test_clients_that_take_too_long_do_not_hold_up_the_end(effects: NodeEffectsModel) -> None:
