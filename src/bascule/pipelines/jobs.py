@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from bascule.core.kafka_records import Place
+from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Place, Taken
 from bascule.kafka.source import KafkaSource
 from bascule.pipelines.failures import crossing
 from bascule.threads.background import in_background
@@ -55,9 +57,24 @@ class ResidentTasks:
         self.tasks[context.partitionId() if context else 0].run(self.opened)
         yield from ()
 
-    def opened(self, start: Mapping[Place, int]) -> closing[KafkaSource]:
+    @contextmanager
+    def opened(self, start: Mapping[Place, int]) -> Iterator[Iterator[Taken]]:
         """Open source partitions at these offsets."""
-        return closing(KafkaSource(self.kafka, start, committed=self.committed))
+        with closing(KafkaSource(self.kafka, start, committed=self.committed)) as source:
+            yield supervised(source)
+
+
+def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
+    """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended.
+
+    A Python worker of Spark ends with Spark because it reads from a socket, or by SIGHUP. A resident task reads no socket, and SIGHUP is
+    ignored in what `nohup` has started. The worker's parent process ends with Spark in any case.
+    """
+    parent = os.getppid()
+    for taken in source:
+        if os.getppid() != parent:
+            raise Unavailable("Spark has ended, and this task ends with it")
+        yield taken
 
 
 class ResidentJob:

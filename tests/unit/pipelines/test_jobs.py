@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Taken
 from bascule.pipelines import jobs
 from bascule.pipelines.failures import CarriedError, error_from_spark
 from bascule.pipelines.jobs import ResidentJob, ResidentTasks
@@ -107,6 +108,15 @@ def test_stop_waits_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert running.active
     goes_on.set()
     assert running._ended.exception(30) is None
+
+
+def test_task_ends_when_the_process_that_started_its_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter((7, 7, 1))
+    monkeypatch.setattr(jobs.os, "getppid", lambda: next(parents))
+    found = jobs.supervised([Taken([]), Taken([])])
+    assert next(found) == Taken([])
+    with pytest.raises(Unavailable, match="Spark has ended"):
+        next(found)
 
 
 @pytest.mark.parametrize(
