@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.branch_entries import drafts_of
@@ -243,16 +242,11 @@ class Listed(NamedTuple):
 def listed(engine: Engine) -> Iterator[Listed]:
     """Yield the prepared branches, and those that an administrator has ended and nobody has forgotten. There may be many."""
     branches = engine.branches
-    prepared = [branch for branch in branches.prepared.values() if branch.stored]
-    return chain(map(_waiting, prepared), map(_forced, list(branches.forced.values())))
-
-
-def _waiting(branch: Branch) -> Listed:
-    return Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
-
-
-def _forced(ended: Ended) -> Listed:
-    return Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0)
+    prepared, forced = [branch for branch in branches.prepared.values() if branch.stored], list(branches.forced.values())
+    for branch in prepared:
+        yield Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
+    for ended in forced:
+        yield Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0)
 
 
 def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
