@@ -218,15 +218,15 @@ class SendsOnDemand:
     def __call__(self, connection: Connection, event: Any) -> None:
         match event:
             case Flowed() if isinstance(event.link, SenderLink):
-                self.told(f"{'drain' if event.link.drain else 'credit'} {event.link.credit}")
+                self.note(f"{'drain' if event.link.drain else 'credit'} {event.link.credit}")
                 if event.link.drain:  # a message that was on its way
                     event.link.send(encode(Message("late")))
             case Dispositioned():
-                self.told(type(event.state).__name__.lower())
+                self.note(type(event.state).__name__.lower())
             case _:
                 obliging(connection, event)
 
-    def errors(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.events.append(what)
         self.loop.call_soon_threadsafe(self.changed.set)
 
