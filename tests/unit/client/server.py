@@ -88,12 +88,14 @@ def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:
 
 
 @contextmanager
-def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def server(
+    *reactions: React, tls: ssl.SSLContext | None = None, mechanisms: dict[str, Callable[[], ServerMechanism]] | None = None
+) -> Iterator[str]:
     """Run a server in a thread and yield its URL.
 
     The server accepts one connection at a time, each with the next reaction. A reaction that raises OSError breaks the connection.
     """
-    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
+    mechanisms = mechanisms or {
         "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
         "ANONYMOUS": AnonymousServer,
     }
