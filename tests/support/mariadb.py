@@ -45,7 +45,14 @@ class MariaDb:
         self.port = free_port(HOST)
         user = UNPRIVILEGED if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
         share = home / "share"
-        command = [home / "bin" / "mariadbd", "--no-defaults", f"--user={user}", f"--basedir={home}", f"--datadir={data}", *OPTIONS]
+        command: list[str | Path] = [
+            home / "bin" / "mariadbd",
+            "--no-defaults",
+            f"--user={user}",
+            f"--basedir={home}",
+            f"--datadir={data}",
+            *OPTIONS,
+        ]
         tables = (share / "mariadb_system_tables.sql").read_text()
         script = f"CREATE DATABASE mysql;\nUSE mysql;\n{tables}\nCREATE DATABASE {DATABASE};\n"
         done = subprocess.run([*command, "--bootstrap"], input=script, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
