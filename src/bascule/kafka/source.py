@@ -11,7 +11,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.kafka import clients
 from bascule.kafka.consumer import received_of
-from bascule.kafka.errors import passing
+from bascule.kafka.errors import passing, words
 from bascule.kafka.history import READ_AHEAD, known_offset
 
 #: Maximum number of records that are taken from the client at once.
@@ -53,7 +53,7 @@ class KafkaSource:
             #: Partitions with records that were taken, and with more records to come.
             self._filling: set[Place] = set()
         except KafkaException as error:
-            raise Unavailable(f"could not create a client to read sources: {error}") from error
+            raise Unavailable(f"could not create a client to read sources: {words(error)}") from error
 
     def __iter__(self) -> Iterator[Taken]:
         """Yield the records that are there, and nothing after PAUSE_S without a record. Raises Unavailable, also for deleted records."""

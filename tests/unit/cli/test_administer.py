@@ -175,7 +175,7 @@ def test_administrative_output_is_a_table_or_json(
     assert "\nmemory: 148,914 bytes of 8.0 MiB; producers are blocked: too much\n" in text
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]
     assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "bytes", "disabled"]
-    assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted although unread"
+    assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; exceeds journal.pinned_bytes, unread records are deleted"
     small = STATUS["memory"] | {"used_bytes": 45372}  # type: ignore[operator]
     broker.answers["/status"] = (200, STATUS | {"memory": small})
     assert "memory: 45,372 bytes of 8.0 MiB; producers are blocked: too much\n" in shown("status")

@@ -477,7 +477,7 @@ async def test_journal_is_pinned_for_exclusive_divert_without_position(kafka: Ka
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100}, divert=[divert]) as broker:
         await housekept(broker, "orders")
         (hold,) = [each for each in broker.node.retention_holds if each.name == f"{DIVERT}export"]
-        assert "an exclusive divert took messages there" in hold.reason
+        assert "an exclusive divert has taken messages" in hold.reason
         assert kafka.partition(JOURNAL).first == hold.offset == 0
 
 

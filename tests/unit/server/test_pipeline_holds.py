@@ -72,7 +72,7 @@ def test_moving_pipeline_has_no_reason_and_stalled_one_shows_since_when(holds: H
     assert holds.found() == {COMMON: (4, "")}
     (_, reason), *_ = holds.found().values()
     assert reason.startswith("has not moved since 20")
-    assert "+00:00: its driver does not run" in reason
+    assert "+00:00: the pipelines are not running" in reason
     holds.put(COMMON, 10)
     assert holds.found() == {COMMON: (10, "")}
     assert holds.found() == {COMMON: (10, "")}  # the pipeline has read all records
