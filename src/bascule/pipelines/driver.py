@@ -52,6 +52,10 @@ MIRROR_S = 5.0
 JOURNAL_TIMEOUT_S = 120.0
 #: A divert that catches up joins the others within this distance: all of them pause while it reads the rest.
 JOIN_RECORDS = 20_000
+#: Interval, in seconds, at which the driver looks whether a divert that is far behind has come near.
+JOIN_LOOK_S = 1.0
+#: Pause, in seconds, after a join that failed: an attempt stops both queries, which carry records or find the fault meanwhile.
+JOIN_PAUSE_S = 30.0
 
 
 class Driver:
@@ -65,6 +69,7 @@ class Driver:
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._session: SparkSession | None = None
         self._separate: set[str] = set()
+        self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
@@ -204,18 +209,22 @@ class Driver:
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:
-        near = sorted(name for name in self._separate if self._runs(f"{DIVERT}{name}") and self._runs(COMMON))
-        if not near:
+        now = time.monotonic()
+        due = sorted(name for name in self._separate if now >= self._join_due_s.get(name, 0.0) and self._runs(f"{DIVERT}{name}"))
+        if not due or not self._runs(COMMON):
             return
         try:
             stored = self._positions.stored(IDLE_TIMEOUT_S)
         except Unavailable as error:
             log.warning("could not read positions of diverts, will retry", error=str(error))
             return
-        for name in near:
+        for name in due:
             behind, ahead = (stored.get(key) for key in (self._positions.own_key(name), self._positions.common_key))
             if behind is not None and ahead is not None and abs(ahead.offset - behind.offset) <= JOIN_RECORDS:
                 self._join(name)
+                self._join_due_s[name] = time.monotonic() + JOIN_PAUSE_S
+            else:
+                self._join_due_s[name] = now + JOIN_LOOK_S
 
     def _runs(self, query: str) -> bool:
         return query in self.queries and self.queries[query].running is not None

@@ -208,6 +208,30 @@ def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monke
         assert running.query(COMMON) is not None, "the other queries continue"
 
 
+def test_join_that_failed_lets_both_queries_run_before_the_next_attempt(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1", "2")
+    now_s, attempts = time.monotonic(), 0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+
+    def fail(*_: object) -> Any:
+        nonlocal attempts
+        attempts += 1
+        raise BadRecord("that cannot be carried")
+
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
+        monkeypatch.setattr(module.Driver, "_catch_up", fail)
+        running.batch(COMMON)
+        for _ in range(3):
+            running.driver.poll()
+        assert attempts == 1
+        assert running.query(COMMON) is not None
+        assert running.query("divert:past") is not None
+        now_s += module.JOIN_PAUSE_S
+        running.driver.poll()
+        assert attempts == 2
+
+
 @pytest.mark.parametrize("behind", ["now", "past"])
 def test_lagging_divert_is_brought_to_same_offset_before_join(bridge: Bridge, behind: str) -> None:
     bridge.journal.start_epoch()
