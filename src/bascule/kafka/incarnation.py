@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
@@ -21,6 +23,7 @@ from bascule.kafka import clients
 from bascule.kafka.errors import FENCED_PRODUCER
 from bascule.kafka.guards import no_transaction
 from bascule.kafka.log import introduce
+from bascule.kafka.waiting import WaitingClients
 from bascule.threads.background import in_background
 from bascule.writer.errors import Refusal, TransactionFault
 from bascule.writer.incarnation import Attempt, Identity, Pending
@@ -55,7 +58,7 @@ class ProducerLog(ClientLog):
     incarnation (docs/adr/0017-producers-that-stay.md).
     """
 
-    __slots__ = ("_debugging", "identity", "received", "sent")
+    __slots__ = ("_counting", "_debugging", "identity", "received", "sent")
 
     def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
         """``debugging``: the user has asked for debug lines, so they are logged as well."""
@@ -66,6 +69,7 @@ class ProducerLog(ClientLog):
         #: requests that change something count.
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        self._counting = threading.Lock()  # also the thread that reads the lines of waiting clients counts
 
     def log(self, level: int, text: str, *arguments: object) -> None:
         """Handle a log line of the client."""
@@ -81,18 +85,33 @@ class ProducerLog(ClientLog):
     def _count(self, line: str) -> None:
         found = _MOVED.search(line)
         if found is not None and found[2] in _CHANGES:
-            (self.sent if found[1] == "Sent" else self.received)[found[2]] += 1
+            with self._counting:
+                (self.sent if found[1] == "Sent" else self.received)[found[2]] += 1
 
     def settled(self, transactions: int) -> bool:
         """Return True if the client has sent one EndTxn for each transaction, and each of its requests is answered."""
         return self.sent[_END] == transactions and self.sent == self.received
 
 
-class KafkaProducer(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class KafkaProducer:
     """A client whose transactions are initialised."""
 
     client: Producer
     log: ProducerLog
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+
+    def read_lines(self) -> None:
+        """Handle the lines of the log that have come. Raises the client's error as KafkaException.
+
+        On return, no thread holds a line that it has not handled, except a thread that calls the client for another reason.
+        """
+        with self._reading, client_errors():
+            self.client.poll(0)
+
+
+#: Clients prepared or kept, which may wait for days.
+_waiting: Final = WaitingClients()
 
 
 class Background(Generic[T]):
@@ -170,7 +189,9 @@ class TransactionalClients:
                 client.poll(0)  # this delivers the lines of its log
         except KafkaException as error:
             raise fault_of(error) from error
-        return KafkaProducer(client, log)
+        producer = KafkaProducer(client, log)
+        _waiting.add(producer)
+        return producer
 
     async def identity(self, producer: KafkaProducer) -> Identity | None:
         """Return the producer id and epoch that Kafka gave the client."""
@@ -179,14 +200,14 @@ class TransactionalClients:
     async def settled(self, producer: KafkaProducer, transactions: int) -> bool:
         """Return True if each request that the client has sent is answered."""
         try:
-            with client_errors():
-                producer.client.poll(0)  # this delivers the lines of its log
+            producer.read_lines()
         except KafkaException:
             return False
         return producer.log.settled(transactions)
 
     def discard(self, producer: KafkaProducer) -> None:
         """End a client."""
+        _waiting.remove(producer)
         producer.client.purge()
         self._spent = producer.client
 
