@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
+from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing, Unavailable
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import INVALID_TIMESTAMP
@@ -21,7 +21,7 @@ from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import Position
+from bascule.writer.position import Position, PositionLost
 
 #: Containers allocated and not freed between two runs of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
@@ -220,18 +220,25 @@ class Carrier:
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
     def pass_over(self, end: int) -> None:
-        """Move the position to the end of its source, past transaction markers and aborted records. Raises Unavailable, PositionLost.
+        """Move the position to the end of its source, past transaction markers and aborted records.
 
-        Otherwise a retention that deletes these would leave the position before the first offset, as if records had been lost.
+        Otherwise a retention that deletes these would leave the position before the first offset, as if records had been lost. Raises
+        Unavailable, also if the leader changes meanwhile: the client reports an end once, so the source must be read again. Raises
+        PositionLost if the log has lost records before the position.
         """
         self.commit()
         if end <= self.position.offset:
             return
         leader_epoch = self._lineage.check_tail(self.position)
         after = replace(self.position, offset=end, leader_epoch=leader_epoch)
-        if self._lineage.check_tail(after) == leader_epoch:
-            self._writer.write([], self.position, after)
-            self.position, self._reached = after, end
+        try:
+            changed = self._lineage.check_tail(after) != leader_epoch
+        except PositionLost:  # nothing before the stored position is lost
+            changed = True
+        if changed:
+            raise Unavailable(f"{after.topic}-{after.partition} has a new leader, which may have another end than {end}")
+        self._writer.write([], self.position, after)
+        self.position, self._reached = after, end
 
     def _placed(self, output: Output, fallback: Fallback) -> Output:
         try:

@@ -25,7 +25,7 @@ from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import Position
+from bascule.writer.position import Position, PositionLost
 from tests.support.journal import text_message
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
@@ -131,21 +131,41 @@ def test_dead_letter_topic_with_too_small_record_limit_is_named_in_error(writer:
         carry_messages(DivertSpec("fixed", "#", "open"), "a")
 
 
-@pytest.mark.parametrize(
-    ("end", "epochs", "reached"), [(9, (3, 3), 9), (9, (3, 4), 4), (4, (3, 3), 4)], ids=["idle", "new leader", "no end"]
-)
-def test_idle_position_is_moved_past_transaction_markers_only_under_one_leader(
+def passing_over(end: int, *answers: int | Exception) -> Position:
+    """Return the position after it was moved from offset 4, with these answers about the tail of the source."""
+    known = replace(START, offset=4)
+    left = iter(answers)
+
+    def check_tail(_self: Lineage, _position: Position) -> int:
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lineage, "check_tail", check_tail)
+        with Carrier(PipelinesSpec("bridge", {}), Claim("ingress:in/t/0", "journal", "id", 0, "me"), known) as carrying:
+            carrying.pass_over(end)
+            return carrying.position
+
+
+@pytest.mark.parametrize(("end", "epochs", "reached"), [(9, (3, 3), 9), (4, (3, 3), 4)], ids=["idle", "no end"])
+def test_idle_position_is_moved_past_transaction_markers(
     writer: Writer, monkeypatch: pytest.MonkeyPatch, end: int, epochs: tuple[int, int], reached: int
 ) -> None:
-    known = replace(START, offset=4)
-    answers = iter(epochs)
-    monkeypatch.setattr(Lineage, "check_tail", lambda *_: next(answers))
     moves: list[Position] = []
     monkeypatch.setattr(writer, "write", lambda _outputs, _before, after: moves.append(after))
-    with Carrier(PipelinesSpec("bridge", {}), Claim("ingress:in/t/0", "journal", "id", 0, "me"), known) as carrying:
-        carrying.pass_over(end)
-        assert carrying.position.offset == reached
-    assert moves == ([replace(known, offset=9, leader_epoch=3)] if reached == 9 else [])
+    assert passing_over(end, *epochs).offset == reached
+    assert moves == ([replace(START, offset=9, leader_epoch=3)] if reached == 9 else [])
+
+
+@pytest.mark.parametrize("second", [4, PositionLost("t-0 has lost its tail")], ids=["new leader", "new leader without the markers"])
+def test_source_is_read_again_if_its_leader_changes_while_an_idle_position_is_moved(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, second: int | Exception
+) -> None:
+    monkeypatch.setattr(writer, "write", lambda *_: pytest.fail("it moves"))
+    with pytest.raises(Unavailable, match="new leader"):
+        passing_over(9, 3, second)
 
 
 def test_uncommitted_records_are_committed_before_the_position_is_moved_past_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
