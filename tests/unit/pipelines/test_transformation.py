@@ -143,7 +143,7 @@ def test_row_local_transformation_and_join_with_static_table_are_allowed(plan: P
     [
         (Plan("Project", Plan("HashAggregate", Plan("Range"))), "HashAggregate"),
         (Plan("BroadcastHashJoin", TABLE, Plan("Sort", Plan("Range"))), "Sort"),
-        (Plan("BroadcastHashJoin", Plan("Range"), SELF_JOIN), "Exchange of the messages with themselves"),
+        (Plan("BroadcastHashJoin", Plan("Range"), SELF_JOIN), "BroadcastExchange (a join of the messages with themselves)"),
         (Plan("GlobalLimit", Plan("Range")), "GlobalLimit"),
     ],
 )
