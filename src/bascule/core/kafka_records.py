@@ -9,7 +9,10 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class KafkaRecord(NamedTuple):
-    """A record read from ``partition`` of ``topic`` at ``offset``. ``timestamp_ms`` is in ms since the epoch."""
+    """A record read from ``partition`` of ``topic`` at ``offset``. ``timestamp_ms`` is in ms since the epoch.
+
+    ``fault`` says why the client could not read the headers, which are then empty.
+    """
 
     topic: str
     partition: int
@@ -18,6 +21,7 @@ class KafkaRecord(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
     timestamp_ms: int
+    fault: str = ""
 
 
 #: A partition, by topic and number.

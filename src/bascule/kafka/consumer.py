@@ -233,8 +233,13 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
 
 def received_of(message: Message) -> KafkaRecord:
     """Return the content of a message of the client."""
-    headers: Any = message.headers() or ()
+    headers: Any = ()
+    fault = ""
+    try:
+        headers = message.headers() or ()
+    except (UnicodeDecodeError, SystemError):  # which of them depends on the client
+        fault = "the name of a header is no text (UTF-8)"
     topic, partition = message.topic(), message.partition()
     if topic is None or partition is None:
         raise Unavailable("the Kafka client returned a record without topic or partition")
-    return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers, message.timestamp()[1])
+    return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers, message.timestamp()[1], fault)

@@ -60,6 +60,8 @@ class IngressEngine:
         """Return the record for the broker or for the dead-letter topic, or None for a record that this bridge wrote itself."""
         if self._own in record.headers and not self._takes_own:
             return None
+        if record.fault:
+            return self.dead_letter(record, "HEADER_CONVERTER", BadRecord(record.fault))
         try:
             value = self._encoded(record)
         except (BasculeError, ValueError) as error:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any, cast
 
 import pytest
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import BadRecord, Unavailable
 from bascule.core.kafka_records import Place, Taken
 from bascule.kafka import clients, source
 from bascule.kafka.source import KafkaSource
+from bascule.pipelines.ingress import IngressEngine
+from bascule.pipelines.spec import IngressSpec
 from tests.support.mock_cluster import MockCluster
 
 PLACES: tuple[Place, ...] = (("a", 0), ("a", 1))
@@ -120,3 +123,29 @@ def test_deleted_records_end_the_source_with_an_error_that_names_the_partition(t
 def test_source_whose_client_cannot_be_made_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="could not create a client to read sources"):
         KafkaSource({"bootstrap.servers": "127.0.0.1:1", "no.such.setting": "x"}, {PLACES[0]: 0}, committed=True)
+
+
+class Unreadable:
+    """A record with a header whose name the client cannot decode."""
+
+    def error(self) -> None:
+        return None
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 7
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: {"topic": "a", "partition": 0, "offset": 0, "key": None, "value": b"v"}[name]
+
+
+def test_record_with_unreadable_headers_is_dead_lettered_and_does_not_end_the_source(topic: MockCluster) -> None:
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        (record,) = opened._taken([cast("Any", Unreadable())]).records
+    output = IngressEngine(IngressSpec("in", "queue", ("a",)), "bridge", "ingress", "dead").output(record)
+    assert output is not None
+    assert (output.topic, output.value) == ("dead", b"v")
+    with pytest.raises(BadRecord, match="the name of a header is no text"):
+        IngressEngine(IngressSpec("in", "queue", ("a",)), "bridge", "ingress", None).output(record)
