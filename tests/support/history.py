@@ -337,12 +337,14 @@ def _check_arrived(tally: Tally, history: _History) -> None:
 def _check_marks(tally: Tally, history: _History) -> None:
     """Check that second deliveries are marked. If two deliveries may have been in either order, one of them must be marked.
 
-    After an acknowledgement the delivery itself is the fault, so its mark is not checked.
+    After an acknowledgement the delivery itself is the fault, so its mark is not checked. A non-persistent message is lost with its broker;
+    if its sender repeats it, it is a new message to the next broker.
     """
     for place, deliveries in history.deliveries.items():
         silent = [each for each in deliveries if not each.marked and not each.acknowledged]
         times = Counter(each.id for each in silent)
-        unmarked = {each.id for each in silent if each.again or times[each.id] > 1}
+        second = {each.id for each in silent if each.again or times[each.id] > 1}
+        unmarked = {id for id in second if history.facts_of(id).persistent}
         tally.report("redelivered-unmarked", f"second time from {place}", unmarked)
 
 

@@ -125,6 +125,11 @@ def test_redelivery_without_mark_is_found(again: Operation, wanted: list[str]) -
     assert found([sent("1"), taken("1", source="a", outcome="fail"), again]) == wanted
 
 
+def test_non_persistent_message_that_its_sender_repeats_to_the_next_broker_needs_no_mark() -> None:
+    lost = sent("1", facts={"1": Facts(persistent=False)})
+    assert found([lost, taken("1", source="a", outcome="indeterminate"), taken("1", source="a", by="another")]) == []
+
+
 def test_message_out_of_order_is_found() -> None:
     operations = [sent("1"), sent("2", facts={"2": Facts(priority=9)}), sent("3"), sent("4")]
     assert found([*operations, taken("2", "1", "3", "4", source="a")]) == []
