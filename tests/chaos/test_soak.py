@@ -72,7 +72,7 @@ def test_report_lists_every_fault_and_every_anomaly_by_name(result: Result, tmp_
     page = write_report(result, tmp_path).read_text()
     assert all(f"<td>{name}</td>" in page for name in (*ANOMALIES, *KINDS))
     figures = {figure.partition(",")[0]: figure for figure in page.split("<figcaption>")[1:]}
-    for caption in ("Messages", "From send to answer", "Waiting in all queues", "Faults and anomalies so far"):
+    for caption in ("Messages", "From send to answer", "Messages in all queues", "Faults and anomalies so far"):
         assert figures[caption].count('<line class="mark') == len(result.faults) + 1, caption
         assert "<polyline" in figures[caption], caption
     assert "No anomaly" in page

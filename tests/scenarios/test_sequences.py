@@ -345,14 +345,25 @@ def test_writer_detects_commit_by_its_twin_just_before_init(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(kafka, topic_prefix)
-    with closing(place.writer()) as writer, closing(place.writer()) as twin:
-        assert writer.current() == BEGIN
-        writer.write(place.outputs("1"), BEGIN, MIDDLE)
-        assert twin.current() == MIDDLE
+    with closing(place.writer()) as twin, closing(place.writer()) as writer:
+        twin.write(place.outputs("1"), BEGIN, MIDDLE)
         just_before_init(monkeypatch, lambda: twin.write(place.outputs("2"), MIDDLE, END))
         with pytest.raises(PositionMoved) as moved:
             writer.write(place.outputs("2"), MIDDLE, END)
         assert moved.value.found == END
+        writer.write(place.outputs("last"), END, BEGIN)
+    assert place.values("last") == ["1", "2", "last"]
+
+
+def test_writer_that_its_twin_has_fenced_finds_its_transaction_written(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(kafka, topic_prefix)
+    with closing(place.writer()) as writer, closing(place.writer()) as twin:
+        writer.write(place.outputs("1"), BEGIN, MIDDLE)
+        assert twin.current() == MIDDLE  # now the producer that the writer has kept is fenced
+        just_before_init(monkeypatch, lambda: twin.write(place.outputs("2"), MIDDLE, END))
+        writer.write(place.outputs("2"), MIDDLE, END)
         writer.write(place.outputs("last"), END, BEGIN)
     assert place.values("last") == ["1", "2", "last"]
 
