@@ -203,7 +203,7 @@ def test_programs_and_commands_of_the_transactions_guide_have_their_effects(read
         assert all_in(context, Queue("confirmations"), 3) == ["paid: 4713", "paid: 4711", "paid: 4714"]
     program.kill()
     reader.python(resources, with_broker, "with manager:\n    pass")  # finish what the killed program has left
-    assert reader.shell(look).splitlines() == ["shop: nothing is left to finish"] * 2
+    assert reader.shell(look).splitlines() == ["shop: no unfinished transactions"] * 2
     assert [amount for _, amount in reader.sql("SELECT * FROM payments")][-1] == "4714"
 
 
@@ -259,7 +259,7 @@ def test_site_of_the_django_guide_commits_rows_and_messages(reader: Reader) -> N
     assert reader.sql("SELECT * FROM shop_payment") == [(1, 10), (2, 20)]
     with connect(reader.system.url) as context:
         assert all_in(context, Queue("confirmations"), 2) == ["1: 10", "2: 20"]
-    assert reader.shell(look) == "shop: nothing is left to finish\n"
+    assert reader.shell(look) == "shop: no unfinished transactions\n"
 
 
 def test_program_of_the_java_guide_commits_messages_in_a_transaction_of_narayana(reader: Reader) -> None:

@@ -88,13 +88,12 @@ def test_writer_with_position_moved_by_second_writer_writes_nothing(kafka: Kafka
     assert kafka.values("out") == [b"second"]
 
 
-@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "after_commit"])
+@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "produce", "commit_transaction", "after_commit"])
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._FENCED])
 def test_single_failed_call_neither_duplicates_nor_loses_output(
-    kafka: KafkaInMemory, writers: list[TransactionalWriter], call: str, code: int, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaInMemory, writers: list[TransactionalWriter], call: str, code: int
 ) -> None:
     """With ``after_commit``, the transaction is committed, but the writer does not know the outcome."""
-    monkeypatch.setattr(transactional, "SMALL_RECORDS", 0)  # the records are flushed before the position is produced
     writer = writers[0]
     writer.write([], None, FIRST)
     kafka.fail(call, code)

@@ -115,7 +115,7 @@ def test_soak_with_failed_client_unexcused_end_or_stall_is_not_good(tmp_path: Pa
     ):
         assert not bad.good
         page = write_report(bad, tmp_path).read_text()
-        assert f"NOT GOOD: {text.replace('<', '&lt;').replace('>', '&gt;')}<" in page
+        assert f"FAILED: {text.replace('<', '&lt;').replace('>', '&gt;')}<" in page
         assert f"<td>{NO_KAFKA}</td>" in page
 
 

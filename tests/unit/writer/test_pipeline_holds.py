@@ -160,7 +160,7 @@ def test_unmoved_pipeline_is_reported_with_time_of_last_move(state: HoldState) -
     protocol = PipelineHoldsProtocol(state, JOURNAL, 0)
     assert holds(state, protocol) == {COMMON: (40, "")}
     state.now_s = 300.0
-    assert holds(state, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:01:00+00:00: its driver does not run")
+    assert holds(state, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:01:00+00:00: the pipelines are not running")
     state.positions = {COMMON_KEY: at(41, "a")}
     assert holds(state, protocol) == {COMMON: (41, "")}
     assert holds(state, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:05:00+00:00")
