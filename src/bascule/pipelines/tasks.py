@@ -146,7 +146,6 @@ class DivertTask:
                 for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
                     self._take(offset, key, value, reader, engine, carrier, transformed)
             carrier.commit()
-        crash.point("task.divert.end")
         yield pa.RecordBatch.from_pydict({"records": [records], "written": [carrier.written]})
 
     def run(self, open_source: OpenSource) -> None:
