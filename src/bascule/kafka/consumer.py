@@ -13,7 +13,7 @@ from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.errors import passing
-from bascule.kafka.history import TopicHistory, content_of, known_offset
+from bascule.kafka.history import TopicHistory, content_of, known_offset, taken_at_once
 from bascule.kafka.instance import InstanceFence, fenced
 
 #: When records are read again, offsets further apart than this are fetched separately.
@@ -76,10 +76,7 @@ class GroupConsumer:
             if fenced(failure):
                 self._join_again()
             raise Unavailable(f"records cannot be read: {failure.str()}")
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        messages = [first, *(self._consumer.consume(count - 1, 0) if count > 1 else [])]
+        messages = taken_at_once(self._consumer, count, timeout_s)
         # An error must not lose the other records: it is raised by the next call.
         return [received_of(message) for message in messages if self._good(message)]
 

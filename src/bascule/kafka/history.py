@@ -104,6 +104,14 @@ def _octets(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 
+def taken_at_once(consumer: Consumer, count: int, timeout_s: float) -> list[Message]:
+    """Return what a consumer has now, at most ``count`` messages; wait only for the first one. Errors of Kafka come as messages."""
+    first = consumer.poll(timeout_s)
+    if first is None:
+        return []
+    return [first, *(consumer.consume(count - 1, 0) if count > 1 else ())]
+
+
 class TopicHistory:
     """Reads offsets and records of one partition. Raises Unavailable if Kafka does not answer within ``timeout_s``."""
 

@@ -19,7 +19,7 @@ from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import passing, words
-from bascule.kafka.history import READ_AHEAD, TopicHistory
+from bascule.kafka.history import READ_AHEAD, TopicHistory, taken_at_once
 from bascule.kafka.retrying import ask_until
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -254,8 +254,7 @@ class PartitionReader:
 
     def read_at_once(self, count: int, timeout_s: float) -> list[Message]:
         """Return the records that are there, at most ``count``; wait only for the first one. Raises the errors of ``read``."""
-        first = self._consumer.poll(timeout_s)
-        return [] if first is None else self._taken([first, *self._consumer.consume(count - 1, 0)])
+        return self._taken(taken_at_once(self._consumer, count, timeout_s))
 
     def _taken(self, messages: Sequence[Message]) -> list[Message]:
         found: list[Message] = []

@@ -12,7 +12,7 @@ from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.kafka import clients
 from bascule.kafka.consumer import received_of
 from bascule.kafka.errors import passing, words
-from bascule.kafka.history import READ_AHEAD, known_offset
+from bascule.kafka.history import READ_AHEAD, known_offset, taken_at_once
 
 #: Maximum number of records that are taken from the client at once.
 TAKEN_MAX: Final = 1_000
@@ -58,9 +58,9 @@ class KafkaSource:
     def __iter__(self) -> Iterator[Taken]:
         """Yield the records that are there, and nothing after PAUSE_S without a record. Raises Unavailable, also for deleted records."""
         while True:
-            first = self._consumer.poll(ANNOUNCED_S if self._filling else PAUSE_S)
-            if first is not None:
-                yield self._taken([first, *self._consumer.consume(TAKEN_MAX, 0)])
+            messages = taken_at_once(self._consumer, TAKEN_MAX, ANNOUNCED_S if self._filling else PAUSE_S)
+            if messages:
+                yield self._taken(messages)
             else:
                 tails, self._filling = self._filling, set()
                 yield Taken([], tails)
