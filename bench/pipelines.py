@@ -185,7 +185,7 @@ def at_rate(journal: SyntheticJournal, first: int, rate: int, seconds: int) -> i
 
 
 def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one of the two on a journal of its own."""
+    """Run one of the pipelines, with a new journal and a new target topic."""
     prefix, topic = f"{name}-{what}", f"{name}-{what}.out"
     topics = Topics({"bootstrap.servers": kafka.bootstrap})
     for each in (f"{prefix}.journal", topic):

@@ -34,7 +34,7 @@ WAYS = {"kill": (signal.SIGKILL, 10.0), "hand-over": (signal.SIGTERM, 2.0)}
 
 
 class Pair:
-    """Two brokers, one of which serves."""
+    """An active broker and a standby broker."""
 
     def __init__(self, systems: Sequence[System], messages: int) -> None:
         self._systems = systems
