@@ -25,7 +25,6 @@ REFUNDS = 30
 KILLS = 2
 #: Approvals before each kill.
 STEP = REFUNDS // KILLS
-CONFIG = "[broker]\nsession_timeout_s = 120\n"
 
 
 class Shop:
@@ -49,7 +48,7 @@ class Shop:
 
 @pytest.fixture
 def broker(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[System]:
-    with System(kafka.bootstrap, tmp_path / "broker", prefix="refunds-example", config=CONFIG) as system:
+    with System(kafka.bootstrap, tmp_path / "broker", prefix="refunds-example") as system:
         yield system
 
 

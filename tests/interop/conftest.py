@@ -16,7 +16,6 @@ MAX_MESSAGE_BYTES = 3 << 20
 MAX_DELIVERY_ATTEMPTS = 4
 CONFIG = f"""
 [broker]
-session_timeout_s = 120
 max_message_bytes = {MAX_MESSAGE_BYTES}
 max_delivery_attempts = {MAX_DELIVERY_ATTEMPTS}
 allow_anonymous = true

@@ -15,8 +15,6 @@ from tests.support.system import System, wait_for
 #: Time for a message of 60 MiB, on a busy machine.
 SEND_S = 200.0
 CONFIG = """
-    [broker]
-    session_timeout_s = 120
     [journal]
     append_timeout_s = 60  # for the one message of 60 MiB, on a busy machine
 

@@ -35,7 +35,6 @@ RUN_TIMEOUT_S = 280 * SLOWNESS
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 CONFIG = f"""
 [broker]
-session_timeout_s = 120
 allow_anonymous = true
 users = {{ {USER} = "{PASSWORD}" }}
 """

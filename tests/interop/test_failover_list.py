@@ -6,14 +6,14 @@ from pathlib import Path
 
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.interop.conftest import Connect
-from tests.support.system import System, wait_for
+from tests.support.system import SHORT_SESSION, System, wait_for
 
 
 def test_client_with_one_address_finds_the_standby_by_the_offered_failover_list(
     kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
 ) -> None:
-    standby = System(kafka.bootstrap, tmp_path / "standby", prefix=topic_prefix)
-    offered = f'[broker]\nfailover = ["127.0.0.1:{standby.port}"]'
+    standby = System(kafka.bootstrap, tmp_path / "standby", prefix=topic_prefix, config=SHORT_SESSION)
+    offered = f'{SHORT_SESSION}failover = ["127.0.0.1:{standby.port}"]'
     with System(kafka.bootstrap, tmp_path / "active", prefix=topic_prefix, config=offered) as active:
         standby.broker.launch()
         try:

@@ -15,7 +15,6 @@ from tests.support.system import System, wait_for
 #: Two connections with one session each; Qpid JMS begins another session for each connection.
 CONFIG = """
 [broker]
-session_timeout_s = 120
 max_connections = 2
 max_sessions_per_user = 4
 max_links_per_user = 3

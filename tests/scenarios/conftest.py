@@ -12,11 +12,7 @@ from tests.support.qpid import Connection
 from tests.support.system import System
 
 Connect = Callable[..., Connection]
-#: No standby exists, so the session may be longer than any pause of the broker or of Kafka on a busy machine.
 CONFIG = """
-[broker]
-session_timeout_s = 120
-
 [[address]]
 match = "full.#"
 max_messages = 1

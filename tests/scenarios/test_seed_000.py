@@ -21,7 +21,7 @@ from bascule.kafka.history import TopicHistory
 from tests.scenarios.conftest import Connect
 from tests.scenarios.topics import Reader, create, produce
 from tests.support.proxy import Proxy
-from tests.support.system import FAILOVER, WAIT_S, System, descendants, paused, stands_still, wait_for
+from tests.support.system import FAILOVER, SHORT_SESSION, WAIT_S, System, descendants, paused, stands_still, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 PREFIX = "seed-000"
@@ -30,6 +30,7 @@ START_S = 240.0
 #: The broker that serves after the crash.
 SUCCESSORS = ("same", "standby")
 CONFIG = f"""
+{SHORT_SESSION}
 [pipelines]
 master = "local[2]"
 

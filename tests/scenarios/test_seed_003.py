@@ -26,9 +26,6 @@ LARGE_BODY_BYTES = 3_000_000
 #: Time for pipelines to start Spark and to run the first batch.
 ARRIVAL_S = 240.0
 CONFIG = """
-[broker]
-session_timeout_s = 120
-
 [pipelines]
 dead_letter_topic = "seed-003.dead"
 master = "local[2]"

@@ -22,7 +22,7 @@ from tests.scenarios.conftest import Connect
 from tests.scenarios.test_zombies import stands
 from tests.support.proxy import Proxy
 from tests.support.qpid import JmsError
-from tests.support.system import FAILOVER, WAIT_S, System, paused, wait_for
+from tests.support.system import FAILOVER, SHORT_SESSION, WAIT_S, System, paused, wait_for
 
 #: As long as allowed, so that a slow broker does not count as dead.
 LONG_SESSION_S = 60.0
@@ -31,7 +31,7 @@ LONG_SESSION_S = 60.0
 class Pair:
     """Two brokers with one journal."""
 
-    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, stack: ExitStack, config: str = "") -> None:
+    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, stack: ExitStack, config: str = SHORT_SESSION) -> None:
         self.systems = [System(kafka.bootstrap, directory / name, prefix=prefix, config=config) for name in ("one", "two")]
         stack.enter_context(self.systems[0])
         stack.callback(self.systems[1].broker.stop)

@@ -111,3 +111,7 @@ def test_failure_independent_of_messages_fails_the_batch_and_dead_letters_no_mes
     carry(spark, bridge, task)
     assert bridge.carried("priced") == ["1", "2"]
     assert bridge.dead() == []
+
+
+def test_static_table_of_a_transformation_has_as_many_parts_as_spark_has_cores(spark: SparkSession) -> None:
+    assert spark.createDataFrame([(str(number),) for number in range(300)], "text string").rdd.getNumPartitions() == 1

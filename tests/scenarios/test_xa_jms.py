@@ -27,11 +27,11 @@ from bascule.xa.errors import (
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.conftest import Connect
-from tests.support.system import PYTHON_FAILOVER, System, wait_for
+from tests.support.system import PYTHON_FAILOVER, SHORT_SESSION, System, wait_for
 
 #: Time to wait for an expected message; zero where no message is expected.
 SOON_S = 20.0
-CONFIG = "[broker]\nsession_timeout_s = 120\n[journal]\nsnapshot_records = 100\nretention_s = 0\n"
+CONFIG = "[journal]\nsnapshot_records = 100\nretention_s = 0\n"
 Make = Callable[..., JmsResource]
 
 
@@ -411,7 +411,9 @@ def test_management_node_is_not_a_queue_and_takes_no_part_in_a_transaction(broke
 @pytest.mark.slow
 def test_standby_takes_over_prepared_branches(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        active, standby = (System(kafka.bootstrap, tmp_path / name, prefix="xa-jms-takeover") for name in ("one", "two"))
+        active, standby = (
+            System(kafka.bootstrap, tmp_path / name, prefix="xa-jms-takeover", config=SHORT_SESSION) for name in ("one", "two")
+        )
         stack.enter_context(active)
         stack.callback(standby.broker.stop)
         standby.broker.launch()

@@ -44,6 +44,9 @@ SELECTOR: Final = "n > 5"
 EXCLUSIVE_SELECTOR: Final = "n < 3 AND region IN ('EU')"
 
 CONFIG: Final = """
+[broker]
+session_timeout_s = 6
+
 [journal]
 snapshot_records = {snapshot_records}
 retention_s = 0

@@ -35,6 +35,11 @@ WAIT_S = 60.0
 POLL_S = 0.02
 #: Timeout of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
+#: A broker without a standby may wait this long for Kafka, in seconds: longer than any pause of the broker or of Kafka on a busy machine.
+#: Brokers with a standby have SHORT_SESSION in their configuration.
+LONE_SESSION_S = 120
+SESSION_SETTING = "session_timeout_s"
+SHORT_SESSION = f"[broker]\n{SESSION_SETTING} = 6\n"
 #: An idle query of Spark asks Kafka a hundred times a second, which would delay everything else on few processors.
 SELDOM = json.dumps({"spark.sql.streaming.pollingDelay": "100"})
 #: Failover options of a Python client that reconnects quickly and without end, and of a Java client, which would otherwise warn of each
@@ -148,6 +153,7 @@ class System:
             "BASCULE_BROKER__PORT": str(self.port),
             "BASCULE_ADMIN__PORT": str(self.admin_port),
             "BASCULE_PIPELINES__SPARK": SELDOM,
+            **({} if SESSION_SETTING in config else {f"BASCULE_BROKER__{SESSION_SETTING.upper()}": str(LONE_SESSION_S)}),
             **(env or {}),
         }
         self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)

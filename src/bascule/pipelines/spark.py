@@ -86,6 +86,10 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
     where = (
         _LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if _local(pipelines) else {"spark.jars": ",".join(jars)}
     )
+    local = _local_cores(pipelines)
+    if local is not None:
+        # Without it, Spark would split a small static table of a transformation into as many parts as there are slots.
+        where["spark.default.parallelism"] = str(local)
     settings = {**_SETTINGS, **where, **pipelines.spark}
     settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     return settings
@@ -93,16 +97,22 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
 
 def cores(session: SparkSession, pipelines: PipelinesSpec) -> int:
     """Return the number of tasks that Spark's cores can run side by side."""
+    local = _local_cores(pipelines)
+    return session.sparkContext.defaultParallelism if local is None else local
+
+
+def _local_cores(pipelines: PipelinesSpec) -> int | None:
+    """Return the number of cores that the master's URL gives a local Spark, or None for another master."""
     local = _LOCAL_CORES.fullmatch(pipelines.master)
     if local is None:
-        return session.sparkContext.defaultParallelism
+        return None
     named = local[1] or "1"
     return int(named) if named.isdecimal() else os.cpu_count() or 1
 
 
 def master_url(pipelines: PipelinesSpec) -> str:
     """Return the master's URL. A resident task holds a slot of its own, and mostly waits: a local Spark gets slots for all of them."""
-    return f"local[{LOCAL_SLOTS}]" if _LOCAL_CORES.fullmatch(pipelines.master) else pipelines.master
+    return f"local[{LOCAL_SLOTS}]" if _local_cores(pipelines) is not None else pipelines.master
 
 
 def _local(pipelines: PipelinesSpec) -> bool:

@@ -223,6 +223,13 @@ def test_missing_target_topic_stops_pipeline_and_invalid_topic_name_is_bad_recor
             targets.ensure("a/b")
 
 
+@pytest.fixture
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no record before its transaction is complete: the mock cluster shows records of aborted transactions."""
+    monkeypatch.setattr(carry.TransactionalWriter, "ahead", lambda *_: None)
+
+
+@pytest.mark.usefixtures("nothing_ahead")
 def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     claim, denied = worker.claims["a", 0], list[str]()
 
@@ -251,6 +258,7 @@ def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypat
     assert worker.offsets()[("a", 0)] == 3
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_divert_record_refused_by_kafka_is_dead_letter_of_this_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     write = carry.TransactionalWriter.write
     target = f"{bridge.pipelines.topics.prefix}.x"

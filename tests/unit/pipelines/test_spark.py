@@ -20,6 +20,7 @@ def test_local_session_listens_on_loopback_and_has_kafka_client_on_class_path() 
     assert settings["spark.driver.extraClassPath"] == "/jars/a.jar:/jars/b.jar"
     assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
     assert "spark.jars" not in settings
+    assert settings["spark.default.parallelism"] == "2"
     assert settings["spark.task.maxFailures"] == "1"
     assert settings["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
 
@@ -27,7 +28,12 @@ def test_local_session_listens_on_loopback_and_has_kafka_client_on_class_path() 
 def test_cluster_session_ships_kafka_client_to_workers() -> None:
     settings = session_settings(PipelinesSpec("b", {}, master="spark://host:7077"), JARS, "")
     assert settings["spark.jars"] == "/jars/a.jar,/jars/b.jar"
-    assert not settings.keys() & {"spark.driver.host", "spark.driver.bindAddress", "spark.driver.extraClassPath"}
+    assert not settings.keys() & {
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+        "spark.driver.extraClassPath",
+        "spark.default.parallelism",
+    }
 
 
 def test_user_spark_settings_take_precedence_and_jvm_options_are_appended() -> None:
