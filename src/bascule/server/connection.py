@@ -224,7 +224,7 @@ class ClientConnection(asyncio.Protocol):
 
     def touch(self) -> None:
         """Note that there may be output."""
-        self.server.touched[self] = None
+        self.server.output.touch(self)
 
     def send_output(self) -> None:
         """Write the output of the AMQP engine. An error concerns only this connection."""
@@ -305,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
             self._tick.cancel()
         self.server.connections.pop(self, None)
         self.server.container_ids.lost(self, self.client.container)
-        self.server.touched.pop(self, None)
+        self.server.output.forget(self)
         self.client.release(failed=not self.amqp.closed)
         self.server.client_turns.in_slices(self._end_sessions(), self.server.dispatch)
         self.server.peer_caches.client_gone()
