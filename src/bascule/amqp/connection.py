@@ -333,7 +333,7 @@ class Connection:
 
     def _on_open(self, opened: Open, _channel: int) -> None:
         opened.check()
-        self.remote_open = opened
+        self.remote_open = opened.without_lists() if self.role is Role.SERVER else opened
         self.remote_max_frame_size = opened.max_frame_size
         self.outgoing.frame_bytes_max = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
         if self.state is not ConnectionState.CLOSE_SENT:

@@ -317,7 +317,9 @@ class Session:
 
     def on_begin(self, begin: Begin, remote_channel: int) -> None:
         """Handle the peer's begin: answer it, or take it as the answer to ours."""
-        self.remote, self.remote_channel = dataclasses.replace(begin, properties=None), remote_channel
+        # Keep only the numbers: the other fields may be as long as a frame, and a peer has a thousand sessions.
+        self.remote = dataclasses.replace(begin, offered_capabilities=(), desired_capabilities=(), properties=None)
+        self.remote_channel = remote_channel
         self._next_incoming_id = begin.next_outgoing_id
         self._outgoing_window = begin.incoming_window
         self.withholding = not begin.incoming_window
