@@ -31,8 +31,9 @@ from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode
 Outcome = tuple[int, str | None]
 
 
-#: Longest timer of the event loop. Messages may be delayed by any number of years.
-TIMER_S_MAX = 86_400.0
+#: Longest timer of the event loop. Messages may be delayed by any number of years, and the clock may be set meanwhile: due work is late by at
+#: most this time after the clock was set forward.
+TIMER_S_MAX = 60.0
 
 
 class SteppedDown(BasculeError):
