@@ -359,6 +359,16 @@ class ClientConnection(asyncio.Protocol):
         """Call ``action`` in another turn of the event loop."""
         self.server.client_turns.later(action)
 
+    def _when_due(self) -> None:
+        """Check the time within the time of all clients in this turn, because the timers of thousands of connections may be due at once."""
+        turns = self.server.client_turns
+        if self.client.lost or self._transport is None or self._transport.is_closing():
+            return
+        if turns.over:
+            turns.later(self._when_due)
+        else:
+            turns.run(self._ticking)
+
     def _ticking(self) -> None:
         try:
             self._look_at_time()
@@ -369,7 +379,7 @@ class ClientConnection(asyncio.Protocol):
         now_s = time.monotonic()
         unread = self in self.server.held_back or self._has_more or self._login is not None
         deadline_s = self.amqp.tick(now_s, unread=unread)
-        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
+        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._when_due)
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.
             log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)

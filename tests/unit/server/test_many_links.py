@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -353,3 +354,22 @@ async def test_ended_connection_that_waits_for_its_output_is_dropped() -> None:
     served.output.write()
     assert lost.wire.written == []
     assert lost.connection not in served.connections
+
+
+@run_async
+async def test_timers_of_many_clients_that_are_due_at_once_take_many_turns() -> None:
+    served = Served()
+    clients = [Client(served, f"client-{number}") for number in range(LINKS)]
+    served.client_turns = ClientTurns(turn_s=0.0, slice_s=0.0)
+    for client in clients:
+        client.connection.amqp._deadlines._heartbeat_due_s = 0.0  # the broker owes the client a sign of life
+        client.connection.amqp._deadlines.sent = False
+        client.connection._when_due()
+    clients[0].connection.connection_lost(None)
+    beats = []
+    for _ in range(LINKS):
+        await asyncio.sleep(0)
+        beats.append(sum(bool(client.wire.written) for client in clients))
+    assert max(after - before for before, after in pairwise(beats)) == 1
+    assert beats[-1] == LINKS - 1
+    assert served.contained == []
