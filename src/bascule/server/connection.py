@@ -362,12 +362,11 @@ class ClientConnection(asyncio.Protocol):
     def _when_due(self) -> None:
         """Check the time within the time of all clients in this turn, because the timers of thousands of connections may be due at once."""
         turns = self.server.client_turns
-        if self.client.lost or self._transport is None or self._transport.is_closing():
-            return
-        if turns.over:
-            turns.later(self._when_due)
-        else:
-            turns.run(self._ticking)
+        (turns.later if turns.over else turns.run)(self._tick_if_open)
+
+    def _tick_if_open(self) -> None:
+        if not self.client.lost and self._transport is not None and not self._transport.is_closing():
+            self._ticking()
 
     def _ticking(self) -> None:
         try:
