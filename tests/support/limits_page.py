@@ -194,7 +194,7 @@ LIMITS: Final = {
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
         Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
         Limit("server.client_turns", "SLICE_S", "work on all links of a client, in one turn", "continues in the next turn", "s"),
-        Limit("server.client_turns", "OUTPUT_S", "the time of the output of all connections in one turn", "continues in the next turn", "s"),
+        Limit("server.client_turns", "OUTPUT_S", "the time of all connections' output in one turn", "continues in the next turn", "s"),
         Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "continues in the next turn"),
         Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "continues in the next turn"),
         Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),

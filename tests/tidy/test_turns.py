@@ -1,8 +1,8 @@
 """Every loop over a collection in the code of the event loop is divided into turns, or has a known bound.
 
-The test reads the sources of ``amqp``, ``broker`` and ``server``. It takes each attribute that is assigned a collection for a collection, and
-reports each function that goes through one, by a loop, a comprehension or a function such as ``sorted``. Generators are exempt: work that is
-divided into turns is a generator. The test finds no loop over a local variable, and cannot tell whether a bound is true.
+The test reads the sources of ``amqp``, ``broker`` and ``server``. It counts each attribute that is assigned a collection as a collection,
+and reports each function that goes through one, by a loop, a comprehension or a function such as ``sorted``. Generators are exempt: work
+that is divided into turns is a generator. The test finds no loop over a local variable, and cannot tell whether a bound is true.
 """
 
 from __future__ import annotations

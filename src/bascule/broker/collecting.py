@@ -1,9 +1,9 @@
 """Collect the state for a snapshot in many turns, as of one confirmed sequence.
 
 A walk copies the mids of the messages that each queue holds, in ascending order. Later records have higher mids, so the walk only has to
-continue at the end of each queue. Each queue tells its copy which copied messages leave it meanwhile, and that it has changed after its copy
-was complete. The last piece runs in one turn, between two records: it completes the copies of the few queues that have changed. The copies
-then contain the state as of the confirmed sequence.
+continue at the end of each queue. Each queue tells its copy which copied messages leave it meanwhile, and that it has changed after its
+copy was complete. The last piece runs in one turn, between two records: it completes the copies of the few queues that have changed. The
+copies then contain the state as of the confirmed sequence.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode
 Outcome = tuple[int, str | None]
 
 
-#: Longest timer of the event loop. Messages may be delayed by any number of years, and the clock may be set meanwhile: due work is late by at
-#: most this time after the clock was set forward.
+#: Longest timer of the event loop. Messages may be delayed by any number of years, and the clock may be set meanwhile: due work is late by
+#: at most this time after the clock was set forward.
 TIMER_S_MAX = 60.0
 
 
@@ -104,9 +104,7 @@ class EpochProtocol:
     def fresh_engine(self) -> Engine:
         """Return an engine without state, whose decisions go into this epoch."""
         return self._effects.fresh_engine(
-            Journaling(
-                self._append, append_large=self._append, on_work=self._work, errors=self._errors, violations=self._violations
-            )
+            Journaling(self._append, append_large=self._append, on_work=self._work, errors=self._errors, violations=self._violations)
         )
 
     @property

@@ -119,8 +119,8 @@ class AtomicEntries:
 class Journaling:
     """The open record and the records in flight.
 
-    ``append(key, value)`` sends a record, and ``append_large(key, make)`` one whose value ``make`` returns, possibly in another thread. Each
-    append must be confirmed in order, by :meth:`confirm`, or the epoch must end.
+    ``append(key, value)`` sends a record, and ``append_large(key, make)`` one whose value ``make`` returns, possibly in another thread.
+    Each append must be confirmed in order, by :meth:`confirm`, or the epoch must end.
     """
 
     def __init__(
