@@ -194,6 +194,10 @@ class BrokerEpoch(ProcessEffects):
         """Append a record with the epoch's producer."""
         self.appender.append(ToWrite(key, value))
 
+    async def append_large(self, key: bytes, make: Callable[[], bytes]) -> None:
+        """Append a large record with the epoch's producer."""
+        self.append(key, make())
+
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
         """Return records, which are fetched piece by piece."""
         found: list[tuple[int, bytes | None]] = []

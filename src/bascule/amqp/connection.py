@@ -25,7 +25,7 @@ from bascule.amqp.limits import (
     SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )  # fmt: skip
-from bascule.amqp.outgoing import OutgoingMessages
+from bascule.amqp.outgoing import Buffer, OutgoingMessages
 from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
 from bascule.amqp.sasl import SaslClient, SaslServer
@@ -65,7 +65,7 @@ class Connection:
         #: Continues a disposition over more than ConnectionLimits.deliveries_per_piece deliveries, input of more than
         #: ConnectionLimits.input_steps_per_piece, or an action delayed by ``in_steps``.
         self.unfinished: Callable[[], None] | None = None
-        self.out: list[bytes] = []
+        self.out: list[Buffer] = []
         self._out_end: int | None = None  # the end of our close in ``out``, once it is sent; nothing may follow (part 2, section 2.4.6)
         self.partial_bytes = 0  # bytes of incomplete messages
         self.partials = PartialBudget()  # of this connection, or shared by connections
@@ -333,7 +333,7 @@ class Connection:
 
     def _on_open(self, opened: Open, _channel: int) -> None:
         opened.check()
-        self.remote_open = opened
+        self.remote_open = opened.without_lists() if self.role is Role.SERVER else opened
         self.remote_max_frame_size = opened.max_frame_size
         self.outgoing.frame_bytes_max = min(opened.max_frame_size, DELIVERY_FRAME_SIZE_BYTES_MAX)
         if self.state is not ConnectionState.CLOSE_SENT:

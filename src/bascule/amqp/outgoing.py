@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import FRAME_SIZE_BYTES_MIN
@@ -17,12 +17,35 @@ if TYPE_CHECKING:
 DELIVERY_TURN_BYTES: Final = 64 * 1024
 
 
+#: Bytes of a message, possibly without a copy.
+Buffer: TypeAlias = bytes | memoryview
+
+
+class JoinedParts:
+    """The parts of a message as one sequence of bytes. Only what is read across two parts is copied."""
+
+    __slots__ = ("_first", "_rest", "size_bytes")
+
+    def __init__(self, parts: tuple[Buffer, ...]) -> None:
+        """Join the parts. All but the last one are short."""
+        self._first = b"".join(parts[:-1])
+        self._rest = memoryview(parts[-1])
+        self.size_bytes = len(self._first) + len(self._rest)
+
+    def read(self, start: int, end: int) -> Buffer:
+        """Return the bytes from ``start`` up to but not including ``end``."""
+        split = len(self._first)
+        if start >= split:
+            return self._rest[start - split : end - split]
+        return self._first[start:end] + self._rest[: max(0, end - split)]
+
+
 class OutgoingDelivery:
     """A message whose first frame is written; ``rest_bytes`` are unwritten."""
 
     __slots__ = ("_final", "_final_room_bytes", "_message", "_middle_head", "_middle_room_bytes", "_position", "link")
 
-    def __init__(self, link: SenderLink, message: bytes, written_bytes: int, *, settled: bool | None, frame_bytes: int) -> None:
+    def __init__(self, link: SenderLink, message: JoinedParts, written_bytes: int, *, settled: bool | None, frame_bytes: int) -> None:
         """``frame_bytes`` is the maximum frame size. The first ``written_bytes`` of the message are written."""
         self.link = link
         self._message = message
@@ -37,21 +60,21 @@ class OutgoingDelivery:
     @property
     def size_bytes(self) -> int:
         """The size of the message, which is kept in memory until its last frame is written."""
-        return len(self._message)
+        return self._message.size_bytes
 
     @property
     def rest_bytes(self) -> int:
         """The number of unwritten bytes."""
-        return len(self._message) - self._position
+        return self._message.size_bytes - self._position
 
-    def next_frame(self) -> tuple[bytes, bytes]:
+    def next_frame(self) -> tuple[bytes, Buffer]:
         """Return head and payload of the next frame."""
         start, rest_bytes = self._position, self.rest_bytes
         if rest_bytes <= self._final_room_bytes:
-            head, self._position = frame_head(self.link.session.channel, self._final, rest_bytes), len(self._message)
+            head, self._position = frame_head(self.link.session.channel, self._final, rest_bytes), self._message.size_bytes
         else:
             head, self._position = self._middle_head, start + self._middle_room_bytes
-        return head, self._message[start : self._position]
+        return head, self._message.read(start, self._position)
 
 
 class OutgoingMessages:

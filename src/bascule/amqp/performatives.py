@@ -103,6 +103,10 @@ class Open(Composite):
     desired_capabilities: tuple[str, ...] = field(SYMBOLS, ())
     properties: dict[Any, Any] | None = field(FIELDS)
 
+    def without_lists(self) -> Open:
+        """Return a copy without the fields that may be as long as a frame, which a server need not keep for each of its clients."""
+        return Open(self.container_id, None, self.max_frame_size, self.channel_max, self.idle_time_out)
+
     def check(self) -> None:
         """Raise ConnectionFault if the frame size is below the minimum of part 2, section 2.4.1, or the container id is too long."""
         if self.max_frame_size < FRAME_SIZE_BYTES_MIN:

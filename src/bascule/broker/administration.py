@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
@@ -46,6 +46,10 @@ STEP_BYTES = 8 << 20
 ACT_STEPS = 40
 #: Maximum number of characters of a text in the description of a dead letter: one answer lists up to a thousand dead letters.
 TEXT_MAX = 1_000
+#: Reasons that an answer lists, because a client can give each of its messages another one, for example another original address.
+REASONS_MAX: Final = 100
+#: The reason reported for messages whose own reason is not listed.
+OTHER: Final = "other reasons"
 #: The reason reported for a message that was left because of an unexpected error.
 FAILED = "the broker failed; see the broker's log"
 
@@ -63,6 +67,12 @@ class Progress:
 
     done: int = 0
     left: dict[str, int] = field(default_factory=dict)
+
+    def leave(self, reason: str) -> None:
+        """Count a message that is left in place."""
+        if reason not in self.left and len(self.left) >= REASONS_MAX:
+            reason = OTHER
+        self.left[reason] = self.left.get(reason, 0) + 1
 
 
 #: Processes one waiting message and takes it out of its queue. Raises BasculeError, without any change, to leave the message.
@@ -214,10 +224,10 @@ def _deal_with(engine: Engine, queue: BrokerQueue, message: BrokerMessage, act: 
         act(message)
         progress.done += 1
     except BasculeError as error:
-        progress.left[str(error)] = progress.left.get(str(error), 0) + 1
+        progress.leave(str(error))
     except Exception as error:
         engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
-        progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
+        progress.leave(FAILED)
     steps.left -= ACT_STEPS + queue.ready.take_steps + before - turns.left
 
 

@@ -1,8 +1,9 @@
 """Collect the state for a snapshot in many turns, as of one confirmed sequence.
 
 A walk copies the mids of the messages that each queue holds, in ascending order. Later records have higher mids, so the walk only has to
-continue at the end of each queue. Each queue tells its copy which copied messages leave it meanwhile. The last piece runs in one turn,
-between two records: it copies the few remaining messages. The copies then contain the state as of the confirmed sequence.
+continue at the end of each queue. Each queue tells its copy which copied messages leave it meanwhile, and that it has changed after its
+copy was complete. The last piece runs in one turn, between two records: it completes the copies of the few queues that have changed. The
+copies then contain the state as of the confirmed sequence.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, takewhile
 from typing import Final
 
 from bascule.broker.ascending import has
@@ -34,6 +36,8 @@ MESSAGES_PER_STEP: Final = 4
 #: The walk ends after a round that copied the new messages in at most this many steps. The last piece, which is one turn, takes about as
 #: long.
 LAST_STEPS = 3_000
+#: The walk completes copies until at most this many queues have changed since, because the last piece looks at each of them.
+LAST_QUEUES: Final = 1_000
 #: The walk also ends after this many rounds. Each round after the first copies only the messages that arrived during the round before.
 ROUNDS_MAX: Final = 5
 
@@ -43,9 +47,9 @@ class CollectedQueue:
 
     __slots__ = ("copy", "described", "leaving", "reserved_mid", "unconfirmed", "unused_since_ms")
 
-    def __init__(self, queue: BrokerQueue) -> None:
+    def __init__(self, queue: BrokerQueue, on_change: Callable[[], object]) -> None:
         self.described = queue.describe()
-        self.copy = queue.held.copy = HeldCopy()
+        self.copy = queue.held.copy = HeldCopy(on_change)
         self.reserved_mid, self.unused_since_ms = -1, 0
         self.leaving: list[int] = []  # mids of messages that are acknowledged and may still be held: see LeavingMessages
         self.unconfirmed: list[int] = []  # mids of messages whose acknowledgements are behind the sequence of the snapshot
@@ -129,13 +133,15 @@ class Collector:
     def __init__(self, engine: Engine, offsets: OffsetMap) -> None:
         self._engine = engine
         self._offsets = offsets
-        self._queues: dict[BrokerQueue, CollectedQueue] = {}
+        self._queues: dict[BrokerQueue, CollectedQueue] = {}  # in the order of their ids
+        self._changed: dict[BrokerQueue, None] = {}  # queues whose copies are not complete
+        self._first_new_id = -1  # id of the first queue that the walk has not seen
         self._windows: dict[DuplicateWindow, tuple[int, RememberedIds]] = {}  # with the number of ids that had been added
         self.stopped = False
 
     def walk(self) -> Work:
         """Copy nearly all of the state. Yields the steps of each piece."""
-        for steps in chain(self._walk_queues(), self._walk_windows()):
+        for steps in chain(self._walk_queues(), self._walk_windows(), self._complete_queues()):
             yield steps
             if self.stopped:
                 return
@@ -144,18 +150,40 @@ class Collector:
         engine = self._engine
         for number in range(ROUNDS_MAX):
             copied = 0
+            self._first_new_id = engine.next_queue_id
             for looked, queue in enumerate(list(engine.addresses.queues.values())):
                 if not looked % PIECE_LOOKS:
                     yield PIECE_LOOKS * LOOK_STEPS
-                if not queue.durable:
-                    continue
-                # Part of the next record may not be carried out yet: a message with a lower mid than the newest one may still be put in.
-                limit = mid_of(engine.journaling.confirmed_sequence, INDEX_MAX)
-                for steps in self._collected(queue).take(queue, limit):
-                    copied += steps
-                    yield steps
+                if queue.durable:
+                    for steps in self._collected(queue).take(queue, self._limit):
+                        copied += steps
+                        yield steps
             if number and copied <= LAST_STEPS:
                 return
+
+    @property
+    def _limit(self) -> int:
+        """Return the highest mid that may be copied.
+
+        Part of the next record may not be carried out yet: a message with a lower mid than the newest one may still be put in.
+        """
+        return mid_of(self._engine.journaling.confirmed_sequence, INDEX_MAX)
+
+    def _complete_queues(self) -> Work:
+        """Complete the copy of each queue, again if the queue has changed meanwhile, until few queues are left for the last piece."""
+        for _ in range(ROUNDS_MAX):
+            for looked, queue in enumerate(list(self._changed)):
+                if not looked % PIECE_LOOKS:
+                    yield PIECE_LOOKS * LOOK_STEPS
+                if queue.deleted or queue.held.newest <= self._limit:
+                    self._complete(queue)
+            if len(self._changed) <= LAST_QUEUES:
+                return
+
+    def _complete(self, queue: BrokerQueue) -> None:
+        if not queue.deleted:
+            self._queues[queue].finish(queue)
+        self._changed.pop(queue, None)
 
     def _walk_windows(self) -> Work:
         for looked, window in enumerate(list(self._engine.windows.by_address.values())):
@@ -166,8 +194,16 @@ class Collector:
     def _collected(self, queue: BrokerQueue) -> CollectedQueue:
         collected = self._queues.get(queue)
         if collected is None:
-            collected = self._queues[queue] = CollectedQueue(queue)
+            collected = self._queues[queue] = CollectedQueue(queue, partial(self._changed.setdefault, queue))
+            self._changed[queue] = None
         return collected
+
+    def _collect_new(self) -> None:
+        """Begin the copies of the queues that were created since the walk looked for queues. Newer queues have higher ids."""
+        queues = self._engine.addresses.queues.values()
+        for queue in [*takewhile(lambda each: each.id >= self._first_new_id, reversed(queues))][::-1]:
+            if queue.durable:
+                self._collected(queue)
 
     def _remembered(self, window: DuplicateWindow) -> RememberedIds:
         """Return a copy of the ids of a window. The window may have forgotten expired ids since the copy was made."""
@@ -190,11 +226,10 @@ class Collector:
     def _finish(self) -> CollectedState:
         engine, journaling = self._engine, self._engine.journaling
         sequence = journaling.confirmed_sequence
-        queues: dict[BrokerQueue, CollectedQueue] = {}
-        for queue in engine.addresses.queues.values():
-            if queue.durable and queue.confirmed:
-                queues[queue] = collected = self._collected(queue)
-                collected.finish(queue)
+        self._collect_new()
+        for queue in list(self._changed):
+            self._complete(queue)
+        queues = {queue: collected for queue, collected in self._queues.items() if queue.confirmed and not queue.deleted}
         for queue, mids in engine.deliveries.leaving.mids():
             if queue in queues:
                 queues[queue].leaving += mids

@@ -497,4 +497,5 @@ class Deliveries:
 
     def _reserved(self, queue: BrokerQueue, mid: int) -> None:
         queue.reserved_mid = mid
+        queue.changed()
         self._dirty[queue] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from bascule.broker.addresses import Diverts
@@ -31,8 +31,9 @@ from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode
 Outcome = tuple[int, str | None]
 
 
-#: Longest timer of the event loop. Messages may be delayed by any number of years.
-TIMER_S_MAX = 86_400.0
+#: Longest timer of the event loop. Messages may be delayed by any number of years, and the clock may be set meanwhile: due work is late by
+#: at most this time after the clock was set forward.
+TIMER_S_MAX = 60.0
 
 
 class SteppedDown(BasculeError):
@@ -86,7 +87,9 @@ class EpochProtocol:
         self.engine = self.fresh_engine()
         self._start: Waiter[int] | None = None  # waits for the outcome of the start record
         self._outcomes: deque[Outcome] = deque()  # not processed yet
-        self._closed_records: deque[tuple[bytes, bytes]] = deque()  # key and value of records that wait for room in flight
+        #: Keys of records that wait for room in flight, with their values or what makes them.
+        self._closed_records: deque[tuple[bytes, bytes | Callable[[], bytes]]] = deque()
+        self._appending_large = False  # another thread makes and appends a record; the records behind it wait
         self._on_their_way = 0  # appends without an outcome
         self._in_gap = False  # records between two records of this epoch are being read
         self._flush_due = False
@@ -100,7 +103,9 @@ class EpochProtocol:
 
     def fresh_engine(self) -> Engine:
         """Return an engine without state, whose decisions go into this epoch."""
-        return self._effects.fresh_engine(Journaling(self._append, on_work=self._work, errors=self._errors, violations=self._violations))
+        return self._effects.fresh_engine(
+            Journaling(self._append, append_large=self._append, on_work=self._work, errors=self._errors, violations=self._violations)
+        )
 
     @property
     def ended(self) -> bool:
@@ -159,8 +164,8 @@ class EpochProtocol:
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
-    def _append(self, key: bytes, value: bytes) -> None:
-        """Append a closed record as soon as there is room in flight.
+    def _append(self, key: bytes, value: bytes | Callable[[], bytes]) -> None:
+        """Append a closed record as soon as there is room in flight. ``value`` may be a function that makes the value of a large record.
 
         If an append fails, the epoch ends and no later record may be stored.
         """
@@ -169,15 +174,33 @@ class EpochProtocol:
             self._append_closed()
 
     def _append_closed(self) -> None:
-        while self._closed_records and self._on_their_way < self._limits.in_flight_max and not self.ended:
+        while self._closed_records and not self._appending_large and self._on_their_way < self._limits.in_flight_max and not self.ended:
             if self._on_their_way == 0:
                 self._oldest_since_s = self._effects.now_s()
+            key, value = self._closed_records.popleft()
+            if not isinstance(value, bytes):
+                self._appending_large = True
+                self._on_their_way += 1
+                self._effects.spawn(self._append_large(key, value))
+                return
             try:
-                self._effects.append(*self._closed_records.popleft())
+                self._effects.append(key, value)
             except Exception as error:  # the outcome of the next record would be taken for the outcome of this one
-                self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
+                self._append_failed(error)
                 raise
             self._on_their_way += 1
+
+    async def _append_large(self, key: bytes, make: Callable[[], bytes]) -> None:
+        """Append a large record while others are served, and then the records behind it."""
+        try:
+            await self._effects.append_large(key, make)
+            self._appending_large = False
+            self._append_closed()
+        except Exception as error:
+            self._append_failed(error)
+
+    def _append_failed(self, error: Exception) -> None:
+        self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
 
     def _work(self, urgent: bool) -> None:
         if urgent:

@@ -59,6 +59,10 @@ class EpochEffects(Protocol):
         """Send a record to Kafka. ``EpochProtocol.outcomes`` gets the outcomes, in the order of the appends. Raises BasculeError."""
         ...
 
+    async def append_large(self, key: bytes, make: Callable[[], bytes]) -> None:
+        """Send the record whose value ``make`` returns, as ``append`` does, without blocking this thread. Raises BasculeError."""
+        ...
+
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
         """Return the journal's records from ``start`` up to but not including ``end``, with their offsets. Raises BasculeError."""
         ...

@@ -7,7 +7,7 @@ each message that stays, even if the message moves between consumers and the que
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bascule.broker.message import BrokerMessage
 
@@ -19,12 +19,13 @@ class HeldCopy:
     """The mids of the messages that a queue holds, copied piece by piece while messages come and go.
 
     All messages up to ``passed_mid`` are copied. The queue adds the mids of copied messages that it loses to ``removed``, and changed
-    delivery counts to ``counts``.
+    delivery counts to ``counts``. It calls ``on_change`` after a change that the copy does not contain: a new message, a reservation.
     """
 
-    __slots__ = ("counts", "mids", "passed_mid", "removed")
+    __slots__ = ("counts", "mids", "on_change", "passed_mid", "removed")
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
+        self.on_change = on_change
         self.mids: list[int] = []  # ascending
         self.passed_mid = -1
         self.removed: list[int] = []
@@ -49,6 +50,8 @@ class Held:
     def add(self, message: BrokerMessage) -> None:
         """Add a message that the queue holds from now on."""
         mid = message.mid
+        if self.copy is not None:
+            self.copy.on_change()
         if mid <= self.newest:
             self._insert(mid, message)
             return

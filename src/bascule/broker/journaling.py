@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import BrokerFault, RecordTooLarge
@@ -19,6 +20,7 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.records import (
     ACK_BYTES,
     ACK_ENTRY_BYTES,
+    HEADER_SIZE,
     KEY_OF_KIND,
     MESSAGES_PER_RECORD_MAX,
     Kind,
@@ -31,6 +33,8 @@ from bascule.journal.records import (
 #: for one more entry as large as the largest message.
 RECORD_BYTES_SOFT = 256 * 1024
 
+#: From this size on, another thread makes and appends a record: checksum and copies of 64 MiB take 100 ms.
+LARGE_RECORD_BYTES: Final = 1 << 20
 #: Steps of an action that waits for a record, for example an answer to a client.
 ACTION_STEPS = 3
 #: An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver.
@@ -115,13 +119,15 @@ class AtomicEntries:
 class Journaling:
     """The open record and the records in flight.
 
-    ``append(key, value)`` sends a record. Each append must be confirmed in order, by :meth:`confirm`, or the epoch must end.
+    ``append(key, value)`` sends a record, and ``append_large(key, make)`` one whose value ``make`` returns, possibly in another thread.
+    Each append must be confirmed in order, by :meth:`confirm`, or the epoch must end.
     """
 
     def __init__(
         self,
         append: Callable[[bytes, bytes], None],
         *,
+        append_large: Callable[[bytes, Callable[[], bytes]], None] | None = None,
         on_work: Callable[[bool], None] = lambda _: None,
         errors: ErrorContainment | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
@@ -133,6 +139,7 @@ class Journaling:
         self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
         self._acks_late = JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD in violations
         self._append = append
+        self._append_large = append_large or (lambda key, make: append(key, make()))
         self._on_work = on_work  # called once when there is something to append, and with True when an action waits for it
         self.epoch = -1
         self.sequence = 0  # of the last closed record
@@ -327,17 +334,22 @@ class Journaling:
         for queue, mids in batch.acks.items():
             batch.parts.append(ack_entry(queue.id, mids))
         kind = Kind.DATA if batch.messages else Kind.STATE
-        value = encode_record(kind, self.epoch, batch.sequence, *batch.parts)
+        make = partial(encode_record, kind, self.epoch, batch.sequence, *batch.parts)
+        size_bytes = HEADER_SIZE + sum(map(len, batch.parts))
+        value = make() if size_bytes < LARGE_RECORD_BYTES else None
         batch.parts.clear()
-        batch.size_bytes = len(value)
+        batch.size_bytes = size_bytes
         self.in_flight.append(batch)
-        self.in_flight_bytes += len(value)
+        self.in_flight_bytes += size_bytes
         self.sequence = batch.sequence
         self.batch = Batch(batch.sequence + 1)
         if acks_late:
             self.batch.acks = acks_late
             self._wake()
-        self._append(KEY_OF_KIND[kind], value)
+        if value is None:
+            self._append_large(KEY_OF_KIND[kind], make)
+        else:
+            self._append(KEY_OF_KIND[kind], value)
 
     def _check_whole(self) -> None:
         if self.open_entries is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from bascule.broker.addresses import Route
@@ -30,6 +31,9 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 
 #: A commit with at most this many steps is decided at once. A longer one is first planned over several turns.
 PLANNED_STEPS = 2_000
+#: Acknowledgements among which a repeated one is recognised, the newest of its transaction. A client that repeats an older one can only
+#: roll back. A transaction may have 640,000 acknowledgements, and a client can repeat thousands of them in one frame.
+REPEATED_MAX: Final = 10_000
 #: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
 ROLLED_BACK_AT_ONCE: Final = 20
 ROLLBACK_STEPS: Final = 5
@@ -145,8 +149,10 @@ class LocalTransactions:
             transaction.charged_deliveries += 1
             self.memory.unsettled += 1
             transaction.size_bytes += 16
-        elif not any(acked is message and holder is consumer for holder, acked in transaction.acks):  # else the client repeats itself
-            self.acknowledgement_lost(transaction)
+        elif transaction.doomed is None:
+            recent = islice(reversed(transaction.acks), REPEATED_MAX)
+            if not any(acked is message and holder is consumer for holder, acked in recent):  # else the client repeats itself
+                self.acknowledgement_lost(transaction)
 
     def acknowledgement_lost(self, transaction: LocalTransaction) -> None:
         """Allow only a rollback of a transaction that acknowledges a message which its consumer no longer holds.

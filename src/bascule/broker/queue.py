@@ -170,6 +170,11 @@ class BrokerQueue:
             self.held.copy.counts.update(journaled)
         return journaled
 
+    def changed(self) -> None:
+        """Tell the copy for a snapshot that is being made, if any, that an attribute of the queue has changed."""
+        if self.held.copy is not None:
+            self.held.copy.on_change()
+
     def first_due_ms(self, message: BrokerMessage) -> int:
         """Return the delivery time that the sender has set, in ms since the epoch; 0 if the message is not delayed by its sender.
 

@@ -34,6 +34,7 @@ class SubscriptionUse:
 
     def _note(self, queue: BrokerQueue, since_ms: int) -> None:
         queue.unused_since_ms = since_ms
+        queue.changed()
         self._journaling.add(json_entry(Op.SUBSCRIPTION_USE, {"queue": queue.id, "unused_since_ms": since_ms}))
 
     def _watch(self, queue: BrokerQueue) -> None:

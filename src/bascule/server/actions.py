@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.broker import administration, branches
@@ -29,6 +29,8 @@ Answer = dict[str, Any]
 ADMINISTRATOR = "administrator"
 #: Pause between two checks whether the journal has room for more of a long action.
 PAUSE_S = 0.01
+#: Connections that are closed in one turn of the event loop: any number of clients may use one client id.
+CLOSES_PER_TURN: Final = 20
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 
 
@@ -156,8 +158,11 @@ async def _close(node: Node, id: str) -> Answer:  # the name of the argument in 
     found = [connection for connection in node.connections if id in (connection.peer, connection.client.container)]
     if not found:
         raise UnknownAddress(f"there is no connection with the address or client id {id!r}")
-    for connection in found:
-        connection.close(CLOSED)
+    for number, connection in enumerate(found, 1):
+        if not connection.client.lost:
+            connection.close(CLOSED)
+        if not number % CLOSES_PER_TURN:
+            await asyncio.sleep(0)
     node.dispatch()
     return {"closed": len(found)}
 

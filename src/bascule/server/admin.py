@@ -57,6 +57,9 @@ BODY_BYTES_MAX = 64 << 10
 #: Maximum number of dead letters in one answer, since each is read and decoded on the thread of the event loop.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
+#: Pages about all queues, consumers or connections that are made at once: a page about 32,000 queues with long names takes hundreds of
+#: megabytes while it is made.
+PAGES_AT_ONCE = 1
 #: Maximum number of digits of a count: Python refuses to read numbers of thousands of digits.
 COUNT_DIGITS_MAX = 9
 
@@ -267,6 +270,7 @@ class _Pages:
         self._broker = broker
         self._token = token
         self._collectors = collectors
+        self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
 
     async def livez(self, _request: Request) -> Response:
         """Answer that the process lives."""
@@ -279,15 +283,18 @@ class _Pages:
 
     async def metrics(self, _request: Request) -> Response:
         """Answer with metrics for Prometheus."""
-        registry = CollectorRegistry(auto_describe=False)
-        for collector in (_StatusCollector(await self._broker.status()), *self._collectors):
-            registry.register(collector)
-        return Response(await _beside(generate_latest, registry), headers={"content-type": METRICS_TYPE})
+        async with self._turn:
+            registry = CollectorRegistry(auto_describe=False)
+            for collector in (_StatusCollector(await self._broker.status()), *self._collectors):
+                registry.register(collector)
+            text = await _beside(generate_latest, registry)
+        return Response(text, headers={"content-type": METRICS_TYPE})
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""
-        content = await LOOKS[request.scope["path"]](self, request)
-        return Response(await _beside(_json, content), media_type="application/json")
+        async with self._turn:
+            text = await _beside(_json, await LOOKS[request.scope["path"]](self, request))
+        return Response(text, media_type="application/json")
 
     async def act(self, request: Request) -> Response:
         """Run one of ACTIONS."""

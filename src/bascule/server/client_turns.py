@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 #: Time for the input of all clients, and for the next pieces of their output, in one turn of the event loop, besides the last piece. It is
 #: not processor time, which takes 30 times as long to ask for. Together with the engine's share of the turn it stays below 50 ms.
@@ -18,6 +18,9 @@ SLICE_S: Final = 0.005
 UNPLANNED_SHARE: Final = 0.1
 #: Share of the time of a turn for work for whose end other clients wait.
 AWAITED_SHARE: Final = 0.5
+#: Time for the output of all connections that got something, in one turn of the event loop, besides the last connection: a message to a
+#: topic may be for thousands of connections, and each write is a system call.
+OUTPUT_S: Final = 0.005
 
 
 class ClientTurns:
@@ -100,3 +103,48 @@ class ClientTurns:
             self._spent_s += time.monotonic() - began_s
             if self._spent_s >= until_s:
                 break
+
+
+class WritesOutput(Protocol):
+    """A connection, as its output sees it."""
+
+    def send_output(self) -> None:
+        """Write the output of the connection."""
+
+
+class ConnectionOutput:
+    """The connections that may have output, in the order in which they got it.
+
+    A turn of the event loop writes for as many connections as its time allows, and the next turns write for the others.
+    """
+
+    def __init__(self, turn_s: float = OUTPUT_S) -> None:
+        self._turn_s = turn_s
+        self._touched: OrderedDict[WritesOutput, None] = OrderedDict()
+        self._planned = False  # the time of this turn is used up
+
+    def touch(self, connection: WritesOutput) -> None:
+        """Note that a connection may have output."""
+        self._touched[connection] = None
+
+    def forget(self, connection: WritesOutput) -> None:
+        """Drop a connection that has ended."""
+        self._touched.pop(connection, None)
+
+    def write(self) -> None:
+        """Write the output of the connections, as far as the time of this turn allows."""
+        touched = self._touched
+        if self._planned or not touched:
+            return
+        end_s = time.monotonic() + self._turn_s
+        while touched:
+            connection, _ = touched.popitem(last=False)
+            connection.send_output()
+            if touched and time.monotonic() >= end_s:
+                self._planned = True
+                asyncio.get_running_loop().call_soon(self._write_more)
+                return
+
+    def _write_more(self) -> None:
+        self._planned = False
+        self.write()

@@ -224,7 +224,7 @@ class ClientConnection(asyncio.Protocol):
 
     def touch(self) -> None:
         """Note that there may be output."""
-        self.server.touched[self] = None
+        self.server.output.touch(self)
 
     def send_output(self) -> None:
         """Write the output of the AMQP engine. An error concerns only this connection."""
@@ -305,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
             self._tick.cancel()
         self.server.connections.pop(self, None)
         self.server.container_ids.lost(self, self.client.container)
-        self.server.touched.pop(self, None)
+        self.server.output.forget(self)
         self.client.release(failed=not self.amqp.closed)
         self.server.client_turns.in_slices(self._end_sessions(), self.server.dispatch)
         self.server.peer_caches.client_gone()
@@ -359,6 +359,15 @@ class ClientConnection(asyncio.Protocol):
         """Call ``action`` in another turn of the event loop."""
         self.server.client_turns.later(action)
 
+    def _when_due(self) -> None:
+        """Check the time within the time of all clients in this turn, because the timers of thousands of connections may be due at once."""
+        turns = self.server.client_turns
+        (turns.later if turns.over else turns.run)(self._tick_if_open)
+
+    def _tick_if_open(self) -> None:
+        if not self.client.lost and self._transport is not None and not self._transport.is_closing():
+            self._ticking()
+
     def _ticking(self) -> None:
         try:
             self._look_at_time()
@@ -369,7 +378,7 @@ class ClientConnection(asyncio.Protocol):
         now_s = time.monotonic()
         unread = self in self.server.held_back or self._has_more or self._login is not None
         deadline_s = self.amqp.tick(now_s, unread=unread)
-        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
+        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._when_due)
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.
             log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)

@@ -18,6 +18,8 @@ from bascule.server.links import PRODUCER_CREDIT
 if TYPE_CHECKING:
     from bascule.server.client import Client
 
+#: A link that keeps fewer transactions than this does not look for the ones that are branches by now.
+KEPT_MIN: Final = 16
 #: A session of a reconnected client exists again after this time; a session that begins later is new.
 RECOVERED_S: Final = 5.0
 
@@ -25,12 +27,13 @@ RECOVERED_S: Final = 5.0
 class CoordinatorLink:
     """A client's link to the transaction coordinator."""
 
-    __slots__ = ("_declared", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
+    __slots__ = ("_declared", "_declared_max", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
 
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
         self._declared: dict[bytes, LocalTransaction] = {}  # transactions by id; a connection may have a coordinator link for each session
+        self._declared_max = KEPT_MIN  # number of kept transactions at which those that are branches are dropped
         # The id of the transaction that an interruption may have affected: b"" before it, None after it.
         self._first: bytes | None = None
         if client.history is not None:
@@ -62,8 +65,8 @@ class CoordinatorLink:
             self._waits = reset_connection(self.client, self.link)
         if self._waits:
             return
-        for handed_over in self._declared.keys() - self.client.transactions.keys():
-            del self._declared[handed_over]
+        if len(self._declared) >= self._declared_max:
+            self._forget_branches()
         try:
             transaction = self.client.begin()
         except ResourceLimit as error:
@@ -75,6 +78,12 @@ class CoordinatorLink:
             self._first = transaction.id
         self.link.settle(delivery_id, Declared(transaction.id))
         self.link.flow(PRODUCER_CREDIT)
+
+    def _forget_branches(self) -> None:
+        """Forget the transactions that have become branches. The next look comes after the number has doubled: it reads all of them."""
+        open_transactions = self.client.transactions.held
+        self._declared = {txn_id: declared for txn_id, declared in self._declared.items() if txn_id in open_transactions}
+        self._declared_max = max(KEPT_MIN, 2 * len(self._declared))
 
     def plan_commit(self, txn_id: bytes) -> bool:
         """Plan the commit of a large transaction of this link. Return True once ``discharge`` may be called in this turn."""

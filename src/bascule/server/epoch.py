@@ -187,6 +187,11 @@ class _Effects(LoopEffects):
         """Append a record. Raises Unavailable."""
         self._epoch.writer.append(key, value)
 
+    async def append_large(self, key: bytes, make: Callable[[], bytes]) -> None:
+        """Append a record in another thread. Raises Unavailable."""
+        writer = self._epoch.writer
+        await self.off_loop(lambda: writer.append(key, make()))
+
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
         """Return the journal's records between two offsets. Raises Unavailable."""
         return await self.off_loop(self._read, start, end)

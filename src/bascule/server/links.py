@@ -30,6 +30,7 @@ from bascule.jms.sections import head_of, header_bytes
 from bascule.jms.selector import Selector
 
 if TYPE_CHECKING:
+    from bascule.amqp.outgoing import Buffer
     from bascule.server.client import Client
 
 #: Messages that a producer may have in flight: enough to hide a round trip at full speed.
@@ -201,12 +202,12 @@ class ConsumerLink:
         client = self.client
         engine = client.engine
         body = engine.bodies.read(message)
-        parts: bytes | tuple[bytes, ...] = body
+        parts: bytes | tuple[Buffer, ...] = body
         if delivery_count:
             with suppress(MalformedMessage):  # a message of an earlier version is sent unchanged
                 (durable, _, ttl_ms, *_), body_start = head_of(body)
                 header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
-                parts = (header, body[body_start:])
+                parts = (header, memoryview(body)[body_start:])  # a copy of 64 MiB takes 50 ms
         self.link.send(parts, context=(self.consumer, message), settled=self.settled)
         if self.settled and self.consumer is not None:
             engine.acknowledge(self.consumer, message)

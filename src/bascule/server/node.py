@@ -30,7 +30,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
-from bascule.server.client_turns import ClientTurns
+from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
@@ -73,7 +73,7 @@ class Node:
         self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
-        self.touched: dict[ClientConnection, None] = {}
+        self.output = ConnectionOutput()
         self.client_turns = ClientTurns()
         self.held_back: dict[ClientConnection, None] = {}  # connections that are not read while the broker is congested
         self.interruptions = Interruptions()
@@ -146,10 +146,8 @@ class Node:
         self.send_output()
 
     def send_output(self) -> None:
-        """Write the output of all connections."""
-        while self.touched:
-            connection, _ = self.touched.popitem()
-            connection.send_output()
+        """Write the output of the connections that got something; the next turns write for those for which this turn has no time."""
+        self.output.write()
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -353,7 +353,7 @@ def test_empty_transfer_frames_are_not_stored() -> None:
     more = raw.frame(encode_composite(Transfer(0, more=True)))
     script.say_bytes(more * 7_000)
     (partial,) = [link._partial for link in script.server.sessions[0].links.values()]  # type: ignore[attr-defined]
-    assert len(partial.octets) == 1
+    assert partial.size_bytes == 1
 
 
 @pytest.mark.parametrize("size_bytes", [440, 480, 512, 900, 960, 1 << 20])

@@ -1,9 +1,14 @@
 """The engine writes a message of many frames in pieces, and other frames of the connection between them."""
 
+import random
+import tracemalloc
+from collections.abc import Callable
+
 import pytest
 
 from bascule.amqp.errors import IllegalUse
 from bascule.amqp.events import Transferred
+from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MIN, ConnectionLimits
 from bascule.amqp.performatives import Close, Detach, End, Source, Target, Transfer
 from tests.unit.amqp.pair import Pair, events_of, frames_of
@@ -146,3 +151,47 @@ def test_frames_stay_below_own_maximum_when_peer_accepts_larger_ones() -> None:
     assert [len(transfer.payload) for transfer in events_of(Transferred, pair.client.receive(data, 0.0))] == [
         3 * DELIVERY_FRAME_SIZE_BYTES_MAX
     ]
+
+
+HUGE_BYTES = 8 << 20
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most memory that work uses in addition."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_of_a_large_message_are_sent_without_a_copy() -> None:
+    pair = Pair(limits=ConnectionLimits(frames_per_piece_bytes=PIECE_BYTES, message_size_bytes_max=2 * HUGE_BYTES))
+    _, sender = pair.consumer(credit=1)
+    body = random.Random(1).randbytes(HUGE_BYTES)
+    assert peak_bytes(lambda: sender.send((b"head", b"er", memoryview(body)[10:]))) < HUGE_BYTES // 4
+    received: list[Transferred] = []
+    while data := pair.server.data_to_send():
+        received += events_of(Transferred, pair.client.receive(data, 0.0))
+        pair.server.receive(pair.client.data_to_send(), 0.0)
+        pair.server.send_more()
+    assert [event.payload for event in received] == [b"header" + body[10:]]
+
+
+def test_large_message_of_many_frames_is_completed_without_a_copy() -> None:
+    pair = Pair(limits=ConnectionLimits(message_size_bytes_max=2 * HUGE_BYTES))
+    link, _ = pair.producer()
+    body = random.Random(2).randbytes(HUGE_BYTES)
+    frames = [body[start : start + 60_000] for start in range(0, HUGE_BYTES, 60_000)]
+    heads = [Transfer(link.handle, 0, b"0", more=True), *(Transfer(link.handle, more=True) for _ in frames[1:])]
+    heads[-1].more = False
+    inputs = [frame_head(link.session.channel, head, len(frame)) + frame for head, frame in zip(heads, frames, strict=True)]
+    received: list[Transferred] = []
+
+    def receive() -> None:
+        for each in inputs:
+            received.extend(events_of(Transferred, pair.server.receive(each, 0.0)))
+
+    assert peak_bytes(receive) < 1.5 * HUGE_BYTES  # the buffer grows by an eighth
+    assert [event.payload for event in received] == [body]

@@ -25,7 +25,7 @@ from bascule.jms.sections import scan
 from bascule.journal.records import Kind, encode_record
 from bascule.testing.broker import Sender, message_bytes
 from tests.sim.effects import PromiseWaiter, SimulatedTimer
-from tests.sim.world import Process, World
+from tests.sim.world import Process, Promise, World
 
 LIMITS = EpochLimits(append_timeout_s=2.0, still_max_s=10.0)
 EPOCH = 5
@@ -49,6 +49,8 @@ class EpochEffectsModel:
         self.contained: list[tuple[ErrorKind, str]] = []
         self.rounds = 0
         self.stored_bytes = 0
+        self.made: Promise[None] = Promise()  # of the large records
+        self.made.keep(None)
         self.refusal: Exception | None = None
         self.load_failure: BasculeError | None = None
 
@@ -71,6 +73,10 @@ class EpochEffectsModel:
         if self.refusal is not None:
             raise self.refusal
         self.appended.append((key, value))
+
+    async def append_large(self, key: bytes, make: Callable[[], bytes]) -> None:
+        await self.made
+        self.append(key, make())
 
     async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
         self.asked.append((start, end))

@@ -10,7 +10,19 @@ import pytest
 
 from bascule.amqp.types import Described, Symbol
 from bascule.broker import administration
-from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
+from bascule.broker.administration import (
+    NOWHERE,
+    OTHER,
+    REASONS_MAX,
+    InUse,
+    Progress,
+    create,
+    dead_letter,
+    delete,
+    move,
+    purge,
+    return_dead_letters,
+)
 from bascule.broker.engine import Engine
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
@@ -198,6 +210,16 @@ def test_returned_dead_letter_is_not_seen_by_diverts(bench: Bench) -> None:
     ]
     assert sent == [NOWHERE]
     assert not any(address_matches(pattern, NOWHERE) for pattern in ("#", "*", "*.*", "#.#", "q", "*.#"))
+
+
+def test_reasons_that_clients_have_made_up_are_counted_together() -> None:
+    progress = Progress()
+    for number in range(2 * REASONS_MAX):
+        progress.leave(f"there is no queue 'made up {number}'")
+        progress.leave("there is no queue 'made up 0'")
+    assert len(progress.left) == REASONS_MAX + 1
+    assert progress.left[OTHER] == REASONS_MAX
+    assert progress.left["there is no queue 'made up 0'"] == 2 * REASONS_MAX + 1
 
 
 def test_a_dead_letter_that_cannot_return_stays_and_the_reason_is_reported(bench: Bench) -> None:

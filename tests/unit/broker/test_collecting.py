@@ -11,6 +11,7 @@ from bascule.broker.collecting import Collector
 from bascule.broker.errors import BrokerFault
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
+from tests.support.costs import calls_of
 from tests.unit.broker.conftest import Bench
 from tests.unit.broker.test_housekeeping import Topics, finish, housekeeping
 
@@ -81,6 +82,41 @@ def test_last_step_of_snapshot_collection_is_short_under_continuous_load(bench: 
     copied = sum(len(part.copy.mids) for part in collector._queues.values())
     taken = collector.finish().snapshot()
     assert len(taken.mids[0]) - copied <= 10
+
+
+def walked(bench: Bench, queues: int) -> Collector:
+    """Return a collector whose walk has ended, over some more queues with a message each."""
+    for number in range(queues):
+        bench.put(number, to=f"q{number}")
+    bench.broker.settle()
+    collector = Collector(bench.engine, bench.broker.offsets)
+    for _ in collector.walk():
+        pass
+    return collector
+
+
+def test_last_piece_does_not_look_at_queues_that_have_not_changed(bench: Bench) -> None:
+    collector = walked(bench, 500)
+    bench.put("late", to="q7")
+    bench.put("new", to="new")
+    bench.broker.settle()
+    assert set(collector._changed) == {bench.queue("q7")}
+    assert calls_of(collector.finish) < 200
+
+
+def test_snapshot_contains_changes_after_the_copies_were_complete(bench: Bench) -> None:
+    collector = walked(bench, 4)
+    consumer = bench.broker.attach(bench.queue("q0"), 1)
+    bench.put("new", to="new")
+    bench.put("late", to="q1")
+    bench.engine.delete_queue(bench.queue("q2"))
+    bench.broker.settle()
+    assert [message for message, _ in consumer.received] != []
+    taken = collector.finish().snapshot()
+    found = {queue["name"]: (len(mids), queue["reserved"]) for queue, mids in zip(taken.queues, taken.mids, strict=True)}
+    assert list(found) == ["q", "q0", "q1", "q3", "new"]
+    assert [found[name][0] for name in ("q", "q0", "q1", "q3", "new")] == [MANY, 1, 2, 1, 1]
+    assert found["q0"][1] == bench.queue("q0").reserved_mid > -1
 
 
 def test_snapshot_with_missing_message_is_not_written(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import pytest
 from bascule.broker.containment import ErrorKind
 from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
 from bascule.broker.errors import BrokerFault, JournalUnavailable
-from bascule.broker.journaling import RECORD_BYTES_SOFT
+from bascule.broker.journaling import LARGE_RECORD_BYTES, RECORD_BYTES_SOFT
 from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochState
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Unavailable
@@ -17,6 +17,7 @@ from bascule.journal.fence import IN_FLIGHT_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.records import Kind, decode_header
 from bascule.testing.broker import Sender, message_bytes
+from tests.sim.world import Promise
 from tests.unit.broker.epoch_effects_model import EPOCH, FENCED, LIMITS, EpochEffectsModel, effects, record
 
 __all__ = ["effects"]  # fixtures
@@ -67,6 +68,46 @@ def test_appends_in_flight_never_exceed_the_limit(effects: EpochEffectsModel) ->
     assert not journaling.in_flight
     sequences = [decode_header(value).sequence for _, value in effects.appended[before:]]
     assert sequences == sorted(sequences)
+
+
+def test_records_behind_a_large_record_wait_until_it_is_appended(effects: EpochEffectsModel) -> None:
+    epoch = effects.serving()
+    before = len(effects.appended)
+    effects.made = Promise()
+    epoch.engine.journaling.add(bytes(LARGE_RECORD_BYTES))
+    sender = effects.send("behind")
+    effects.run()
+    assert len(effects.appended) == before
+    assert epoch.engine.journaling.in_flight_bytes > LARGE_RECORD_BYTES
+    effects.made.keep(None)
+    effects.run()
+    large, behind = (value for _, value in effects.appended[before:])
+    assert (decode_header(large).sequence, decode_header(behind).sequence) == (1, 2)
+    assert len(large) > LARGE_RECORD_BYTES
+    epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
+    effects.run()
+    assert sender.accepted_tokens == ["behind"]
+    assert epoch.engine.journaling.in_flight_bytes == 0
+
+
+@pytest.mark.parametrize("when", ["made", "appended"])
+def test_large_record_that_cannot_be_appended_ends_the_epoch(effects: EpochEffectsModel, when: str) -> None:
+    epoch = effects.serving()
+    before = len(effects.appended)
+    effects.made = Promise()
+    epoch.engine.journaling.add(bytes(LARGE_RECORD_BYTES))
+    sender = effects.send("behind")
+    effects.run()
+    if when == "made":
+        effects.made.fail(MemoryError())
+    else:
+        effects.refusal = Unavailable("queue full")
+        effects.made.keep(None)
+    effects.run()
+    assert len(effects.ends) == 1
+    assert len(effects.appended) == before
+    assert sender.accepted_tokens == []
+    assert epoch.state not in LIVE
 
 
 @pytest.mark.parametrize(("outcome", "error"), [((UNKNOWN_OFFSET, None), AppendOffsetUnknown), ((-1, "refused"), JournalUnavailable)])

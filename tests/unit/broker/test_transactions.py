@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from bascule.broker import branches
+from bascule.broker import branches, local_transactions
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.policy import REJECT, Policy
-from bascule.core.errors import TransactionRolledBack
+from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xa_codes import Code
 from bascule.core.xid import Xid
 from bascule.journal.records import Op, entries
+from tests.support.costs import calls_of
 from tests.unit.broker.conftest import Bench
 
 
@@ -118,6 +119,27 @@ def test_a_message_rolled_back_too_often_goes_to_the_dead_letters(bench: Bench, 
         bench.engine.rollback(transaction)
         bench.broker.settle()
     assert bench.waiting(bench.queue("DLQ")) == [1]
+
+
+def test_cost_of_a_repeated_acknowledgement_does_not_grow_with_its_transaction(
+    bench: Bench, outcome: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_transactions, "REPEATED_MAX", 10)
+    bench.fill(*range(200))
+    consumer = bench.consumer(credit=200)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    newest, oldest = consumer.messages[-10], consumer.messages[0]
+    bench.engine.acknowledge_in(transaction, consumer.consumer, newest)
+    assert transaction.doomed is None
+    assert calls_of(lambda: bench.engine.acknowledge_in(transaction, consumer.consumer, oldest)) < 100
+    assert transaction.doomed is not None
+    assert calls_of(lambda: bench.engine.acknowledge_in(transaction, consumer.consumer, newest)) < 20
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.settle()
+    assert isinstance(outcome[0], BasculeError)
+    assert bench.queue().held_messages == 200
 
 
 def test_acknowledgements_of_a_transaction_survive_their_consumer(bench: Bench, outcome: list[Any]) -> None:

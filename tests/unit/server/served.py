@@ -22,7 +22,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
-from bascule.server.client_turns import ClientTurns
+from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
@@ -78,7 +78,7 @@ class Served:
         self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
-        self.touched: dict[ClientConnection, None] = {}
+        self.output = ConnectionOutput(turn_s=math.inf)  # a test may write all output in one turn
         self.held_back: dict[ClientConnection, None] = {}
 
     @property
@@ -101,9 +101,7 @@ class Served:
         self.send_output()
 
     def send_output(self) -> None:
-        while self.touched:
-            connection, _ = self.touched.popitem()
-            connection.send_output()
+        self.output.write()
 
     def connection(self) -> ClientConnection:
         """Return a connection for a socket or a Wire."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared,
 from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Int
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import client as client_module
 from bascule.server.client import Client
-from bascule.server.coordinator import CoordinatorLink
+from bascule.server.coordinator import KEPT_MIN, CoordinatorLink
 from bascule.server.management import TYPE
 from bascule.testing.broker import BrokerInMemory, message_bytes
 from tests.unit.server import served
@@ -61,10 +63,34 @@ def test_coordinator_forgets_transactions_that_became_branches_and_rolls_back_ot
     for number in range(100):
         coordinator.declare(number)
         client.transactions.pop(peer.answers[-1].txn_id)  # as management does: the transaction is a branch from then on
+        assert len(coordinator._declared) <= KEPT_MIN
     coordinator.declare(100)
-    assert coordinator._declared.keys() == {peer.answers[-1].txn_id}
     coordinator.abandon()
     assert peer.answers[-1].txn_id not in broker.engine.transactions
+
+
+def test_cost_of_a_declare_does_not_grow_with_the_open_transactions_of_its_link() -> None:
+    client = client_of(BrokerInMemory())
+    link: Any = Peer()
+    coordinator = CoordinatorLink(client, link)
+    looked = 0
+
+    class Looked(dict[bytes, LocalTransaction]):
+        def __contains__(self, key: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().__contains__(key)
+
+        def __iter__(self) -> Iterator[bytes]:
+            nonlocal looked
+            looked += len(self)
+            return super().__iter__()
+
+    client.transactions.held = Looked()
+    for number in range(1000):
+        coordinator.declare(number)
+    assert len(client.transactions) == 1000
+    assert looked < 4 * 1000
 
 
 @pytest.mark.parametrize("operation", ["prepare", "commit"])

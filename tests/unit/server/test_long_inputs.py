@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from bascule.amqp.composite import Composite
 from bascule.amqp.errors import CONNECTION_FORCED, RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import AttachConfirmed, Detached, Dispositioned, Transferred
 from bascule.amqp.link import SenderLink
-from bascule.amqp.performatives import Accepted, Close, Detach, Disposition, End, Rejected, Source, Target
+from bascule.amqp.performatives import Accepted, Begin, Close, Detach, Disposition, End, Open, Rejected, Source, Target
 from bascule.amqp.session import Session
 from bascule.amqp.states import LinkState
 from bascule.amqp.types import Symbol
@@ -147,6 +148,24 @@ async def test_long_fields_of_a_refused_attach_are_not_kept() -> None:
     assert link.state is LinkState.DETACH_SENT
     assert link.remote.properties is None
     assert link.local is None
+
+
+@run_async
+async def test_lists_of_open_and_begin_are_not_kept() -> None:
+    """Each symbol of a list takes some 80 bytes of memory, and 3 bytes of a frame."""
+    many = tuple(Symbol(f"{number:x}") for number in range(3000))
+    long = {Symbol("long"): "x" * 1000}
+    open_frame = Open("client", "host", offered_capabilities=many, properties=long, idle_time_out=30_000)
+    begin_frame = Begin(None, 0, 7, 7, 5, offered_capabilities=many, desired_capabilities=many, properties=long)
+    served = Served()
+    client = Client(served, begins=False)
+    amqp = client.connection.amqp
+    amqp._on_open(open_frame, 0)
+    amqp._on_begin(begin_frame, 3)
+    assert (amqp.remote_open.container_id, amqp.remote_open.idle_time_out) == ("client", 30_000)
+    assert (amqp.sessions[3].remote.incoming_window, amqp.sessions[3].remote.handle_max) == (7, 5)
+    for kept in (amqp.remote_open, amqp.sessions[3].remote):
+        assert len(pickle.dumps(kept)) < 1000
 
 
 def about(first: int, last: int, state: bytes = ACCEPTED) -> bytes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from bascule.core.destination import Routing
+from bascule.server.admin import admin_app
 from bascule.server.administrator import ENTRIES_PER_TURN, MESSAGES_PER_TURN, Administrator
+from bascule.server.status import BrokerStatus
 from tests.unit.server.served import Client, run_async
 from tests.unit.server.test_admin import Broker, get, served
 from tests.unit.server.test_administrator import Node, administrator, dead
@@ -123,3 +126,39 @@ def test_text_of_a_page_is_made_off_the_event_loop(path: str) -> None:
 
     served(broker, ask)
     assert set(queues.threads) == {"admin"}
+
+
+@run_async
+async def test_pages_are_made_one_at_a_time() -> None:
+    class Slow(Broker):
+        busy = most = 0
+
+        async def status(self) -> BrokerStatus:
+            self.busy += 1
+            self.most = max(self.most, self.busy)
+            await asyncio.sleep(0)
+            self.busy -= 1
+            return await super().status()
+
+    broker = Slow()
+    app = admin_app(broker)
+    answers = await asyncio.gather(*(asgi_get(app, path) for path in ("/status", "/metrics", "/queues") * 3))
+    assert answers == [200] * 9
+    assert broker.most == 1
+
+
+async def asgi_get(app: Starlette, path: str) -> int:
+    """Return the status code of a page, without a socket."""
+    codes: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            codes.append(message["status"])
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "client": ("127.0.0.1", 1)}
+    await app(scope, receive, send)
+    (code,) = codes
+    return code

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from bascule.amqp.performatives import Close, Error, Source, Target
 from bascule.broker import node
 from bascule.client import Queue
 from bascule.client.blocking import Context
+from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.server.client_turns import ClientTurns
+from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -316,3 +318,58 @@ async def test_stopping_broker_notifies_client_with_many_links_before_it_ends(
         assert not any(queue.consumers for queue in connection.client.engine.addresses.queues.values())
         with pytest.raises(BasculeError, match="shutting down"):
             await called(context.send, Queue("q0"), "x")
+
+
+@run_async
+async def test_output_of_many_clients_is_written_in_many_turns_in_order() -> None:
+    served = Served()
+    clients = [Client(served, f"client-{number}") for number in range(LINKS)]
+    links = [client.consumer("news", credit=10, capabilities=TOPIC) for client in clients]
+    served.output = ConnectionOutput(turn_s=0.0)
+    first, second = (message_bytes(number, durable=False) for number in (1, 2))
+    served.broker.send("news", first, Sender(), 1, routing=Routing.MULTICAST)
+    served.dispatch()
+    served.broker.send("news", second, Sender(), 2, routing=Routing.MULTICAST)
+    served.dispatch()  # writes nothing more in this turn
+    assert sum(bool(client.wire.written) for client in clients) == 1
+    for written in range(2, LINKS + 1):
+        await asyncio.sleep(0)
+        assert sum(bool(client.wire.written) for client in clients) == written
+    for client, link in zip(clients, links, strict=True):
+        client.listen()
+        received = [event.payload for event in client.events_of(Transferred) if event.link is link]
+        assert received in ([first], [first, second])
+    assert served.contained == []
+
+
+@run_async
+async def test_ended_connection_that_waits_for_its_output_is_dropped() -> None:
+    served = Served()
+    lost, other = Client(served, "lost"), Client(served, "other")
+    served.output = ConnectionOutput(turn_s=0.0)
+    for client in (other, lost, other):
+        client.connection.touch()
+    lost.connection.connection_lost(None)
+    await asyncio.sleep(0)
+    served.output.write()
+    assert lost.wire.written == []
+    assert lost.connection not in served.connections
+
+
+@run_async
+async def test_timers_of_many_clients_that_are_due_at_once_take_many_turns() -> None:
+    served = Served()
+    clients = [Client(served, f"client-{number}") for number in range(LINKS)]
+    served.client_turns = ClientTurns(turn_s=0.0, slice_s=0.0)
+    for client in clients:
+        client.connection.amqp._deadlines._heartbeat_due_s = 0.0  # the broker owes the client a sign of life
+        client.connection.amqp._deadlines.sent = False
+        client.connection._when_due()
+    clients[0].connection.connection_lost(None)
+    beats = []
+    for _ in range(LINKS):
+        await asyncio.sleep(0)
+        beats.append(sum(bool(client.wire.written) for client in clients))
+    assert max(after - before for before, after in pairwise(beats)) == 1
+    assert beats[-1] == LINKS - 1
+    assert served.contained == []
