@@ -33,8 +33,9 @@ class Consumer(Receiver):
         super().__init__(credit=1 << 60)
         self.unacknowledged: list[BrokerMessage] = []
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:  # noqa: ARG002
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:  # noqa: ARG002
         self.unacknowledged.append(message)
+        return self.credit
 
 
 def run(turn: int) -> float:

@@ -148,10 +148,11 @@ class Client(Receiver):
     def wants(self, copy: Copy) -> bool:
         return self.kind in (None, copy.facts.kind)
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
         assert self.credit > 0, "delivered without credit"
         super().deliver(message, delivery_count)
         self.run.delivered(self, message, delivery_count)
+        return self.credit
 
 
 class Model:

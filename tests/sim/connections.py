@@ -138,14 +138,15 @@ class Port:
         self.arrived: Promise[None] = Promise()
         self.consumer: QueueConsumer
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Deliver a message at the broker."""
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+        """Deliver a message at the broker. Return the credit that is left."""
         self.credit -= 1
         broker = self.connection.broker
         if broker.replaced_unawares:
             broker.on_stale_delivery(message.mid)
         broker.on_delivery(broker.epoch, self.consumer.queue.id, message.mid, delivery_count)
         self.connection.down(self._take, message, delivery_count)
+        return self.credit
 
     def _take(self, message: BrokerMessage, delivery_count: int) -> None:
         self.inbox.append((message, delivery_count))

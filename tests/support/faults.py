@@ -102,10 +102,10 @@ class FaultyReceiver(Receiver):
         super().__init__(credit)
         self._faults = faults
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
         """Deliver as Receiver does."""
         self._faults.at("deliver")
-        super().deliver(message, delivery_count)
+        return super().deliver(message, delivery_count)
 
     def dispatched(self) -> None:
         """Note a dispatch as Receiver does."""

@@ -116,7 +116,7 @@ LIMITS: Final = {
         Limit("amqp.limits", "TRANSACTION_ID_SIZE_BYTES_MAX", "a transaction id", f"{CLOSES}{DECODE}", "bytes"),
         Limit("amqp.limits", "PARTIAL_BYTES_MAX", "incomplete messages of a connection", f"{CLOSES}{RESOURCE}", "bytes"),
         Limit("amqp.limits", "DESCRIPTION_LENGTH_MAX", "the description of a peer's error", "cuts it", "characters"),
-        Limit("server.client", "WRITE_BUFFER_BYTES", "messages written for a client and not read", "delivers no more to it", "bytes"),
+        Limit("server.links", "WRITE_BUFFER_BYTES", "messages written for a client and not read", "delivers no more to it", "bytes"),
         Limit("server.connection", "UNREAD_ANSWERS_BYTES", "answers written for a client and not read", "reads no more from it", "bytes"),
         Limit("server.links", "PRODUCER_CREDIT", "messages sent without new credit", f"{DETACHES}`amqp:link:transfer-limit-exceeded`"),
     ),

@@ -80,8 +80,8 @@ class Connection:
         self._max_frame_size = max(max_frame_size, FRAME_SIZE_BYTES_MIN)
         self.frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._idle_timeout_s = idle_timeout_s
-        self._events: list[Event] = []
-        self.emit = self._events.append
+        self.events: list[Event] = []  # for the application, not returned to it yet
+        self.emit = self.events.append
         self._held: list[bytes] = []  # frames that wait for our open, which must be sent first
         self._open: Open | None = None
         self._open_sent = False
@@ -153,7 +153,7 @@ class Connection:
     def data_to_send(self, *, take_more: bool = True) -> bytes:
         """Return the bytes to send, b"" for none. ``take_more``: the transport has room for more frames of multi-frame messages."""
         if take_more:
-            self.outgoing.begin_piece()
+            self.outgoing.left_bytes = self.outgoing.piece_bytes
         if self.unflushed:
             self._flush_settled()
         if self._out_end is not None:
@@ -168,9 +168,9 @@ class Connection:
 
     def send_more(self) -> list[Flowed]:
         """Write more frames of multi-frame messages after the transport has room. Return the links whose credit is shown again."""
-        before = len(self._events)
+        before = len(self.events)
         self.outgoing.write_more()
-        flowed, self._events[before:] = self._events[before:], []
+        flowed, self.events[before:] = self.events[before:], []
         return [event for event in flowed if isinstance(event, Flowed)]
 
     def tick(self, now_s: float, *, unread: bool = False) -> float:
@@ -195,10 +195,15 @@ class Connection:
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Handle received bytes and return the events. A protocol error of the peer causes a close, end or detach."""
-        self._deadlines.received(now_s)
+        if self.state is _OPENED:
+            self._deadlines.received_s = now_s
+        else:
+            self._deadlines.received(now_s)
         if data and self.state is not _ENDED:
             self._take_in(data)
-        return self._take_events()
+        events = self.events[:]
+        self.events.clear()
+        return events
 
     def go_on(self) -> list[Event]:
         """Continue ``unfinished`` work and then the frames after it. ``receive`` must not be called while work is unfinished."""
@@ -239,13 +244,13 @@ class Connection:
 
     def _after_events(self, action: Callable[[], None]) -> None:
         """Run an action that ends something after the application has handled the earlier events: see ``in_steps``."""
-        if self._in_steps and self._events:
+        if self._in_steps and self.events:
             self.unfinished = action
         else:
             action()
 
     def _take_events(self) -> list[Event]:
-        events, self._events[:] = self._events[:], []
+        events, self.events[:] = self.events[:], []
         return events
 
     def _consume(self, data: bytes) -> None:

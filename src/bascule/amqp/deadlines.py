@@ -16,21 +16,21 @@ _HEARTBEATS_PER_TIMEOUT: Final = 3
 class Deadlines:
     """The deadlines of a connection, in seconds of a monotonic clock."""
 
-    __slots__ = ("_close_due_s", "_heartbeat_due_s", "_idle_timeout_s", "_limits", "_received_s", "_started_s", "sent")
+    __slots__ = ("_close_due_s", "_heartbeat_due_s", "_idle_timeout_s", "_limits", "_started_s", "received_s", "sent")
 
     def __init__(self, limits: ConnectionLimits, idle_timeout_s: float | None, started_s: float | None) -> None:
         """Set the times. ``started_s`` None: the handshake starts with the first input or check."""
         self._limits = limits
         self._idle_timeout_s = idle_timeout_s
         self._started_s = started_s
-        self._received_s = 0.0
+        self.received_s = 0.0
         self._close_due_s: float | None = None
         self._heartbeat_due_s = 0.0
         self.sent = False  # whether something was sent since the last heartbeat was due
 
     def received(self, now_s: float) -> None:
         """Record input of the peer."""
-        self._received_s = now_s
+        self.received_s = now_s
         if self._started_s is None:
             self._started_s = now_s
 
@@ -50,7 +50,7 @@ class Deadlines:
             )
             return due_s, LimitExceeded(missed) if now_s >= due_s else None
         if self._idle_timeout_s:
-            due_s, missed = self._received_s + self._idle_timeout_s, f"the peer sent nothing for {self._idle_timeout_s} s"
+            due_s, missed = self.received_s + self._idle_timeout_s, f"the peer sent nothing for {self._idle_timeout_s} s"
         return due_s, ConnectionFault(RESOURCE_LIMIT_EXCEEDED, missed) if now_s >= due_s else None
 
     def heartbeat(self, idle_time_out_ms: int | None, now_s: float) -> tuple[float, bool]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.amqp import hot
 from bascule.amqp.errors import INVALID_FIELD, SessionFault
-from bascule.amqp.events import Dispositioned
+from bascule.amqp.events import Delivery, Dispositioned
 from bascule.amqp.link import SERIAL_HALF
 from bascule.amqp.performatives import UINT_MAX, Received, TransactionalState
 from bascule.amqp.states import SessionInput, SessionState
@@ -51,12 +51,31 @@ def take_disposition(session: Session, frame: hot.DispositionTuple, *_: Any, beg
         deliveries = [] if undecided else session.sent.decide(first, last, most)
     more = len(deliveries) >= most
     lost = txn_id is not None and state is not None and not begun and session.sent.lost(first, last)
-    if deliveries or begun or lost:
+    separate = begun or lost
+    if separate or (deliveries and not (session.connection.events and _continued(session, deliveries, state, settled, txn_id))):
         session.emit(Dispositioned(session, deliveries, state, settled, txn_id, more, lost))
     if more:
         # Deliveries sent before the next piece may have ids of the range, if the range includes ids that the peer has not received.
         last = (first + min(width, session.newest_delivery_id - first & UINT_MAX)) & UINT_MAX
         session.connection.unfinished = partial(_go_on, session, (by_receiver, first, last, settled, frame[-1]))
+
+
+def _continued(session: Session, deliveries: list[Delivery], state: Any, settled: bool, txn_id: bytes | None) -> bool:
+    """Add deliveries to the last event, as if its disposition had a wider range. Return False if they cannot belong to one range.
+
+    Most clients settle each message with its own frame, and many of these frames arrive together.
+    """
+    last = session.connection.events[-1]
+    if not isinstance(last, Dispositioned) or last.session is not session or last.state is not state or last.settled is not settled:
+        return False
+    before = last.deliveries
+    if last.more or last.lost or last.txn_id != txn_id or not before or len(before) + len(deliveries) > session.limits.deliveries_per_piece:
+        return False
+    (link, newest, _), (next_link, delivery_id, _) = before[-1], deliveries[0]
+    if next_link is not link or delivery_id != newest + 1:
+        return False
+    before += deliveries
+    return True
 
 
 def _go_on(session: Session, frame: hot.DispositionTuple) -> None:

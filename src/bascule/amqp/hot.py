@@ -292,6 +292,14 @@ _TRANSFER = struct.Struct(">IBBHBBBBBBBIBIBBIBIBB")
 TRANSFER_HEAD_SIZE: Final = _TRANSFER.size
 _pack_transfer = _TRANSFER.pack
 _TRANSFER_LIST_SIZE: Final = TRANSFER_HEAD_SIZE - 13  # the size after the list's size byte
+#: The same frame as far as it changes from message to message: frame size; delivery_start; delivery-id; TAG_START; delivery-id as tag;
+#: SETTLED or UNSETTLED, which also say that the message is complete and has format 0.
+_DELIVERY = struct.Struct(">I16sI2sI7s")
+pack_delivery = _DELIVERY.pack
+_DELIVERY_START_SIZE: Final = 16
+TAG_START: Final = bytes([BINARY8, 4])
+UNSETTLED: Final = bytes([UINT, 0, 0, 0, 0, FALSE, FALSE])
+SETTLED: Final = bytes([UINT, 0, 0, 0, 0, TRUE, FALSE])
 #: frame header; descriptor; list8: size, count; role; first; last; settled
 _DISPOSITION = struct.Struct(">IBBHBBBBBBBBIBIB")
 #: Maximum size of a disposition without its state: the wide form of a list.
@@ -309,6 +317,11 @@ def transfer_head(channel: int, handle: int, delivery_id: int, message_format: i
         UINT, handle, UINT, delivery_id, BINARY8, 4, delivery_id, UINT, message_format,
         TRUE if settled else FALSE, TRUE if more else FALSE,
     )  # fmt: skip
+
+
+def delivery_start(channel: int, handle: int) -> bytes:
+    """Return the bytes between frame size and delivery id, which are the same for all messages of a link."""
+    return transfer_head(channel, handle, 0, 0, False, False, 0)[_U32.size : _U32.size + _DELIVERY_START_SIZE]
 
 
 def state_bytes(state: Composite) -> bytes:

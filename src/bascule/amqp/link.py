@@ -6,6 +6,7 @@ import dataclasses
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from bascule.amqp import hot
 from bascule.amqp.composite import Composite
 from bascule.amqp.errors import (
     ILLEGAL_STATE,
@@ -236,6 +237,7 @@ class SenderLink(Link):
         super().__init__(session, name, handle)
         self.withheld = 0  # credit hidden while the window is closed, too much is unsettled, or a message has unwritten frames
         self.sending = False  # whether a message has unwritten frames
+        self.delivery_start = hot.delivery_start(session.channel, handle)
         self._flow_due = False
 
     def _send_detach(self, detach: Detach) -> None:
@@ -278,9 +280,9 @@ class SenderLink(Link):
     def send(
         self,
         parts: bytes | tuple[Buffer, ...],
-        *,
         context: Any = None,
         settled: bool = False,
+        *,
         state: Composite | None = None,
         message_format: int = 0,
     ) -> int:

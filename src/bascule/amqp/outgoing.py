@@ -84,18 +84,14 @@ class OutgoingMessages:
     frame is written: ``kept_bytes`` is the size of these messages, ``unwritten_bytes`` the unwritten part of it.
     """
 
-    __slots__ = ("_piece_bytes", "frame_bytes_max", "kept_bytes", "left_bytes", "sessions", "unwritten_bytes")
+    __slots__ = ("frame_bytes_max", "kept_bytes", "left_bytes", "piece_bytes", "sessions", "unwritten_bytes")
 
     def __init__(self, piece_bytes: int) -> None:
         """``piece_bytes`` is the number of bytes to build before the application writes."""
-        self._piece_bytes = self.left_bytes = piece_bytes
+        self.piece_bytes = self.left_bytes = piece_bytes
         self.frame_bytes_max = FRAME_SIZE_BYTES_MIN
         self.kept_bytes = self.unwritten_bytes = 0
         self.sessions: dict[Session, OutgoingDeliveries] = {}  # sessions that may write more
-
-    def begin_piece(self) -> None:
-        """Start a new piece after the last one was written."""
-        self.left_bytes = self._piece_bytes
 
     def write_more(self) -> None:
         """Write frames of the sessions in turns until the piece is full."""

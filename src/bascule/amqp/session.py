@@ -44,7 +44,7 @@ from bascule.amqp.performatives import (
     Transfer,
 )
 from bascule.amqp.states import SESSION, LinkState, SessionInput, SessionState
-from bascule.amqp.unsettled import SentDeliveries, Unsettled
+from bascule.amqp.unsettled import SETTLED_LISTED_MAX, SentDeliveries, Unsettled
 
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
 #: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _MAPPED: Final = SessionState.MAPPED
+_new: Final = tuple.__new__  # makes a Delivery at less cost than Delivery(...)
 
 
 class Session:
@@ -160,14 +161,21 @@ class Session:
         """
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
-        if not settled and self.sent.add(Delivery(link, delivery_id, context)) >= self.limits.unsettled_per_session_max:
+        if not settled and self.sent.add(_new(Delivery, (link, delivery_id, context))) >= self.limits.unsettled_per_session_max:
             self._withhold()
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        size = len(parts[0])
+        for part in parts[1:]:
+            size += len(part)
         if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.outgoing.frame_bytes_max:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, parts, size, transfer)
             return delivery_id
-        self._out.append(hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size))
+        if message_format:
+            head = hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size)
+        else:
+            end = hot.SETTLED if settled else hot.UNSETTLED
+            head = hot.pack_delivery(size + hot.TRANSFER_HEAD_SIZE, link.delivery_start, delivery_id, hot.TAG_START, delivery_id, end)
+        self._out.append(head)
         self._out.extend(parts)
         self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
         self._outgoing_window -= 1
@@ -231,27 +239,34 @@ class Session:
 
     # --- settlement --------------------------------------------------------------------------------------------------------------
 
-    def settle_incoming(self, delivery_id: int, state: Composite) -> None:
-        """Settle a delivery at the next flush; deliveries with the same state are combined."""
+    def settle_incoming(self, delivery_id: int, state: Composite) -> bool:
+        """Settle a delivery at the next flush; deliveries with the same state are combined. Return True if it is the first of them."""
         link = self.incoming_unsettled.by_id.pop(delivery_id, None)
         if link is None:
-            return  # sent settled, or its link or session has ended
+            return False  # sent settled, or its link or session has ended
         link.held.discard(delivery_id)
         if state is not self._settled_state and state != self._settled_state:
             self.flush_settled()
             self._settled_state = state
-        if not self._settled_ids:
+        first = not self._settled_ids
+        if first:
             self.connection.unflushed.append(self)
         self._settled_ids.append(delivery_id)
+        return first
 
     def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
         """Store an unsettled delivery of the peer. Raises SessionFault."""
         incoming = self.incoming_unsettled
-        if delivery_id in incoming.by_id:
+        by_id, ids = incoming.by_id, incoming.ids
+        if delivery_id in by_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is already unsettled")
-        incoming.add(delivery_id, link)
+        if ids and ids[-1] < delivery_id and len(ids) <= SETTLED_LISTED_MAX:
+            ids.append(delivery_id)
+            by_id[delivery_id] = link
+        else:
+            incoming.add(delivery_id, link)
         link.held.add(delivery_id)
-        if len(incoming.by_id) > self.limits.unsettled_per_session_max:
+        if len(by_id) > self.limits.unsettled_per_session_max:
             raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
 
     def flush_settled(self) -> None:
@@ -263,6 +278,10 @@ class Session:
         if self.state not in (SessionState.MAPPED, SessionState.END_RECEIVED):
             return
         encoded = self._state_bytes(self._settled_state)
+        first = last = ids[0]
+        if len(ids) == 1:
+            self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
+            return
         ids.sort()
         first = last = ids[0]
         for delivery_id in ids[1:]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 UINT_MAX: Final = 0xFFFFFFFF
 #: Rebuild the id list when it has more settled ids than unsettled ones plus this number.
-_SETTLED_LISTED_MAX: Final = 1024
+SETTLED_LISTED_MAX: Final = 1024
 #: Deliveries of ended links that a session remembers, the newest.
 LOST_MAX: Final = 1000
 
@@ -21,13 +21,17 @@ T = TypeVar("T")
 
 
 class Unsettled(Generic[T]):
-    """Values by delivery id. ``by_id`` may be read, and ids may be removed from it; ``add`` adds values."""
+    """Values by delivery id. ``by_id`` may be read, and ids may be removed from it; ``add`` adds values.
 
-    __slots__ = ("_ids", "by_id")
+    The sorted list ``ids`` has all ids of ``by_id`` and perhaps some that were removed. While it is not longer than SETTLED_LISTED_MAX, a
+    caller may append a higher id itself: the path of each message.
+    """
+
+    __slots__ = ("by_id", "ids")
 
     def __init__(self) -> None:
         self.by_id: dict[int, T] = {}
-        self._ids: list[int] = []  # sorted; may contain settled ids
+        self.ids: list[int] = []  # sorted
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -37,7 +41,7 @@ class Unsettled(Generic[T]):
 
     def add(self, delivery_id: int, value: T) -> None:
         """Add a delivery; ids usually increase."""
-        by_id, ids = self.by_id, self._ids
+        by_id, ids = self.by_id, self.ids
         by_id[delivery_id] = value
         if not ids or delivery_id > ids[-1]:
             ids.append(delivery_id)
@@ -45,8 +49,8 @@ class Unsettled(Generic[T]):
             place = bisect_left(ids, delivery_id)
             if ids[place] != delivery_id:
                 ids.insert(place, delivery_id)
-        if len(ids) > 2 * len(by_id) + _SETTLED_LISTED_MAX:
-            self._ids = sorted(by_id)
+        if len(ids) > 2 * len(by_id) + SETTLED_LISTED_MAX:
+            self.ids = sorted(by_id)
 
     def pop(self, delivery_id: int) -> T | None:
         """Remove and return a delivery."""
@@ -63,7 +67,7 @@ class Unsettled(Generic[T]):
         return found + self._pop_between(0, last, most - len(found))
 
     def _pop_between(self, low: int, high: int, most: int) -> list[tuple[int, T]]:
-        by_id, ids = self.by_id, self._ids
+        by_id, ids = self.by_id, self.ids
         start, end = bisect_left(ids, low), bisect_right(ids, high)
         found: list[tuple[int, T]] = []
         while start < end and len(found) < most:
@@ -76,7 +80,7 @@ class Unsettled(Generic[T]):
     def clear(self) -> None:
         """Remove all deliveries."""
         self.by_id = {}
-        self._ids = []
+        self.ids = []
 
 
 class SentDeliveries:
@@ -99,9 +103,15 @@ class SentDeliveries:
     def add(self, delivery: Delivery) -> int:
         """Add a sent delivery. Return the number of deliveries that are not settled."""
         link, delivery_id, _ = delivery
-        self._undecided.add(delivery_id, delivery)
+        undecided = self._undecided
+        ids = undecided.ids
+        if ids and ids[-1] < delivery_id and len(ids) <= SETTLED_LISTED_MAX:
+            ids.append(delivery_id)
+            undecided.by_id[delivery_id] = delivery
+        else:
+            undecided.add(delivery_id, delivery)
         link.held.add(delivery_id)
-        return len(self._undecided.by_id) + len(self._decided.by_id)
+        return len(undecided.by_id) + len(self._decided.by_id)
 
     def pop(self, delivery_id: int) -> Delivery | None:
         """Remove a delivery that this end settles."""

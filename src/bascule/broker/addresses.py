@@ -96,7 +96,7 @@ class AddressBook:
     routes_bytes: int = 0  # bytes of the routes that are kept
     names_bytes: int = 0  # bytes of the names of queues
     version: int = 0  # changes with each change of a binding
-    _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
+    routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
 
     def __post_init__(self) -> None:
@@ -161,11 +161,11 @@ class AddressBook:
     def route(self, address: str, routing: Routing) -> Route:
         """Return the route of messages that are sent to ``address`` as ``routing`` says."""
         key = (address, routing)
-        route = self._routes.get(key)
+        route = self.routes.get(key)
         if route is None:
-            if len(self._routes) >= ROUTES_MAX:
+            if len(self.routes) >= ROUTES_MAX:
                 self.forget_routes()
-            route = self._routes[key] = self._work_out(address, routing)
+            route = self.routes[key] = self._work_out(address, routing)
             self.routes_bytes += ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
         return route
 
@@ -202,7 +202,7 @@ class AddressBook:
 
     def forget_routes(self) -> None:
         """Drop all routes; they are computed again when they are needed."""
-        self._routes.clear()
+        self.routes.clear()
         self.routes_bytes = 0
 
     def knows(self, address: str, routing: Routing) -> bool:

@@ -64,8 +64,8 @@ class Deliveries:
         matching = Matching(bodies, self.errors)
         self.matches, self.wants = matching.matches, matching.wants
         self._search = Allowance()  # of the queue that is being served
-        self._dirty: dict[BrokerQueue, None] = {}
-        self.returns = Returns(self.turns, self._dirty)
+        self.dirty: dict[BrokerQueue, None] = {}  # queues that may have messages to deliver
+        self.returns = Returns(self.turns, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
@@ -88,8 +88,12 @@ class Deliveries:
         else:
             for queue in queues:
                 if not queue.deleted:
-                    queue.hold(message, expected=True)
-                    self._offer(queue, message)
+                    queue.take_in(message)
+                    if queue.starved:
+                        queue.feed()
+                    self.dirty[queue] = None
+                    if message.expiry_ms:
+                        self.watch_expiry(queue, message.expiry_ms)
         if message.references:
             self.bodies.hold(message)
 
@@ -116,7 +120,7 @@ class Deliveries:
         queue.add(message)
         if queue.starved:
             queue.feed()
-        self._dirty[queue] = None
+        self.dirty[queue] = None
         if message.expiry_ms:
             self.watch_expiry(queue, message.expiry_ms)
 
@@ -164,7 +168,7 @@ class Deliveries:
             queue.takers[next(iter(queue.consumers))] = None
         if queue.starved:
             queue.feed()
-        self._dirty[queue] = None
+        self.dirty[queue] = None
         if not queue.consumers:
             self._hooks.look_for_use(queue)
         if queue.durable and not queue.consumers:
@@ -175,11 +179,17 @@ class Deliveries:
 
     def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """Remove a message that its consumer has acknowledged, and journal the acknowledgement. A repetition does nothing."""
-        if message.position in consumer.unacked:
-            self.journal_gone(consumer.queue, message)
-            self.settled(consumer, message)
-            self.counters.acknowledged += 1
-            self.forget(consumer.queue, message)
+        unacked, queue = consumer.unacked, consumer.queue
+        if message.position not in unacked:
+            return
+        if queue.durable and message.mid >= 0 and not queue.deleted:  # as journal_gone and settled do; each call costs more
+            self.journaling.add_ack(queue, message.mid)
+        del unacked[message.position]
+        self.memory.unsettled -= 1
+        if queue.settings.prefetch_max:
+            queue.takers[consumer] = self.dirty[queue] = None
+        self.counters.acknowledged += 1
+        self.forget(queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
         """End the hold of a consumer on a message; the consumer may get another one. Return False if there was no hold."""
@@ -188,7 +198,7 @@ class Deliveries:
         self.memory.unsettled -= 1
         queue = consumer.queue
         if queue.settings.prefetch_max:
-            queue.takers[consumer] = self._dirty[queue] = None
+            queue.takers[consumer] = self.dirty[queue] = None
         return True
 
     def gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
@@ -204,7 +214,10 @@ class Deliveries:
     def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
         """Remove an unheld message whose acknowledgement is in the open record. For ``counted`` see BrokerQueue.drop. Raises nothing."""
         queue.drop(message, counted=counted)
-        self.release(message)
+        message.references -= 1  # as release does; a call costs more
+        self.memory.entries -= 1
+        if not message.references:
+            self._release_body(message)
         if queue.blocked and not queue.full():
             self.go_on(queue)
         if not queue.held_messages and queue.auto_created and not queue.consumers:
@@ -226,10 +239,19 @@ class Deliveries:
         message.references -= 1
         self.memory.entries -= 1
         if not message.references:
-            try:
-                self.bodies.release(message)
-            except Exception as error:
-                self.errors.contain(ErrorKind.BODY, error)
+            self._release_body(message)
+
+    def _release_body(self, message: BrokerMessage) -> None:
+        """Release a message that no queue holds any more, as Bodies.release does; a call costs more."""
+        if message.body is not None and not message.timers:
+            account = self.memory
+            account.messages -= 1
+            account.bodies_bytes -= message.size_bytes
+            return
+        try:
+            self.bodies.release(message)
+        except Exception as error:
+            self.errors.contain(ErrorKind.BODY, error)
 
     def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
         """Return a message that its consumer released, or modified with a failed delivery, to its place in the queue."""
@@ -273,7 +295,7 @@ class Deliveries:
                 messages = self._postpone(queue, messages, counts)
         if messages:
             queue.put_back(messages)
-            self._dirty[queue] = None
+            self.dirty[queue] = None
             for message in messages:
                 if queue.starved:
                     queue.feed()
@@ -353,29 +375,30 @@ class Deliveries:
         else:
             queue.starved.pop(consumer, None)
             queue.takers[consumer] = queue.asking[consumer] = None
-        self._dirty[queue] = None
+        self.dirty[queue] = None
 
     @property
     def pending(self) -> bool:
         """Return whether another turn has to dispatch messages."""
-        return bool(self._dirty)
+        return bool(self.dirty)
 
     def dispatch(self) -> None:
         """Deliver waiting messages in all changed queues, at the end of each turn. If no steps are left, the next turn continues."""
-        turns = self.turns
-        while self._dirty:
+        turns, dirty = self.turns, self.dirty
+        slice_steps = turns.slice_steps_max
+        while dirty:
             if turns.left <= 0:
                 turns.on_backlog()
                 return
-            queue = next(iter(self._dirty))
-            del self._dirty[queue]
+            queue = next(iter(dirty))
+            del dirty[queue]
             if queue.deleted or queue.returning:
                 continue
-            others_left = turns.left - turns.slice_steps
+            others_left = turns.left - min(slice_steps, turns.left)
             turns.left -= others_left
             try:
                 if not self._dispatch(queue):
-                    self._dirty[queue] = None  # behind the other queues
+                    dirty[queue] = None  # behind the other queues
             except Exception as error:
                 self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
             turns.left += others_left
@@ -407,7 +430,8 @@ class Deliveries:
         Return False if delivery continues later: the next message needs a reservation, many messages have expired, or the queue's share of
         the turn is spent.
         """
-        takers, starved, turns = queue.takers, queue.starved, self.turns
+        takers, starved, turns, ready = queue.takers, queue.starved, self.turns, queue.ready
+        credited: QueueConsumer | None = None  # the only taker, after a delivery that has left it credit
         searching: dict[QueueConsumer, None] = {}  # consumers whose search has not ended; consumers that need no search come first
         search, expired_bytes = self._search, 0
         search.left = max(1, turns.left // 2)
@@ -420,14 +444,14 @@ class Deliveries:
                 searching.clear()
                 search.left = turns.left
             consumer = next(iter(takers))
-            if not queue.may_serve(consumer):
+            if consumer is not credited and not queue.may_serve(consumer):
                 del takers[consumer]
                 turns.left -= LOOK_STEPS
                 if starved:
                     queue.feed()  # another consumer may take the messages that this one cannot take
                 continue
             if consumer.view is None and queue.groups is None:
-                message = queue.ready.peek()
+                message = ready.peek() if ready.count else None
             else:
                 turns.left -= search.left
                 message = queue.next_for(consumer, search)
@@ -440,12 +464,13 @@ class Deliveries:
             if message.expiry_ms and message.expiry_ms <= self.clock():
                 if expired_bytes > expiry.EXPIRED_BYTES:
                     takers.update(searching)
-                    self._in_another_turn(self._dirty.setdefault, queue)
+                    self._in_another_turn(self.dirty.setdefault, queue)
                     return False
                 queue.take_out(message)
                 self._expire(queue, message)
+                credited = None
                 expired_bytes += message.size_bytes + expiry.EXPIRED_OVERHEAD_BYTES
-                turns.left -= expiry.EXPIRE_STEPS + queue.ready.take_steps
+                turns.left -= expiry.EXPIRE_STEPS + ready.take_steps
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 takers.update(searching)
@@ -453,13 +478,18 @@ class Deliveries:
                     self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
             turns.left -= self.bodies.read_steps(message) if message.body is None else 0
-            self._give(queue, consumer, message)
-            turns.left -= DELIVERY_STEPS + queue.ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
-            if len(takers) > 1 and consumer in takers:
-                takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
+            credit = self._give(queue, consumer, message)
+            turns.left -= DELIVERY_STEPS + ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
+            if len(takers) > 1:
+                credited = None  # a delivery to another consumer of its client may use up the client's credit
+                if consumer in takers:
+                    takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
+            else:
+                credited = consumer if credit > 0 and not queue.settings.prefetch_max else None
         return True
 
-    def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> None:
+    def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> int:
+        """Deliver a waiting message. Return the credit that is left to the consumer, 0 if the delivery failed."""
         if queue.groups is None:
             (queue.ready.take if queue.ready.views else queue.ready.remove)(message)
         else:
@@ -473,9 +503,10 @@ class Deliveries:
         if count:
             self.counters.redelivered += 1
         try:
-            consumer.port.deliver(message, count)
+            return consumer.port.deliver(message, count)
         except Exception as error:
             self._not_delivered(consumer, message, error)
+            return 0
 
     def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
         """Handle a failed delivery: an unreadable body delays the message, any other error detaches the consumer and counts."""
@@ -498,4 +529,4 @@ class Deliveries:
     def _reserved(self, queue: BrokerQueue, mid: int) -> None:
         queue.reserved_mid = mid
         queue.changed()
-        self._dirty[queue] = None
+        self.dirty[queue] = None

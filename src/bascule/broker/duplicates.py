@@ -144,10 +144,14 @@ class DuplicateWindow:
 
     def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
         """Remember a message by its ids. Return False, and change nothing, if one of the ids is known: the message is a repetition."""
-        if self.repeats(digests, now_ms):
-            return False
-        if not (self._admits_repeats and any(digest in self.digests for digest in digests)):
-            for digest in digests:
+        known = self.digests
+        for digest in digests:
+            if digest in known and self.repeats(digests, now_ms):
+                return False
+        if self._oldest_ms < now_ms - self.period_ms:
+            self.expire(now_ms, SWEEP_STEPS)
+        for digest in digests:
+            if digest not in known:  # a known id is admitted only if a test breaks the rule
                 self.add(digest, now_ms)
         return True
 

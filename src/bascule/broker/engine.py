@@ -86,10 +86,12 @@ class Engine:
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry
         self.gone, self.release = deliveries.gone, deliveries.release
         self.wake, self.tick = deliveries.wake, deliveries.tick
+        self._dirty = deliveries.dirty
 
     def dispatch(self) -> None:
         """End a turn: deliver waiting messages to consumers with credit, and stop or resume producers as memory requires."""
-        self.deliveries.dispatch()
+        if self._dirty:
+            self.deliveries.dispatch()
         self.memory.look()
 
     def confirm(self) -> None:

@@ -21,12 +21,12 @@ from bascule.journal.records import (
     ACK_BYTES,
     ACK_ENTRY_BYTES,
     HEADER_SIZE,
+    INDEX_BITS,
     KEY_OF_KIND,
     MESSAGES_PER_RECORD_MAX,
     Kind,
     ack_entry,
     encode_record,
-    mid_of,
 )
 
 #: A record is closed at this size: large enough to amortise an append, small enough not to delay the first of its actions, and with room
@@ -58,7 +58,7 @@ class Batch:
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
-        self.first_mid = mid_of(sequence, 0)
+        self.first_mid = sequence << INDEX_BITS
         self.parts: list[bytes] = []
         self.size_bytes = 0
         self.messages = 0
@@ -283,26 +283,35 @@ class Journaling:
         elif not self._deferred((action, arguments, True)):
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
 
+    def then_tell(self, action: Callable[..., None], arguments: tuple[Any, ...], answer: Callable[..., None], token: object) -> None:
+        """Call an action as ``then`` does, and then an answer with one argument as ``tell`` does: once for each message."""
+        actions = ((action, arguments, False), (answer, (token,), True))
+        if self._urgent:
+            self.batch.actions += actions
+        elif not self._deferred(*actions):
+            action(*arguments)
+            self.errors.run(ErrorKind.ANSWER, answer, token)
+
     @property
     def defers(self) -> bool:
         """Return True if there are decisions that are not stored, so that ``then`` and ``tell`` do not call their action at once."""
         batch = self.batch
         return not self._hasty and bool(batch.parts or batch.acks or self.in_flight or self._stored)
 
-    def _deferred(self, action: Action) -> bool:
-        """Queue an action behind the last record that has decisions. Return False if there is no such record."""
+    def _deferred(self, *actions: Action) -> bool:
+        """Queue actions behind the last record that has decisions. Return False if there is no such record."""
         if self._hasty:
             return False
         batch = self.batch
         if batch.parts or batch.acks:
-            batch.actions.append(action)
+            batch.actions += actions
             if not self._urgent:
                 self._urgent = True
                 self._on_work(True)
         elif self.in_flight:
-            self.in_flight[-1].actions.append(action)
+            self.in_flight[-1].actions += actions
         elif self._stored:
-            self._stored[-1].actions.append(action)
+            self._stored[-1].actions += actions
         else:
             return False
         return True
@@ -323,10 +332,11 @@ class Journaling:
 
     def flush(self) -> None:
         """Append the open record. Raises BrokerFault if a context was left half-written: part of it must not be stored."""
-        self._check_whole()
+        if self.open_entries is not None:
+            self._check_whole()
         self._woken = self._urgent = False
         batch = self.batch
-        if batch.empty:
+        if not batch.parts and not batch.acks:
             return
         acks_late: dict[BrokerQueue, list[int]] = {}
         if self._acks_late and batch.messages:

@@ -22,6 +22,7 @@ from bascule.journal.records import (
     Op,
     Send,
     SendFlag,
+    StoredSend,
     decode_ack,
     decode_count,
     decode_header,
@@ -30,6 +31,7 @@ from bascule.journal.records import (
     decode_queue_deleted,
     decode_reserve,
     decode_send,
+    decode_stored,
     entries,
     entry,
     mid_of,
@@ -67,7 +69,8 @@ class Loader:
         self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # only an announced snapshot counts
         self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
-        self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
+        #: Queue ids by mid, of messages older than the snapshot. The messages of one queue share a tuple.
+        self._wanted: dict[int, tuple[int, ...]] = {}
         self._old_fence = Fence(sequence=-1, violations=violations)
         self._delayed: dict[int, int] = {}  # mid -> when the message may be delivered
         self.first_offset = 0
@@ -88,8 +91,8 @@ class Loader:
             queue.unused_since_ms = content.get("unused_since_ms", 0)
             queue.reserved_mid = reserved_mid
             self._counts[queue.id].update(counts)
-            for mid in mids:
-                self._wanted.setdefault(mid, []).append(queue.id)
+            self._want(mids, queue.id)
+        snapshot.mids = []  # a million numbers
         for mid in snapshot.stored:
             self._take_stored(mid, stored.get(mid), snapshot)
         for op, start, end in entries(snapshot.branches, 0):
@@ -98,12 +101,22 @@ class Loader:
         for address, remembered in snapshot.windows.items():
             engine.windows.window(address).restore(remembered)
 
+    def _want(self, mids: list[int], queue_id: int) -> None:
+        """Note that a queue holds the messages with these mids."""
+        wanted, only = self._wanted, (queue_id,)
+        if not wanted:
+            self._wanted = dict.fromkeys(mids, only)
+            return
+        for mid in mids:
+            others = wanted.get(mid)
+            wanted[mid] = only if others is None else (*others, queue_id)
+
     def _take_stored(self, mid: int, value: bytes | None, snapshot: Snapshot) -> None:
         if value is None:
             raise DamagedRecord(f"message {mid} of snapshot {snapshot.id} is not in the store")
         decode_header(value)
         _, start, end = next(entries(value))
-        self._hold(mid, decode_send(value, start, end), self._wanted.pop(mid, []))
+        self._hold(mid, decode_stored(value, start, end), self._wanted.pop(mid, ()))
 
     def _described(self, content: dict[str, Any]) -> BrokerQueue:
         return BrokerQueue.from_journal(content, self.engine.policy.of(content["address"]))
@@ -146,24 +159,26 @@ class Loader:
 
     def _fetch(self, header: Header, value: bytes) -> None:
         """Load the bodies of messages whose mids are in the snapshot."""
-        index = 0
+        index, first_mid = 0, mid_of(header.sequence, 0)
         for op, start, end in entries(value):
             if op == Op.SEND:
-                mid = mid_of(header.sequence, index)
+                mid = first_mid + index
                 queue_ids = self._wanted.pop(mid, None)
                 if queue_ids is not None or LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED not in self._violations:
                     index += 1
                 if queue_ids is not None:
-                    self._hold(mid, decode_send(value, start, end), queue_ids)
+                    self._hold(mid, decode_stored(value, start, end), queue_ids)
 
-    def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
-        group = stored_group(send.flags, send.body)
-        message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
+    def _hold(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> None:
+        flags, priority, expiry_ms, delivery_time_ms, body = stored
+        group = stored_group(flags, body) if flags & SendFlag.GROUPED else None
+        message = BrokerMessage(body, min(priority, PRIORITY_MAX), expiry_ms, group)
         message.mid, message.durable = mid, True
-        if send.delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
-            self._delayed[mid] = send.delivery_time_ms
-        message.position = self.engine.next_position
-        self.engine.next_position += 1
+        if delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
+            self._delayed[mid] = delivery_time_ms
+        deliveries = self.engine.deliveries
+        message.position = deliveries.next_position
+        deliveries.next_position += 1
         for queue_id in queue_ids:
             live = self._live.get(queue_id)
             if live is not None:
@@ -176,7 +191,7 @@ class Loader:
         if send.duplicate_ids:
             self.engine.windows.window(send.address).admit(send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
-            self._hold(mid, send, send.queues)
+            self._hold(mid, (send.flags, send.priority, send.expiry_ms, send.delivery_time_ms, send.body), send.queues)
 
     def _apply(self, op: int, value: bytes, start: int, end: int) -> None:
         engine = self.engine
@@ -258,12 +273,12 @@ class Loader:
         now_ms = engine.clock()
         for queue_id, live in self._live.items():
             queue = engine.addresses.queues[queue_id]
-            counts = self._counts[queue_id]
+            counts, due_ms = self._counts[queue_id], self._delayed
             for mid, message in live.items():
                 message.references -= 1  # the reference was counted while loading; hold() counts it for good
                 queue.hold(message)
                 # A standby may have read the record long ago: a message that has become due since then may have been delivered.
-                if self._delayed.get(mid, 0) > now_ms:
+                if due_ms and due_ms.get(mid, 0) > now_ms:
                     delayed.setdefault(message, []).append(queue)
                     continue
                 queue.add(message)
@@ -271,6 +286,7 @@ class Loader:
                     engine.watch_expiry(queue, message.expiry_ms)
                 if mid in counts:
                     queue.counts[message.position] = counts[mid]
+            live.clear()
             # A reserved message that still waits may have been delivered before the crash.
             queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
         for message, queues in delayed.items():

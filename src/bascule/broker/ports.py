@@ -29,8 +29,8 @@ class ConsumerPort(Protocol):
     def credit(self) -> int:
         """Return the number of messages that the consumer may get now."""
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Send a message to the consumer. ``delivery_count`` is the number of earlier, failed deliveries."""
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+        """Send a message to the consumer. Return ``credit`` after that. ``delivery_count`` is the number of earlier, failed deliveries."""
 
     def dispatched(self) -> None:
         """Note that the queue has delivered all that it can now: a drain may be answered."""

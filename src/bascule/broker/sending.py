@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
@@ -46,6 +46,7 @@ DROP_STEPS = 5
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
+_new: Final = tuple.__new__  # makes a Draft at less cost than Draft(...)
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
@@ -145,7 +146,7 @@ class Sending:
                 if refusal is not None:
                     self.refuse(port, token, refusal, transaction)
                     return None
-            route = self.addresses.route(address, routing)
+            route = self.addresses.routes.get((address, routing)) or self.addresses.route(address, routing)
             if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
                 return partial(
                     self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
@@ -160,7 +161,7 @@ class Sending:
             expiry_ms = self.policy.of(address).expiry_of(expiry_ms, now_ms)
         message = BrokerMessage(body, scan.priority, expiry_ms, scan.group_id)
         due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
-        draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
+        draft = _new(Draft, (message, address, routing, body, scan.durable, container, duplicate_ids, due_ms))
         if transaction is not None:
             refusal = self.transactions.gather(transaction, draft, route)
             if refusal is None:
@@ -169,7 +170,10 @@ class Sending:
                 self.refuse(port, token, refusal, transaction)
             return None
         # Making room may have changed the queues of the address.
-        if self._put(draft, self.decide(draft, now_ms, None if route.limited else route)):
+        queues = self.decide(draft, now_ms, None if route.limited else route)
+        if message.mid >= 0:
+            self.journaling.then_tell(self._deliveries.put_in, (message, queues, due_ms), port.accepted, token)
+        elif self._put(draft, queues):
             self.journaling.tell(port.accepted, token)
         else:
             port.accepted(token)
@@ -285,7 +289,7 @@ class Sending:
         message.durable = draft.durable
         window: DuplicateWindow | None = None
         if ids:
-            window = self.windows.window(address)
+            window = self.windows.by_address.get(address) or self.windows.window(address)
             if not window.admit(ids, now_ms):
                 self.counters.duplicates += 1
                 return None
@@ -304,8 +308,10 @@ class Sending:
             window.sequence = mid >> INDEX_BITS
         if durable:
             message.mid = mid
-        for queue in queues:
-            queue.expect(message)
+        size_bytes = message.size_bytes
+        for queue in queues:  # as BrokerQueue.expect does; a call costs more
+            queue.incoming += 1
+            queue.incoming_bytes += size_bytes
         entries = self.journaling.open_entries
         if entries is not None:
             entries.undo(self._undo_route, message, queues)

@@ -56,9 +56,9 @@ class Turns(Allowance):
         self._work: deque[Work] = deque()
 
     @property
-    def slice_steps(self) -> int:
-        """Return the steps that one piece of work may take before another one runs."""
-        return min(self.steps // SLICES + 1, self.left)
+    def slice_steps_max(self) -> int:
+        """Return the steps that one piece of work may take before another one runs, if the turn has so many left."""
+        return self.steps // SLICES + 1
 
     @property
     def pending(self) -> bool:
@@ -82,7 +82,7 @@ class Turns(Allowance):
 
     def _advance(self, work: Work) -> None:
         """Do a slice of work, and keep the rest."""
-        enough = self.left - self.slice_steps
+        enough = self.left - min(self.slice_steps_max, self.left)
         while self.left > enough:  # a piece may also have spent steps itself
             cost = next(work, None)
             if cost is None:

@@ -93,6 +93,8 @@ _GROUP_ID: Final = 10
 _USUAL_CODES: Final = (
     STRING8, None, STRING8, STRING8, STRING8, STRING8, None, None, TIMESTAMP, TIMESTAMP, STRING8, None, STRING8,
 )  # fmt: skip
+#: Maximum size of annotations whose values are cached.
+_ANNOTATIONS_CACHED_BYTES_MAX: Final = 512
 _ALL_LEFT_OUT: Final = [None] * _PROPERTIES_MAX
 #: The errors of reading invalid bytes.
 MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
@@ -169,7 +171,8 @@ def scan(data: bytes) -> Scan:
             if section == PROPERTIES:
                 properties = _properties(data, start, end)
             elif section == MESSAGE_ANNOTATIONS:
-                delivery_time, delay = _delivery_times(data[start:end])
+                read = _delivery_times if end - start <= _ANNOTATIONS_CACHED_BYTES_MAX else _read_delivery_times
+                delivery_time, delay = read(data[start:end])
             elif section == APPLICATION_PROPERTIES:
                 check_application_properties(data, start, end)
             elif section == HEADER:
@@ -297,12 +300,14 @@ def find_key(data: bytes, start: int, name: bytes) -> int:
     return -1
 
 
-# The annotations of a producer are mostly the same for all its messages.
-@peer_cache(entries=1024, entry_bytes=1024, length_max=512)
-def _delivery_times(encoded: bytes) -> tuple[int, int]:
+def _read_delivery_times(encoded: bytes) -> tuple[int, int]:
     """Return the delivery time and the delay in message annotations, after a check. Raises ValueError, DecodeError."""
     annotations = annotations_of(encoded)
     return _milliseconds(annotations.get(DELIVERY_TIME)), _milliseconds(annotations.get(DELIVERY_DELAY))
+
+
+#: The annotations of a producer are mostly the same for all its messages.
+_delivery_times: Final = peer_cache(entries=1024, entry_bytes=1024)(_read_delivery_times)
 
 
 def _milliseconds(value: Any) -> int:

@@ -28,7 +28,7 @@ from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.dispositions import Dispositions
 from bascule.server.interruptions import ConnectionHistory
-from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
+from bascule.server.links import WRITE_BUFFER_BYTES, BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.usage import Holdings, UserUsage
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 _log = get_log(__name__)
 
-#: Bytes that the consumers of a client may get before they are written. After that, they get no more until the socket has taken them.
-WRITE_BUFFER_BYTES = 1 << 20
 #: Lifetime of a session beyond its user's limit, if it attaches no link.
 REFUSED_SESSION_S = 1.0
 #: The client receives this error when the broker resets its connection because of an interrupted transaction.

@@ -44,13 +44,16 @@ class ClientTurns:
         self._waiting.append(action)
         self._plan()
 
-    def run(self, action: Callable[[], None]) -> None:
-        """Call ``action`` at once, within the time of this turn."""
+    def run(self, action: Callable[[], None]) -> bool:
+        """Call ``action`` at once, within the time of this turn. Return False, and do nothing, if the time is used up: see ``over``."""
+        if self._spent_s >= self._turn_s:
+            return False
         began_s = time.monotonic()
         action()
         self._spent_s += time.monotonic() - began_s
         if self._spent_s > UNPLANNED_SHARE * self._turn_s:
             self._plan()
+        return True
 
     def in_slices(self, work: Iterator[None], behind: Callable[[], None], *, awaited: bool = False) -> None:
         """Do work piece by piece: a first slice at once, if this turn has time left, and the rest in later turns.

@@ -21,10 +21,10 @@ from bascule.broker.errors import ResourceLimit
 from bascule.core.errors import BasculeError, Scope, check_answerable
 from bascule.core.log import get_log
 from bascule.server.attach import attach, detached
-from bascule.server.client import WRITE_BUFFER_BYTES, Client
+from bascule.server.client import Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
-from bascule.server.links import ConsumerLink
+from bascule.server.links import WRITE_BUFFER_BYTES, ConsumerLink
 from bascule.server.pieces import OPENING_PIECE_BYTES
 from bascule.server.tls import certified_name
 from bascule.server.transfers import Transfers
@@ -38,6 +38,8 @@ log = get_log(__name__)
 
 #: Bytes of unread answers to a client after which the broker reads no more from it.
 UNREAD_ANSWERS_BYTES = 1 << 20
+#: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
+_ENDED = ConnectionState.ENDED
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: Time for one client in a turn of the event loop, besides the last piece: a client may send 256 KiB of attaches.
 TURN_S = 0.01
@@ -93,11 +95,8 @@ class ClientConnection(asyncio.Protocol):
         self._unhandled = self._unhandled + data if self._unhandled else data
         if self.behind:
             return
-        turns = self.server.client_turns
-        if turns.over and self._transport is not None and not self.client.lost:
+        if not self.server.client_turns.run(self.handle_some) and self._transport is not None and not self.client.lost:
             self._go_on_later(self._transport)
-            return
-        turns.run(self.handle_some)
 
     def handle_some(self) -> None:
         """Handle received data as far as the time of one turn allows, and the rest in the next turns. Nothing is read meanwhile."""
@@ -128,7 +127,8 @@ class ClientConnection(asyncio.Protocol):
             self._check_login(self.amqp.login_check)
         if self.client.lost:
             return
-        was_behind, self.behind = self.behind, self._has_more and self._login is None
+        was_behind = self.behind
+        self.behind = self._login is None and bool(self._unhandled or self._waiting is not None or amqp.unfinished is not None)
         if self.server.congested:
             transport.pause_reading()
             self.server.held_back[self] = None
@@ -249,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
             if given_bytes > WRITE_BUFFER_BYTES or (client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # after the transport has tried to write
             unheard = self._handling or (self._waiting is not None and not client.ended)
-            if amqp.closed and not unheard and not transport.is_closing():
+            if amqp.state is _ENDED and not unheard and not transport.is_closing():
                 transport.close()
                 # A client that does not read would keep the socket and the unwritten output for ever.
                 self._later(amqp.limits.close_timeout_s, transport.abort)

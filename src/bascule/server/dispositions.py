@@ -10,7 +10,7 @@ from bascule.amqp.link import Link
 from bascule.amqp.performatives import Accepted
 from bascule.amqp.session import Session
 from bascule.server.links import ConsumerLink
-from bascule.server.outcomes import OUTCOMES, Settle, accept_in, return_failed, returns_messages
+from bascule.server.outcomes import OUTCOMES, Settle, accept, accept_in, return_failed, returns_messages
 
 if TYPE_CHECKING:
     from bascule.broker.returns import RangeReturn
@@ -41,6 +41,11 @@ class Dispositions:
         settle = OUTCOMES.get(type(state), return_failed) if event.txn_id is None else self._settle_in(event.txn_id, event)
         if event.more and self._range is None and returns_messages(settle, state):
             self._range = engine.return_range()
+        if settle is accept and event.settled:  # the usual case
+            acknowledge = engine.acknowledge
+            for _, _, (consumer, message) in event.deliveries:
+                acknowledge(consumer, message)
+            return
         for link, delivery_id, (consumer, message) in event.deliveries:
             if self._range is not None:
                 self._range.hold(consumer.queue)

@@ -126,7 +126,8 @@ class Node:
 
     def awake(self) -> bool:
         """Return whether the current epoch may continue: see Epoch."""
-        return self._epoch is not None and self._epoch.awake()
+        epoch = self._epoch
+        return epoch is not None and epoch.protocol.awake()
 
     def sasl(self, certified: str | None) -> SaslServer:
         """Return a new exchange with a client; ``certified`` is the name in its certificate, if it has presented one."""
@@ -141,8 +142,9 @@ class Node:
 
     def dispatch(self) -> None:
         """Deliver available messages to consumers, if this broker may still serve."""
-        if self.awake():
-            self.engine.dispatch()
+        epoch = self._epoch
+        if epoch is not None and epoch.protocol.awake():
+            epoch.protocol.engine.dispatch()
         self.send_output()
 
     def send_output(self) -> None:

@@ -15,7 +15,8 @@ from bascule.broker.transactions import LocalTransaction
 Settle = Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]
 
 
-def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+def accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    """Acknowledge a message."""
     engine.acknowledge(consumer, message)
 
 
@@ -54,7 +55,7 @@ def returns_messages(settle: Settle, state: Any) -> bool:
 
 #: By type of the delivery state.
 OUTCOMES: dict[type, Settle] = {
-    Accepted: _accept,
+    Accepted: accept,
     Rejected: _reject,
     Released: _release,
     Modified: _modify,

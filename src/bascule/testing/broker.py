@@ -103,10 +103,11 @@ class Receiver:
         self.end: BasculeError | None = None
         self.consumer: QueueConsumer
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-        """Store a delivery."""
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+        """Store a delivery. Return the credit that is left."""
         self.credit -= 1
         self.received.append((message, delivery_count))
+        return self.credit
 
     def dispatched(self) -> None:
         """Handle the end of a dispatch."""

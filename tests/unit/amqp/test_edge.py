@@ -330,7 +330,7 @@ def test_index_drops_ids_settled_one_by_one() -> None:
     for delivery_id in range(100_000):
         unsettled.add(delivery_id, delivery_id)
         unsettled.pop(delivery_id - 10)
-    assert len(unsettled._ids) < 2_000
+    assert len(unsettled.ids) < 2_000
     assert [found for found, _ in unsettled.pop_range(0, 1 << 20)] == list(range(99_990, 100_000))
 
 

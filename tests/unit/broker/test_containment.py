@@ -277,7 +277,7 @@ def test_failed_delivery_ends_only_its_consumer_and_the_message_goes_to_another_
 
 def test_message_that_cannot_be_delivered_goes_to_the_dead_letters() -> None:
     class Broken(Receiver):
-        def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
+        def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
             raise InjectedFault("deliver")
 
     faults = Faults()
@@ -312,9 +312,9 @@ def test_unreadable_spilled_body_delays_only_its_own_message() -> None:
                 raise OSError("bad sector")
 
     class Reading(Receiver):
-        def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
+        def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
             bench.engine.bodies.read(message)
-            super().deliver(message, delivery_count)
+            return super().deliver(message, delivery_count)
 
     store, faults = Store(), Faults()
     bench = Bench(Policy(AddressPolicy(deliveries_max=3)), **{**faults.options(), "bodies": lambda _: Bodies(store, 0)})

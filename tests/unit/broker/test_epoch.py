@@ -232,7 +232,7 @@ def test_error_in_a_timer_is_contained_and_other_timers_run(effects: EpochEffect
 
 def test_error_outside_the_actions_of_a_timer_ends_the_epoch(effects: EpochEffectsModel) -> None:
     epoch = effects.serving()
-    epoch.engine.deliveries._dirty[None] = None  # type: ignore[index]
+    epoch.engine.deliveries.dirty[None] = None  # type: ignore[index]
     epoch.engine.schedule.at(int(effects.world.now_ms) + 100, lambda: None)
     effects.run(1)
     assert effects.why.startswith("BrokerFault: due work could not be done: ")

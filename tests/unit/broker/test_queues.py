@@ -285,9 +285,10 @@ def test_a_non_persistent_message_is_delivered_at_once_and_lost_in_a_crash(bench
 
 def test_a_consumer_of_settled_messages_needs_no_acknowledgement(bench: Bench) -> None:
     class Settled(Receiver):
-        def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
-            super().deliver(message, delivery_count)
+        def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+            credit = super().deliver(message, delivery_count)
             bench.engine.acknowledge(self.consumer, message)
+            return credit
 
     consumer = Settled(credit=10)
     consumer.consumer = bench.engine.attach(bench.queue(), consumer)

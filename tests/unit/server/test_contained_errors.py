@@ -53,7 +53,7 @@ async def test_answer_that_cannot_be_encoded_ends_only_its_own_connection() -> N
 async def test_error_in_timer_of_connection_ends_only_this_connection() -> None:
     served = Served()
     client, other = Client(served, "one"), Client(served, "other")
-    client.connection.amqp._deadlines._received_s = "never"  # type: ignore[assignment]
+    client.connection.amqp._deadlines.received_s = "never"  # type: ignore[assignment]
     client.connection._ticking()
     assert client.wire.aborted
     assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
