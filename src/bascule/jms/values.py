@@ -32,12 +32,13 @@ class Type(NamedTuple):
     parse: Callable[[str], Any]
 
 
-def _integer(name: str, kind: type[int], bits: int, *, signed: bool = True) -> Type:
+def _integer(name: str, kind: type, bits: int, *, signed: bool = True) -> Type:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
     def parse(text: str) -> Any:
         if not _DIGITS.fullmatch(text) or not low <= (value := int(text)) <= high:
             raise ValueError(text)
+        # mypyc would make the value a plain int if ``kind`` were declared as type[int].
         return kind(value)
 
     return Type(name, kind, lambda value: str(int(value)), parse)

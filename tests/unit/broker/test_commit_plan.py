@@ -161,6 +161,7 @@ def test_id_that_a_transaction_repeats_is_committed_once(bench: Bench) -> None:
     assert bench.engine.counters.duplicates == 1
 
 
+@pytest.mark.interpreted
 def test_outdated_pieces_are_planned_again_in_further_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
     transaction = planned(bench, transaction_of(bench, *range(MANY), to="t"))
@@ -173,6 +174,7 @@ def test_outdated_pieces_are_planned_again_in_further_turns(bench: Bench, monkey
     assert (subscription.incoming, subscription.incoming_bytes) == (0, 0)
 
 
+@pytest.mark.interpreted
 def test_queue_recreated_for_a_commit_that_is_rolled_back_is_deleted_when_unused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
     transaction = planned(bench, transaction_of(bench, *range(MANY)))

@@ -182,6 +182,7 @@ def test_long_record_waits_for_a_queue_that_became_full_while_it_was_planned() -
     assert taking.engine.memory.plans_bytes == 0
 
 
+@pytest.mark.interpreted
 def test_long_record_that_cannot_be_planned_is_tried_again_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     contained: list[Exception] = []
     bench.engine.journaling.errors = ErrorContainment(lambda _, error, __: contained.append(error))
