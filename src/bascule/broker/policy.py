@@ -18,6 +18,7 @@ from bascule.core.defaults import (
     QUEUES_MAX,
     TRANSACTION_TIMEOUT_S,
 )
+from bascule.core.destination import specificity
 from bascule.core.topics import MESSAGE_BYTES_MAX
 
 BLOCK: Final = "block"
@@ -78,12 +79,6 @@ _PAUSE_MAX_MS = 100 * 365 * 86_400_000
 Rule = tuple[str, Mapping[str, Any]]
 
 
-def _specificity(pattern: str) -> tuple[int, int, int]:
-    """Return the sort key of a pattern: a more specific pattern comes later."""
-    words = pattern.split(".")
-    return ("#" not in words, "*" not in words, len([word for word in words if word not in ("*", "#")]))
-
-
 @dataclass(frozen=True)
 class Policy:
     """The owner's settings. If several rules match an address, the more specific one wins, for each setting separately."""
@@ -113,7 +108,7 @@ class Policy:
 
     @cached_property
     def _ordered_rules(self) -> list[Rule]:
-        return sorted(self.rules, key=lambda rule: _specificity(rule[0]))
+        return sorted(self.rules, key=lambda rule: specificity(rule[0]))
 
     @cached_property
     def _index(self) -> AddressIndex[int]:

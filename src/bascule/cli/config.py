@@ -33,11 +33,14 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     loaded = load(config)
     amqp_tls(loaded.settings.broker.tls)
     server_context(loaded.settings.admin.tls, "admin.tls")
-    diverts, ingresses = loaded.settings.divert, loaded.settings.ingress
+    diverts, ingresses, rules = loaded.settings.divert, loaded.settings.ingress, loaded.settings.permission
     if output is Format.JSON:
-        line(as_json({"file": loaded.file, "diverts": [each.name for each in diverts], "ingresses": [each.name for each in ingresses]}))
+        found = {"diverts": diverts, "ingresses": ingresses}
+        names = {key: [each.name for each in pipelines] for key, pipelines in found.items()}
+        line(as_json({"file": loaded.file, **names, "permissions": [rule.match for rule in rules]}))
     else:
-        line(f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses)")
+        allowed = f"{len(rules)} permission rules" if rules else "no permission rules: every client may do everything"
+        line(f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses, {allowed})")
 
 
 @commands.command(epilog="Example:  bascule config show --format json")

@@ -18,7 +18,9 @@ from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
+from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
+from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
     MEMORY_BYTES,
@@ -110,6 +112,11 @@ class Broker(AddressSettings):
     users: dict[str, SecretStr] = Field(
         default={},
         description='Names of users, each with a password, its hash (`bascule user hash`), or "file:PATH" to read either from a file',
+    )
+    roles: dict[str, tuple[str, ...]] = Field(
+        default={},
+        description="Names of roles, each with its users. A client with a certificate is a user by the common name of the certificate; a"
+        " client without a login is the user `anonymous`. `[[permission]]` says what a role may do",
     )
     allow_anonymous: bool | None = Field(
         default=None,
@@ -429,6 +436,7 @@ class Settings(BaseSettings):
     address: tuple[Address, ...] = ()
     queue: tuple[QueueDefinition, ...] = ()
     topic: tuple[TopicDefinition, ...] = ()
+    permission: tuple[PermissionRule, ...] = ()
     divert: tuple[Divert, ...] = ()
     ingress: tuple[Ingress, ...] = ()
 
@@ -469,7 +477,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _addresses_agree(self) -> Settings:
-        for section, key in (("address", "match"), ("queue", "name"), ("topic", "name")):
+        for section, key in (("address", "match"), ("permission", "match"), ("queue", "name"), ("topic", "name")):
             seen: set[str] = set()
             for position, table in enumerate(getattr(self, section)):
                 if (value := getattr(table, key)) in seen:
@@ -478,6 +486,17 @@ class Settings(BaseSettings):
         for position, address in enumerate(self.address):
             if what := contradiction({**self.broker.given(), **address.given()}):
                 raise located(("address", position), f"with the settings of [broker], {what}")
+        return self
+
+    @model_validator(mode="after")
+    def _roles_known(self) -> Settings:
+        """Check that each role of a rule has users: a misspelt role would give its permission to nobody."""
+        for position, rule in enumerate(self.permission):
+            for key, roles in rule.given().items():
+                for role in roles:
+                    if role != ANY_ROLE and role not in self.broker.roles:
+                        known = f"known are {', '.join(self.broker.roles)}" if self.broker.roles else "[broker.roles] defines none"
+                        raise located(("permission", position, key), f"there is no role {role!r}; {known}")
         return self
 
     @model_validator(mode="after")

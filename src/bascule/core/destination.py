@@ -72,6 +72,12 @@ def has_wildcards(pattern: str) -> bool:
     return "*" in pattern or "#" in pattern
 
 
+def specificity(pattern: str) -> tuple[int, int, int]:
+    """Return the sort key of a pattern: a more specific pattern comes later."""
+    words = pattern.split(".")
+    return ("#" not in words, "*" not in words, len([word for word in words if word not in ("*", "#")]))
+
+
 def address_matches(pattern: str, address: str) -> bool:
     """Return whether ``pattern`` matches ``address``.
 

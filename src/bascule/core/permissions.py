@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bascule.core.errors import BasculeError, Scope
 
@@ -59,11 +59,23 @@ class Unauthorized(BasculeError):
         self.address = address
 
 
+class Decision(NamedTuple):
+    """The answer to a question for a permission. ``rule`` is the pattern of the rule that decides, or None if no rule matches."""
+
+    allowed: bool
+    rule: str | None
+    reason: str
+
+
 class Permissions(Protocol):
     """Decides which permissions each user has."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         """Raise Unauthorized if ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
+
+    def owns(self, user: str, owner: str) -> bool:
+        """Return whether ``user`` may use a durable subscription that ``owner`` has made ("" for the broker's owner)."""
+        ...
 
 
 class AllowAll:
@@ -71,3 +83,11 @@ class AllowAll:
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         """Allow the operation."""
+
+    def owns(self, _user: str, _owner: str) -> bool:
+        """Allow the use."""
+        return True
+
+    def decide(self, _user: str, _permission: Permission, _address: str) -> Decision:
+        """Return that everything is allowed."""
+        return Decision(True, None, "there is no [[permission]], so everything is allowed")

@@ -80,7 +80,7 @@ async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
     if not node.serving:
         raise Unavailable(node.trouble or "the broker is starting")
     for permission, address in action.needs(node, **arguments):
-        node.permissions.authorize(ADMINISTRATOR, permission, address)
+        node.administrators.authorize(ADMINISTRATOR, permission, address)
     return await action.run(node, **arguments)
 
 
@@ -146,7 +146,7 @@ async def _return(node: Node, queue: str, selector: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
 
     def check(origin: BrokerQueue) -> None:
-        node.permissions.authorize(ADMINISTRATOR, Permission.SEND, origin.address)
+        node.administrators.authorize(ADMINISTRATOR, Permission.SEND, origin.address)
 
     progress = await _go_through(
         node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector), check)

@@ -61,7 +61,7 @@ class Administrator:
 
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the administrator. Raises Unauthorized."""
-        self._node.permissions.authorize(ADMINISTRATOR, permission, address)
+        self._node.administrators.authorize(ADMINISTRATOR, permission, address)
 
     def trouble(self) -> str:
         """Return why the broker does not serve, "" if it serves."""

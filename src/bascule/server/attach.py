@@ -247,6 +247,8 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
         return
     owner, name = _subscription(client, link)
     existing = _existing(client, owner, name, durable=durable)
+    if existing is not None and owner is not None:
+        client.check_owner(existing)
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} exists as {there}; unsubscribe it first")
@@ -308,6 +310,8 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
     queue = _existing(client, owner, name, durable=True)
     if queue is None:
         raise AmqpError(NOT_FOUND, f"there is no subscription {name!r}")
+    if owner is not None:
+        client.check_owner(queue)
     if queue.consumers:
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
     client.authorize(Permission.DELETE_DURABLE_QUEUE, queue.address)

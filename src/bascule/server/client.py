@@ -13,7 +13,7 @@ from functools import partial
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
@@ -168,6 +168,11 @@ class Client:
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the client's user on an address. Raises Unauthorized."""
         self._permissions.authorize(self.user, permission, address)
+
+    def check_owner(self, queue: BrokerQueue) -> None:
+        """Check that the client's user has made a durable subscription. Raises AmqpError."""
+        if not self._permissions.owns(self.user, queue.user):
+            raise AmqpError(UNAUTHORIZED_ACCESS, f"subscription {queue.subscription!r} belongs to another user than {self.user!r}")
 
     def authorize_sending(self, address: str, routing: Routing) -> None:
         """Check the permissions to send to an address, and to create it if it does not exist. Raises Unauthorized."""

@@ -42,7 +42,7 @@ from bascule.server.life import BrokerLife
 from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
-from bascule.server.policies import diverts_of, policy_of
+from bascule.server.policies import diverts_of, permissions_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
     sum_of,
@@ -79,7 +79,10 @@ class Node:
         self.interruptions = Interruptions()
         self.uncaught = UncaughtErrorHandler()
         self.errors = ErrorContainment(ErrorLog().write)
-        self.permissions: Permissions = AllowAll()
+        self.permissions: Permissions = permissions_of(settings)
+        if not settings.permission:
+            log.info("every client may do everything, because no permission is configured")
+        self.administrators: Permissions = AllowAll()  # who may use the admin server may do everything there
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings)

@@ -10,6 +10,8 @@ from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.matching import wants
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
+from bascule.core.access import AccessRule, AccessRules
+from bascule.core.permissions import AllowAll, Permission
 from bascule.jms.selector import compile_selector
 
 #: More failed deliveries than any message can have.
@@ -65,6 +67,16 @@ def policy_of(settings: Settings) -> Policy:
         queues=tuple(queue.name for queue in settings.queue),
         topics=tuple(topic.name for topic in settings.topic),
     )
+
+
+def permissions_of(settings: Settings) -> AllowAll | AccessRules:
+    """Return the permissions of clients. Without a rule, everything is allowed."""
+    if not settings.permission:
+        return AllowAll()
+    rules = (
+        AccessRule(rule.match, {Permission(name): frozenset(roles) for name, roles in rule.given().items()}) for rule in settings.permission
+    )
+    return AccessRules(rules, settings.broker.roles)
 
 
 def diverts_of(settings: Settings) -> Diverts:

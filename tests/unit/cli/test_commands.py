@@ -61,9 +61,12 @@ def test_help_imports_no_spark_kafka_client_or_server(tmp_path: Path) -> None:
 
 def test_config_check_reports_valid_settings(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
-    assert bascule("config", "check").stdout == "bascule.toml: valid (1 diverts, 0 ingresses)\n"
+    assert (
+        bascule("config", "check").stdout
+        == "bascule.toml: valid (1 diverts, 0 ingresses, no permission rules: every client may do everything)\n"
+    )
     done = bascule("config", "check", "--format", "json")
-    assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": []}
+    assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": [], "permissions": []}
 
 
 def test_invalid_settings_are_reported_on_stderr_without_traceback_and_exit_code_is_2(tmp_path: Path, bascule: Bascule) -> None:
@@ -176,3 +179,14 @@ def test_help_shows_the_text_of_each_command_and_option_with_its_brackets(bascul
         shown = plain(bascule(*name.split(), "--help").stdout.replace("│", ""))
         texts = [command.help, command.epilog, *(parameter.help for parameter in command.params)]
         assert [text for text in texts if not text or plain(text) not in shown] == [], f"bascule {name}"
+
+
+def test_user_can_explains_which_rule_allows_or_denies(tmp_path: Path, bascule: Bascule) -> None:
+    (tmp_path / "bascule.toml").write_text(
+        "[broker.roles]\nsales = ['ann']\n[[permission]]\nmatch = 'orders.#'\nsend = ['sales']\n", encoding="utf-8"
+    )
+    done = bascule("user", "can", "ann", "send", "orders.eu")
+    assert (done.returncode, done.stdout) == (0, "allowed: [[permission]] 'orders.#' gives 'send' to sales; user 'ann' has sales\n")
+    denied = bascule("user", "can", "ann", "createDurableQueue", "orders.eu", "--format", "json")
+    assert (denied.returncode, json.loads(denied.stdout)["rule"], json.loads(denied.stdout)["allowed"]) == (1, "orders.#", False)
+    assert bascule("user", "can", "ann", "sned", "orders.eu").returncode == 2

@@ -175,6 +175,14 @@ ERRORS = [
     ),
     ("[[address]]\nmax_messages = 1", "bascule.toml:1: address[1].match: must be given"),
     (
+        "[broker.roles]\nsales = ['ann']\n[[permission]]\nmatch = 'orders.#'\ncreateAddress = ['sale']",
+        """bascule.toml:5: permission["orders.#"].createAddress = ["sale"]: there is no role 'sale'; known are sales""",
+    ),
+    (
+        "[[permission]]\nmatch = 'a'\nsned = []",
+        """bascule.toml:3: permission["a"].sned = []: unknown setting; did you mean 'send'?""",
+    ),
+    (
         "[[address]]\nmatch = 'a#'",
         """address["a#"].match = "a#": words must be separated by dots; '*' and '#' must stand for whole words""",
     ),

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition
 from bascule.config.fields import Section
+from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.settings import MIB, Broker, BrokerTls, Settings, Tls
 
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "broker.tls": BrokerTls,
     "admin.tls": Tls,
     "[address]": Address,
+    "[permission]": PermissionRule,
     "[queue]": QueueDefinition,
     "[topic]": TopicDefinition,
     "[divert]": Divert,

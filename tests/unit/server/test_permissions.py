@@ -42,6 +42,9 @@ class Denies:
         if (permission, TEMPORARY if address.startswith(TEMPORARY_PREFIX) else address) == self.denied:
             raise Unauthorized(user, permission, address)
 
+    def owns(self, _user: str, _owner: str) -> bool:
+        return True
+
 
 def request(**properties: Any) -> bytes:
     fields = {"type": management.TYPE, "formatId": Int(7), "gtrid": "67", "bqual": "62", **properties}
@@ -305,7 +308,7 @@ def test_an_action_is_refused_without_each_of_its_permissions(place: AdminPlace)
     assert place.needs
     for denied in place.needs:
         node, permissions = administered(), Denies(*denied)
-        node.permissions = permissions
+        node.administrators = permissions
         before = set(node.engine.addresses.queues)
         with pytest.raises(Unauthorized):
             asyncio.run(_act(node, place))

@@ -1,0 +1,51 @@
+"""Permissions of roles, by address pattern."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from bascule.config.fields import Section, check_pattern
+from bascule.core.destination import ADDRESS_MAX
+
+Roles = tuple[str, ...]
+
+
+class PermissionRule(Section):
+    """Permissions on the addresses that a pattern matches. The names of the permissions are those of Artemis."""
+
+    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
+    send: Roles = Field(default=(), description='Roles that may send to the address; "*" = all clients, here and below')
+    consume: Roles = Field(default=(), description="Roles that may consume from its queue, or subscribe to its topic")
+    browse: Roles = Field(default=(), description="Roles that may browse its queue")
+    create_address: Roles = Field(
+        default=(), alias="createAddress", description="Roles that may create the address by using it for the first time"
+    )
+    delete_address: Roles = Field(default=(), alias="deleteAddress", description="Roles that may delete the address")
+    create_durable_queue: Roles = Field(
+        default=(), alias="createDurableQueue", description="Roles that may create its queue, or a durable subscription to its topic"
+    )
+    delete_durable_queue: Roles = Field(
+        default=(), alias="deleteDurableQueue", description="Roles that may delete its queue, or end a durable subscription to its topic"
+    )
+    create_non_durable_queue: Roles = Field(
+        default=(), alias="createNonDurableQueue",
+        description="Roles that may create a temporary queue, or a subscription to its topic that is not durable",
+    )  # fmt: skip
+    delete_non_durable_queue: Roles = Field(
+        default=(), alias="deleteNonDurableQueue",
+        description="Roles that may delete a temporary queue, or a subscription to its topic that is not durable",
+    )  # fmt: skip
+    manage: Roles = Field(
+        default=(), description="Roles that may send requests to the management node: the XA transactions of clients (`$management`)"
+    )
+    view: Roles = Field(default=(), description="Roles that may see the state of the address")
+    edit: Roles = Field(default=(), description="Roles that may change the messages of its queue as an administrator")
+
+    def given(self) -> dict[str, Roles]:
+        """Return the roles of each permission, by its name."""
+        return {field.alias or name: getattr(self, name) for name, field in type(self).model_fields.items() if name != "match"}
+
+    @field_validator("match")
+    @classmethod
+    def _pattern(cls, value: str) -> str:
+        return check_pattern(value)

@@ -1,0 +1,76 @@
+"""Rules give permissions to roles; the most specific rule decides alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.core.access import ANY_ROLE, AccessRule, AccessRules
+from bascule.core.permissions import AllowAll, Permission, Unauthorized
+
+P = Permission
+RULES = AccessRules(
+    [
+        AccessRule("#", {P.SEND: frozenset({"staff"}), P.BROWSE: frozenset({"staff"})}),
+        AccessRule("orders.#", {P.SEND: frozenset({"sales"}), P.CONSUME: frozenset({"shipping", "sales"})}),
+        AccessRule("orders.*", {P.SEND: frozenset({"chief"})}),
+        AccessRule("orders.eu", {P.SEND: frozenset({ANY_ROLE})}),
+    ],
+    {"sales": ["ann"], "shipping": ["bob"], "staff": ["ann", "bob"], "chief": ["eve"]},
+)
+
+
+def may(user: str, permission: Permission, address: str) -> bool:
+    """Return the answer of ``authorize``, which must be the answer of ``decide``."""
+    try:
+        RULES.authorize(user, permission, address)
+        found = True
+    except Unauthorized:
+        found = False
+    assert RULES.decide(user, permission, address).allowed is found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("user", "permission", "address", "allowed", "rule"),
+    [
+        ("ann", P.SEND, "stock", True, "#"),
+        ("eve", P.SEND, "stock", False, "#"),
+        ("ann", P.SEND, "orders.us.west", True, "orders.#"),
+        ("bob", P.SEND, "orders.us.west", False, "orders.#"),
+        ("bob", P.CONSUME, "orders", True, "orders.#"),
+        ("ann", P.BROWSE, "orders.us.west", False, "orders.#"),
+        ("eve", P.SEND, "orders.us", True, "orders.*"),
+        ("ann", P.SEND, "orders.us", False, "orders.*"),
+        ("ann", P.CONSUME, "orders.us", False, "orders.*"),
+        ("nobody", P.SEND, "orders.eu", True, "orders.eu"),
+        ("eve", P.CONSUME, "orders.eu", False, "orders.eu"),
+    ],
+)
+def test_most_specific_rule_decides_and_inherits_nothing(user: str, permission: Permission, address: str, allowed: bool, rule: str) -> None:
+    assert may(user, permission, address) is allowed
+    assert RULES.decide(user, permission, address).rule == rule
+
+
+def test_address_that_no_rule_matches_is_denied_to_everybody() -> None:
+    rules = AccessRules([AccessRule("orders.#", {P.SEND: frozenset({ANY_ROLE})})], {})
+    rules.authorize("ann", P.SEND, "orders")
+    with pytest.raises(Unauthorized, match="user 'ann' has no permission 'send' on address 'stock'"):
+        rules.authorize("ann", P.SEND, "stock")
+    assert rules.decide("ann", P.SEND, "stock").reason == "no [[permission]] matches address 'stock', so nobody has any permission on it"
+
+
+def test_decision_names_rule_roles_and_the_roles_of_the_user() -> None:
+    assert RULES.decide("bob", P.SEND, "orders.us.west").reason == (
+        "[[permission]] 'orders.#' gives 'send' to sales; user 'bob' has shipping, staff"
+    )
+    assert RULES.decide("tom", P.EDIT, "stock").reason == "[[permission]] '#' gives 'edit' to nobody; user 'tom' has no role"
+
+
+def test_without_rules_everything_is_allowed_and_said() -> None:
+    assert AllowAll().decide("tom", P.EDIT, "stock") == (True, None, "there is no [[permission]], so everything is allowed")
+    assert AllowAll().owns("tom", "ann")
+
+
+@pytest.mark.parametrize(("user", "owner", "owns"), [("ann", "ann", True), ("ann", "", True), ("bob", "ann", False)])
+def test_durable_subscription_belongs_to_the_user_who_made_it(user: str, owner: str, owns: bool) -> None:
+    assert RULES.owns(user, owner) is owns
