@@ -63,6 +63,11 @@ class BrokerLife(LoopEffects):
         return self._watch.trouble if self._watch is not None else ""
 
     @property
+    def watches_elected(self) -> bool:
+        """Return whether this broker is a standby with a connection to the elected broker."""
+        return self._takeover is not None and self._takeover.watches_elected
+
+    @property
     def refused_connections(self) -> int:
         """Return the number of connections that were refused because file descriptors were short."""
         return self._listener.refused if self._listener is not None else 0

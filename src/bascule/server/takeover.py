@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bascule.broker.takeover import BrokerMessage, MessageKind, TakeoverProtocol, decode
+from bascule.broker.takeover import BrokerMessage, MessageKind, TakeoverProtocol, WatchState, decode
 from bascule.config import Settings
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError
@@ -61,6 +61,11 @@ class Takeover(LoopEffects):
             self._listener.close()
         if self._broadcast is not None:
             await self.off_loop(self._broadcast.close)
+
+    @property
+    def watches_elected(self) -> bool:
+        """Return whether there is a connection to the elected broker."""
+        return self._protocol.state is WatchState.WATCHING
 
     def election_changed(self, elected: bool) -> None:
         """Note whether this broker is elected."""
