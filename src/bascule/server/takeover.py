@@ -104,7 +104,7 @@ class Takeover(LoopEffects):
         if not host:
             host, port = _reachable(self._settings.broker.host), str(self._listener.port if self._listener is not None else 0)
         return BrokerMessage(
-            MessageKind.HERE, self._name, instance=self._settings.instance, member=self._member(), host=host, port=int(port)
+            MessageKind.HERE, self._name, instance=self._settings.instance, member=self._member(), host=host.strip("[]"), port=int(port)
         )
 
     def connect(self, attempt: int, elected: BrokerMessage) -> None:
