@@ -17,11 +17,11 @@ from bascule.server.listener import Listener, bind
 
 #: How long, in seconds, a connection may take to send or to answer the first line.
 HELLO_S: Final = 5.0
-#: Connections that have not sent their line; for a further one the oldest is closed. Nobody needs that many standbys.
+#: Maximum number of connections that have not sent their greeting. Nobody needs that many standbys.
 PENDING_MAX: Final = 32
-#: Standbys that are connected; a further one is refused, and waits for the session timeout.
+#: Maximum number of standbys. A further standby takes over only after the session timeout.
 STANDBYS_MAX: Final = 32
-#: Longest line in bytes: Kafka makes the id from the name of the broker and a UUID.
+#: Maximum size of the greeting: Kafka makes the id from the name of the broker and a UUID.
 LINE_BYTES_MAX: Final = 1024
 WELCOME: Final = b"elected\n"
 DISMISSAL: Final = b"dismissed\n"

@@ -24,6 +24,8 @@ async def listening(member: str = MEMBER) -> AsyncIterator[StandbyListener]:
         yield listener
     finally:
         listener.close()
+        for _ in range(10):  # turns in which closed transports tell their ends
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
