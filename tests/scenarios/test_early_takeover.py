@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def killed_in_turn(pair: Pair, connect_to: Connect, queue: str, kills: int) -> l
     for number in range(kills):
         active = pair.serving()
         standby = pair.other(active)
-        wait_for(lambda standby=standby: watches(standby), "the standby to watch the elected broker")
+        wait_for(partial(watches, standby), "the standby to watch the elected broker")
         producer.send(str(number))
         active.broker.kill()
         killed_s = time.monotonic()
