@@ -202,6 +202,11 @@ LIMITS: Final = {
         Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "bytes of journal records in flight", "reads nothing more from clients", "bytes"),
         Limit("journal.fence", "IN_FLIGHT_MAX", "appends to the journal in flight", "collects the next record"),
     ),
+    "Connections of standbys": (
+        Limit("server.standbys", "PENDING_MAX", "connections without a greeting", "closes the oldest connection"),
+        Limit("server.standbys", "STANDBYS_MAX", "standbys that are connected", "closes the connection"),
+        Limit("server.standbys", "LINE_BYTES_MAX", "the greeting of a standby", "closes the connection", "bytes"),
+    ),
 }  # fmt: skip
 
 #: Constants with MAX in their names that limit nothing that a peer of the broker can cause.
@@ -215,6 +220,9 @@ OTHERS: Final = {
     "amqp.scram.ITERATIONS_MAX": "bounds what a server can ask of the client",
     "amqp.unsettled.LOST_MAX": "how many deliveries of ended links a session remembers; more are forgotten",
     "amqp.unsettled.UINT_MAX": "the range of a type",
+    "broker.takeover.RECONNECT_MAX_S": "the longest pause before a standby connects again",
+    "broker.takeover.SEEK_MAX_S": "the longest pause before a standby seeks the elected broker again",
+    "broker.takeover.TEXT_MAX": "bounds what Kafka brings",
     "broker.epoch.TIMER_S_MAX": "the longest time of a timer; a later one is set again",
     "broker.local_transactions.REPEATED_MAX": "among how many acknowledgements a repeated one is recognised",
     "broker.ingress_tail.CHUNKS_MAX": "bounds what Kafka brings",

@@ -151,6 +151,18 @@ class Broker(AddressSettings):
     session_timeout_s: float = Field(
         default=6, ge=1, description="Replace a broker by a standby if Kafka has not heard from the broker for N seconds"
     )
+    takeover_after_s: float = Field(
+        default=0.5,
+        ge=0,
+        description="Replace a broker earlier if its connection to a standby was lost and it has not answered the standby through Kafka"
+        " for N seconds; 0 = wait for session_timeout_s",
+    )
+    standby_port: Port = Field(default=0, description="Port for connections of standbys; 0 = any free port")
+    standby_address: str | None = Field(
+        default=None,
+        description="HOST:PORT by which standbys reach standby_port; unset = broker.host, or the name of the machine if broker.host"
+        " stands for all its addresses",
+    )
     instance: Name | None = Field(
         default=None,
         description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
@@ -224,10 +236,15 @@ class Broker(AddressSettings):
     @classmethod
     def _failover_addresses(cls, failover: tuple[str, ...]) -> tuple[str, ...]:
         for address in failover:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit() or int(port) > 65535:
-                raise ValueError(f"{address!r} is not HOST:PORT")
+            _check_address(address)
         return failover
+
+    @field_validator("standby_address")
+    @classmethod
+    def _standby_address(cls, address: str | None) -> str | None:
+        if address is not None:
+            _check_address(address)
+        return address
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
@@ -251,6 +268,12 @@ class Broker(AddressSettings):
     def url_scheme(self) -> str:
         """Return the scheme of the URL that clients use."""
         return "amqps" if self.tls.enabled else "amqp"
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
 
 
 def is_hash(password: str) -> bool:

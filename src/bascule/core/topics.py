@@ -64,7 +64,7 @@ class JournalTopics:
 
     @property
     def brokers(self) -> str:
-        """The consumer group that elects one of the brokers of this journal."""
+        """The consumer group that elects one of the brokers of this journal, and the topic for messages between these brokers."""
         return f"{self.prefix}.brokers"
 
     def drivers(self, bridge_id: str) -> str:
@@ -78,7 +78,7 @@ class JournalTopics:
     @property
     def internal(self) -> frozenset[str]:
         """Topics that only Bascule writes, including those shared by all bridges on one Kafka, without the dead-letter topic."""
-        return SHARED | {self.journal, self.snapshots, self.store, self.ingress, self.positions}
+        return SHARED | {self.journal, self.snapshots, self.store, self.ingress, self.positions, self.brokers}
 
     @property
     def reserved(self) -> frozenset[str]:

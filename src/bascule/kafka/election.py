@@ -25,6 +25,8 @@ log = get_log(__name__)
 
 #: Callbacks are called by polling: the maximum delay, in seconds, of a change.
 POLL_S = 0.1
+#: Longest time, in seconds, between two heartbeats. With a heartbeat a member learns that another member has left.
+HEARTBEAT_MAX_S = 0.25
 #: How long, in seconds, to wait for the answer of the group; without an answer the session times out.
 LEAVE_S = 2.0
 CONFIRM_S = 5.0
@@ -57,6 +59,19 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
+def member_settings(kafka: Mapping[str, Any], group: str, instance: str, session_timeout_s: float) -> dict[str, Any]:
+    """Return the settings of a client that is a member of the group under a name."""
+    return {
+        **kafka,
+        **_SETTINGS,
+        "group.id": group,
+        "group.instance.id": instance,
+        "session.timeout.ms": int(session_timeout_s * 1000),
+        "max.poll.interval.ms": max(_POLL_INTERVAL_MS, int(session_timeout_s * 1000)),
+        "heartbeat.interval.ms": int(min(session_timeout_s / 12, HEARTBEAT_MAX_S) * 1000),
+    }
+
+
 class NotAllowed(InvalidInput):
     """Kafka does not let this broker stand for election."""
 
@@ -75,15 +90,7 @@ class Election:
         self, kafka: Mapping[str, Any], group: str, topic: str, instance: str, session_timeout_s: float,
         *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._settings = {
-            **kafka,
-            **_SETTINGS,
-            "group.id": group,
-            "group.instance.id": instance,
-            "session.timeout.ms": int(session_timeout_s * 1000),
-            "max.poll.interval.ms": max(_POLL_INTERVAL_MS, int(session_timeout_s * 1000)),
-            "heartbeat.interval.ms": int(session_timeout_s * 1000 / 12),
-        }
+        self._settings = member_settings(kafka, group, instance, session_timeout_s)
         self._consumer = clients.consumer(self._settings)
         self._session_timeout_s = session_timeout_s
         self._fence = InstanceFence()
@@ -94,6 +101,8 @@ class Election:
         self._on_doubt = on_doubt
         self._on_error = on_error
         self._elected = False
+        #: The id that Kafka has given this member, as of the last assignment.
+        self.member = ""
         self._asked: SimpleQueue[Future[bool]] = SimpleQueue()
         self._closing = threading.Event()
         self._resigning = False
@@ -147,6 +156,7 @@ class Election:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
+        self.member = consumer.memberid() or ""
         if partitions:
             consumer.pause(partitions)
             self._on_doubt("")

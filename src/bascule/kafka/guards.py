@@ -36,6 +36,7 @@ class TopicRole(enum.Enum):
     OTHERS_LOG = "written by another process, which decides how long it is kept"
     WAITING = "records that wait to be processed; in any number of partitions"
     OUTPUT = "read by people"
+    MESSAGES = "small messages between processes, which count for seconds"
 
 
 #: Kafka's own topic, in which the coordinator stores whether a transaction was committed.
@@ -96,7 +97,7 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
             if settings.get(setting, "-1") != "-1":
                 yield found(setting, "-1", why, breaks=role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.MARKS))
     limit = settings.get("max.message.bytes", "")
-    if role not in (TopicRole.TABLE, TopicRole.MARKS) and limit and int(limit) < record_bytes:
+    if role not in (TopicRole.TABLE, TopicRole.MARKS, TopicRole.MESSAGES) and limit and int(limit) < record_bytes:
         yield too_small(topic, int(limit), record_bytes, breaks=role in (TopicRole.JOURNAL, TopicRole.STORE))
     if settings.get("unclean.leader.election.enable") == "true":
         why = "a replica that lags may become the leader, and confirmed records are lost"

@@ -43,6 +43,10 @@ POSITIONS: Final = OwnTopic(
     {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE},
     POSITION_PARTITIONS,
 )
+#: Nobody reads a message again. 1 MiB is the smallest segment.
+BROKERS: Final = OwnTopic(
+    TopicRole.MESSAGES, {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": str(1 << 20), **_SAFE}
+)
 #: The cluster decides how long they are kept, because people read them.
 DEAD_LETTERS: Final = OwnTopic(TopicRole.OUTPUT, _LARGE, None)
 DECISIONS: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG)

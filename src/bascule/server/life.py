@@ -25,6 +25,7 @@ from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
 from bascule.server.listener import Listener, bind
 from bascule.server.stalls import StallWatch
+from bascule.server.takeover import Takeover
 from bascule.server.tls import server_context
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class BrokerLife(LoopEffects):
         self._admin_port = 0
         self._port = self._settings.broker.port
         self._election: Election | None = None
+        self._takeover: Takeover | None = None
         # of the current epoch:
         self._listener: Listener | None = None
         self._epoch: Epoch | None = None
@@ -59,6 +61,11 @@ class BrokerLife(LoopEffects):
     def topic_trouble(self) -> str:
         """Return why stored data is not safe; "" if it is."""
         return self._watch.trouble if self._watch is not None else ""
+
+    @property
+    def watches_elected(self) -> bool:
+        """Return whether this broker is a standby with a connection to the elected broker."""
+        return self._takeover is not None and self._takeover.watches_elected
 
     @property
     def refused_connections(self) -> int:
@@ -75,12 +82,15 @@ class BrokerLife(LoopEffects):
         admin = self._admin_server()
         admin.start()
         self._admin_port = admin.port
+        takeover = self._takeover = self._watch_elected()
         election = self._election = self._stand_for_election()
         try:
             await self.protocol.run()
         finally:
             await self._loop.run_in_executor(None, partial(election.close, resign=True))
             crash.point("handover.resigned")
+            if takeover is not None:
+                await takeover.close()
             await admin.stop()
             watch.close()
             self._node.close_spill()
@@ -114,12 +124,21 @@ class BrokerLife(LoopEffects):
             on_error=partial(self._on_loop, self._stop),
         )  # fmt: skip
 
+    def _watch_elected(self) -> Takeover | None:
+        if not self._settings.broker.takeover_after_s:
+            return None
+        takeover = Takeover(self._node.kafka, self._settings, lambda: self._election.member if self._election is not None else "")
+        takeover.start()
+        return takeover
+
     def _on_loop(self, action: Callable[[Any], None], argument: Any) -> None:
         """Call an action on the loop. Called by the thread of the election."""
         with suppress(RuntimeError):  # the loop may be closed: an election that Kafka does not end in time outlives it
             self._loop.call_soon_threadsafe(action, argument)
 
     def _election_changed(self, elected: bool) -> None:
+        if self._takeover is not None:
+            self._takeover.election_changed(elected)
         if elected:
             crash.point("election.won")
             self._elected.set()

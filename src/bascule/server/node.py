@@ -256,6 +256,11 @@ class Node:
         return self.usage.refused + (self._life.refused_connections if self._life else 0)
 
     @property
+    def watches_elected(self) -> bool:
+        """Return whether this broker is a standby with a connection to the elected broker."""
+        return self._life is not None and self._life.watches_elected
+
+    @property
     def retention_holds(self) -> list[RetentionHold]:
         """Return what the journal is kept for, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None

@@ -43,6 +43,7 @@ HELP = {
     "journal_offset": "Offset up to which this broker has read the journal, or written it if it serves",
     "journal_foreign_records": "Records of the journal that Bascule did not write, in the current epoch",
     "ingress_foreign_records": "Records of the ingress topic that Bascule did not write, in the current epoch",
+    "watches_elected": "1 while this standby has a connection to the elected broker, whose loss starts a takeover",
     "queues": "Queues and subscriptions",
     "transactions_open": "Open local transactions",
     "branches_prepared": "Branches of distributed transactions that wait for their outcome",
@@ -203,7 +204,7 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
     gauges: dict[str, float] = {
         "connections": node.usage.connections.count, "handshakes": len(node.handshakes),
         "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
-        "ingress_foreign_records": node.ingress_foreign_records,
+        "ingress_foreign_records": node.ingress_foreign_records, "watches_elected": int(node.watches_elected),
     }  # fmt: skip
     memory: MemoryStatus | None = None
     if engine is not None:

@@ -50,6 +50,7 @@ def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
         topics.ingress: own_topics.INGRESS,
         topics.snapshots: own_topics.SNAPSHOTS,
         topics.store: own_topics.STORE,
+        topics.brokers: own_topics.BROKERS,
     }
 
 

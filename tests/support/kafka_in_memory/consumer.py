@@ -174,6 +174,9 @@ class MemoryConsumer(MemoryClient):
             self._callbacks["revoke"] = self._callbacks["lost"]
             self.kafka.balance(self.group)
 
+    def memberid(self) -> str:
+        return f"{self.instance}-{id(self)}"
+
     def wanted_topics(self) -> set[str]:
         return {
             name

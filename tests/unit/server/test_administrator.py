@@ -37,6 +37,7 @@ class Node(Served):
         self.journal_offset = 7
         self.foreign_records = 1
         self.ingress_foreign_records = 0
+        self.watches_elected = False
         self.refused_connections = 0
         self.uncaught = UncaughtErrorHandler()
         self.spill: Any = None

@@ -50,6 +50,13 @@ JournalWriter(SETTINGS, "topic", 0, fail).append(b"D", b"value")
 from bascule.kafka.election import Election
 Election(SETTINGS, "group", "topic", "name", 6.0, on_change=fail, on_error=print)
 """,
+    ("kafka/broadcast.py", "broadcast"): """
+from bascule.kafka.broadcast import Broadcast
+broadcast = Broadcast(SETTINGS, "topic", fail)
+while True:  # the thread reads from the end of the topic that it finds
+    broadcast.send(b"value")
+    time.sleep(0.1)
+""",
     ("server/topics.py", "topic-watch"): """
 from bascule.config import Settings
 from bascule.server import topics
