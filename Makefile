@@ -68,7 +68,7 @@ $(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
-demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer)
+demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer, DEMO_RATE=N for N a second)
 	$(BIN)/python -m demo.run $(ARGS)
 
 test: setup $(VENV)/.proton $(VENV)/.maven ## run all tests except the slow ones
