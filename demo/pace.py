@@ -8,7 +8,7 @@ from collections.abc import Callable
 INTERVAL_S = 1.0
 #: The senders slow down when the topics in Kafka lag by more than this, in seconds of sending, and the lag does not fall.
 LAG_MAX_S = 0.5
-SLOWER, FASTER = 0.8, 1.05
+SLOWER, FASTER = 0.8, 1.15
 RATE_MIN = 200.0
 
 
