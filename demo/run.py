@@ -131,11 +131,11 @@ class Job:
         ]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
-        """Wait for a condition. Raises Late; RuntimeError if a client has failed."""
+        """Wait for a condition. Raises Late; RuntimeError if the sender has failed."""
 
         def holds() -> bool:
-            if self.flights.failed or self.alerts.failed:
-                raise RuntimeError("a Java client failed; see its output above")
+            if self.flights.failed:
+                raise RuntimeError("the sender failed; see its output above")
             return condition()
 
         wait_for(holds, what, timeout_s)
@@ -157,6 +157,11 @@ class Job:
             f"[red]kill -9[/red] {part} (process {pid}) after {sent:,} flights: messages again after {seconds:.1f} s", soft_wrap=True
         )
 
+    def _subscriber(self, name: str) -> Subscriber:
+        """Return the result of a subscriber; one that has failed has received nothing."""
+        done = next((event for event in self.alerts.events("done") if event["subscriber"] == name), None)
+        return Subscriber(name, 0, 0, 0) if done is None else Subscriber(name, done["received"], done["distinct"], done["duplicates"])
+
     def results(self, seconds: float) -> Results:
         """Return the content of the report."""
         queues = self._up.ask("queues")
@@ -167,10 +172,7 @@ class Job:
             in_queue=sum(queue["messages"] + queue["delivering"] for queue in queues if queue["name"] == "flights"),
             topics=[Topic(tally.topic, frozenset(rows), tally.rows, tally.wrong_keys) for tally, rows in topics],
             airports=self.airports.total,
-            subscribers=[
-                Subscriber(done["subscriber"], done["received"], done["distinct"], done["duplicates"])
-                for done in self.alerts.events("done")
-            ],
+            subscribers=[self._subscriber(name) for name in SUBSCRIBERS],
             latencies_ms=self.everything.latencies_ms,
             seconds=seconds,
         )
