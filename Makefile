@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -118,6 +118,9 @@ bench: setup ## compare Bascule and Artemis under the same load
 
 bench-pipelines: setup ## compare a divert with Spark's own Kafka sink
 	$(BIN)/python -m bench.pipelines $(ARGS)
+
+bench-latency: setup ## measure latency across the bridge at fixed rates
+	$(BIN)/python -m bench.latency $(ARGS)
 
 soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
