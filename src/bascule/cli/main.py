@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bascule import __version__
-from bascule.cli import adapter, administer, config, inspect, messages, run, user, xa
+from bascule.cli import adapter, administer, bench, config, inspect, messages, run, user, xa
 from bascule.cli.output import fail, line
 from bascule.core.build import build
 from bascule.core.errors import BasculeError
@@ -28,6 +28,7 @@ app = typer.Typer(
 for register in (
     run.register,
     messages.register,
+    bench.register,
     inspect.register,
     administer.register,
     user.register,

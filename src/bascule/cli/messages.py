@@ -91,7 +91,7 @@ def send(
     }
     from bascule.client import Message
 
-    with _factory(broker, user, config).connect() as context:
+    with connection_factory(broker, user, config).connect() as context:
         producer = context.producer(
             _destination(destination, topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000
         )
@@ -117,7 +117,7 @@ def receive(
     streaming = follow or output is Format.JSON
     page: list[Message] = []
     taken = 0
-    with _factory(broker, user, config).connect(Acknowledge.CLIENT) as context:
+    with connection_factory(broker, user, config).connect(Acknowledge.CLIENT) as context:
         consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
         while follow or taken < count:
             if not follow:
@@ -149,12 +149,13 @@ def browse(
     """Show the messages of a queue without removing them."""
     from bascule.client import Queue
 
-    with _factory(broker, user, config).connect() as context:
+    with connection_factory(broker, user, config).connect() as context:
         there = context.browse(Queue(destination), selector=selector)
         _show((_row(message) for message in itertools.islice(there, count)), output)
 
 
-def _factory(broker: str | None, user: str | None, config: Path | None) -> ConnectionFactory:
+def connection_factory(broker: str | None, user: str | None, config: Path | None) -> ConnectionFactory:
+    """Return the factory for connections to a broker: to ``broker``, or to the broker in the settings. Raises InvalidInput."""
     from bascule.client import ConnectionFactory
 
     tls: SSLContext | None = None
